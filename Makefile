@@ -1,0 +1,35 @@
+# `make demo` and `make test` each work in a fresh clone: they make .venv and install what they need into it.
+
+PYTHON ?= python3
+# The CPU build where pip is told of one; any release that pyproject.toml admits will do: make TORCH=torch demo
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/demo.stamp
+	$(BIN)/recollect demo
+
+test: .venv/dev.stamp
+	$(BIN)/pytest
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+.venv/pip.stamp:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	touch $@
+
+.venv/demo.stamp: .venv/pip.stamp pyproject.toml
+	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[build,serve]"
+	touch $@
+
+.venv/dev.stamp: .venv/pip.stamp pyproject.toml
+	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv demo

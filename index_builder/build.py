@@ -1,0 +1,213 @@
+"""From a run to a published bundle: export, index, check, publish, in that order.
+
+All is written aside in the store and opened through the service's own code before it gets its name; whatever
+fails on the way, the store is as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+from jaxtyping import Float
+from tqdm import tqdm
+
+from index_builder.errors import BuildError, CheckFailed
+from index_builder.faiss_index import build_index, choose_kind, recall, write_index
+from index_builder.onnx_export import cosines, export_encoder
+from index_builder.settings import BuildSettings
+from service.bundle import describe_files
+from service.encoder import QueryEncoder
+from service.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Counts,
+    Defaults,
+    EncoderInfo,
+    FileInfo,
+    Indexes,
+    IndexInfo,
+    Manifest,
+)
+from service.predictor import Predictor
+from service.searcher import KeyIndex
+from service.store import Store
+from service.strings import write_table
+from trainer.checkpoint import load_checkpoint, weights_digest
+from trainer.encoder import Encoder
+from trainer.memory import Memory, open_memory
+
+# Texts of the memory on which encoder parity and index recall are measured.
+_PARITY_TEXTS = 256
+# Worst cosine to PyTorch's vectors below which an exported encoder is not published.
+_WORST_COSINE = {"fp32": 0.9999, "int8": 0.9}
+_DEFAULT_TOP_K = 10
+
+
+def build(settings: BuildSettings) -> str:
+    """Build a bundle from a run and publish it.
+
+    Returns:
+        The new version.
+
+    Raises:
+        BuildError: If the run's checkpoint and memory do not belong together, or a key is no unit vector.
+        CheckFailed: If the exported encoder strays from PyTorch's.
+        MemoryFolderError, EncoderError: If the run cannot be read.
+    """
+    threads = settings.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    memory = open_memory(settings.run / "memory")
+    encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
+    _check_match(settings.run, memory, encoder)
+    store = Store(settings.store)
+    with store.incoming() as folder:
+        _write_tables(memory, folder)
+        say(f"export: {encoder.config.name}, {settings.precision}")
+        export_encoder(encoder, folder, settings.precision)
+        encoder_info = EncoderInfo(
+            name=encoder.config.name,
+            pooling=encoder.config.pooling,
+            precision=settings.precision,
+            max_length=encoder.config.max_length,
+            pad_id=encoder.pad_id,
+        )
+        metrics = _check_encoder(memory, encoder, QueryEncoder(folder, encoder_info, threads), settings.precision)
+        indexes = _write_indexes(memory, folder, settings.index, metrics)
+        manifest = _write_manifest(memory, folder, encoder_info, indexes, metrics)
+        say(f"verify: {sum(file.size for file in manifest.files.values()) / 1e6:,.0f} MB")
+        Predictor.open(folder, threads)
+        store.publish(folder, manifest.version)
+    if settings.activate:
+        store.activate(manifest.version)
+    return manifest.version
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr)  # noqa: T201
+
+
+def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
+    if memory.plan.dim != encoder.dim:
+        raise BuildError(
+            f"{run}: expected keys of {encoder.dim} dimensions, as the checkpoint makes, the memory has "
+            f"{memory.plan.dim}; encode it again with `recollect train --overwrite`"
+        )
+    if memory.plan.weights_sha256 != weights_digest(encoder):
+        raise BuildError(
+            f"{run}: expected the memory's keys to come from this checkpoint, found other weights; "
+            "encode it again with `recollect train --overwrite`"
+        )
+
+
+def _write_tables(memory: Memory, folder: Path) -> None:
+    """Values, label counts, uids and texts, in the form that maps."""
+    instances, labels = memory.plan.instances, memory.plan.labels
+    indptr = memory.value_indptr[: instances + 1]
+    indices = memory.value_indices[: indptr[-1]]
+    np.save(folder / "value_indptr.npy", indptr)
+    np.save(folder / "value_indices.npy", indices)
+    np.save(folder / "label_counts.npy", np.bincount(indices, minlength=labels).astype(np.int32))
+    for part, rows in (("label", labels), ("instance", instances)):
+        source = memory.folder / f"{part}s.jsonl"
+        for field in ("uid", "text"):
+            table = write_table(folder, f"{part}_{field}s", _field(source, field))
+            if len(table) != rows:
+                raise BuildError(f"{source}: expected {rows:,} lines, found {len(table):,}; train again")
+            if (part, field) == ("label", "uid"):
+                np.save(folder / "label_order.npy", table.sorted_rows())
+
+
+def _field(path: Path, field: str) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)[field]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BuildError(f"{path}: expected JSON lines with {field!r}, found: {error!r}; train again") from None
+
+
+def _check_encoder(memory: Memory, encoder: Encoder, exported: QueryEncoder, precision: str) -> dict[str, float]:
+    """Compare the exported encoder with PyTorch on the memory's own texts, and PyTorch with the stored keys."""
+    rows = _sample(memory.plan.instances, _PARITY_TEXTS)
+    wanted = set(rows.tolist())
+    texts = [text for row, text in enumerate(_field(memory.folder / "instances.jsonl", "text")) if row in wanted]
+    reference = encoder.encode(texts, encoder.config.max_length)
+    stored = float(cosines(reference, np.asarray(memory.keys[rows], dtype=np.float32)).min())
+    if not stored >= _WORST_COSINE["fp32"]:
+        raise BuildError(
+            f"{memory.folder}: expected stored keys to be what the checkpoint makes, found a cosine of {stored:.4f}; "
+            "encode it again with `recollect train --overwrite`"
+        )
+    parity = cosines(reference, exported.encode(exported.tokenise(texts)))
+    if not parity.min() >= _WORST_COSINE[precision]:
+        raise CheckFailed(
+            f"encoder.onnx ({precision}): expected every cosine to PyTorch >= {_WORST_COSINE[precision]}, "
+            f"found {parity.min():.6f}; not published"
+        )
+    return {
+        "parity_texts": len(texts),
+        "parity_mean_cosine": float(parity.mean()),
+        "parity_worst_cosine": float(parity.min()),
+    }
+
+
+def _write_indexes(memory: Memory, folder: Path, kind: str, metrics: dict[str, float]) -> Indexes:
+    """Index instance keys and label keys; their recall at the default b goes into `metrics`."""
+    instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
+    queries = np.asarray(memory.keys[_sample(instances, _PARITY_TEXTS)], dtype=np.float32)
+    infos: dict[str, IndexInfo] = {}
+    for part, first_row, keys in (
+        ("instance", 0, memory.keys[:instances]),
+        ("label", instances, memory.keys[instances:]),
+    ):
+        chosen, path = choose_kind(kind, len(keys)), folder / f"{part}_keys.faiss"
+        with tqdm(total=len(keys), unit="key", unit_scale=True, desc=f"index {part}s ({chosen})") as bar:
+            index, infos[part] = build_index(keys, chosen, first_row, bar.update)
+        write_index(index, path)
+        del index  # the copy on disk is what is measured, and served
+        metrics[f"recall_{part}s"] = recall(KeyIndex(path, infos[part]), keys, queries, top_b)
+    metrics["recall_at"] = top_b
+    return Indexes(instances=infos["instance"], labels=infos["label"])
+
+
+def _write_manifest(
+    memory: Memory, folder: Path, encoder: EncoderInfo, indexes: Indexes, metrics: dict[str, float]
+) -> Manifest:
+    files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        version=f"{now:%Y%m%d-%H%M%S}-{_digest(files)[:6]}",
+        created=now,
+        counts=Counts(
+            instances=memory.plan.instances,
+            labels=memory.plan.labels,
+            pairs=int(memory.value_indptr[memory.plan.instances]),
+        ),
+        dim=memory.plan.dim,
+        encoder=encoder,
+        index=indexes,
+        defaults=Defaults(**memory.defaults, top_k=_DEFAULT_TOP_K),
+        metrics=metrics,
+        files=files,
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _digest(files: dict[str, FileInfo]) -> str:
+    return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
+
+
+def _sample(rows: int, wanted: int) -> Float[np.ndarray, " sample"]:
+    """Rows spread evenly over all, so that short and long, early and late texts are among them."""
+    return np.unique(np.linspace(0, rows - 1, num=min(rows, wanted), dtype=np.int64))

@@ -1,0 +1,36 @@
+"""The index builder's verbs. Heavy modules load when a verb runs, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+import json
+
+from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
+
+
+def build(settings: BuildSettings) -> None:
+    from index_builder.build import build as build_bundle
+
+    print(build_bundle(settings))  # noqa: T201
+
+
+def evaluate(settings: EvaluateSettings) -> None:
+    from index_builder.evaluate import evaluate as evaluate_bundle
+    from index_builder.evaluate import table
+
+    evaluation = evaluate_bundle(settings)
+    if settings.json_:
+        print(json.dumps(vars(evaluation)))  # noqa: T201
+        return
+    print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
+    print("\n".join(table(evaluation)))  # noqa: T201
+
+
+def demo(settings: DemoSettings) -> None:
+    from index_builder.demo import demo as run_demo
+    from index_builder.demo import serve_settings
+
+    print(run_demo(settings), flush=True)  # noqa: T201
+    if settings.serve:
+        from service.cli import serve
+
+        serve(serve_settings(settings))

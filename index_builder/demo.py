@@ -1,0 +1,45 @@
+"""The whole road on one machine, no download beyond the packages: what `make demo` shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from index_builder.build import build, say
+from index_builder.evaluate import evaluate, table
+from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
+from service.predictor import Predictor
+from service.settings import ServeSettings
+from service.store import Store
+from trainer.sample import write_sample
+from trainer.settings import TrainSettings
+from trainer.train import train
+
+_QUESTION = "compute the square root of a number"
+
+
+def demo(settings: DemoSettings) -> str:
+    """Make the sample, its memory and its bundle; measure it; ask it a question.
+
+    Returns:
+        The answer's own text, ready to print: the table, the question and the answer.
+    """
+    dataset, run, store = (settings.folder / name for name in ("dataset", "run", "store"))
+    if not dataset.is_dir():
+        say("sample: reading the standard library's documentation")
+        write_sample(dataset)
+    train(TrainSettings(dataset=dataset, out=run, max_length=64, overwrite=True))
+    version = build(BuildSettings(run=run, store=store, activate=True))
+    sweep = EvaluateSettings.model_validate({"dataset": dataset, "store": store, "lambda": [0, 0.1, 0.5, 0.9, 1]})
+    evaluation = evaluate(sweep)
+    lines = [f"{evaluation.queries:,} held-out sentences, in percent:", *table(evaluation), ""]
+    return "\n".join(lines + _ask(Store(store).path(version)))
+
+
+def serve_settings(settings: DemoSettings) -> ServeSettings:
+    return ServeSettings(store=settings.folder / "store", host=settings.host, port=settings.port)
+
+
+def _ask(bundle: Path) -> list[str]:
+    predictor = Predictor.open(bundle, threads=1)
+    answer = predictor.predict([_QUESTION], predictor.options()).answers[0]
+    return [f"{_QUESTION!r}:", *(f"  {label.score:.3f}  {label.uid}" for label in answer.labels[:5])]

@@ -1,0 +1,165 @@
+"""Quality of a bundle on a test split, through the very code that serves; one row a setting."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Int
+from scipy import sparse
+from tqdm import tqdm
+
+from index_builder.errors import BuildError
+from index_builder.settings import EvaluateSettings
+from service.bundle import LabelTable
+from service.predictor import Predictor
+from service.scoring import Ranking, cast_votes, rank
+from service.searcher import Neighbours
+from service.store import Store
+from trainer.dataset import Entries, Split
+from trainer.formats import open_dataset
+from trainer.metrics import report
+
+# As far as the metrics look: R@100.
+_DEPTH = 100
+_BLOCK_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to answer."""
+
+    lambda_: float
+    temperature: float
+    top_b: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured: a row holds a setting and its metrics in percent, None where a metric is undefined."""
+
+    version: str
+    queries: int
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The test split in the bundle's label positions; labels that the bundle lacks come after all of its own."""
+
+    relevance: sparse.csr_matrix
+    label_counts: Int[np.ndarray, " label"]
+    filtered_codes: Int[np.ndarray, " pair"]
+
+    @property
+    def labels(self) -> int:
+        return len(self.label_counts)
+
+
+def evaluate(settings: EvaluateSettings) -> Evaluation:
+    """Measure every combination of the settings' lambdas, temperatures and numbers of keys.
+
+    Raises:
+        StoreError, BundleError: If the version cannot be opened.
+        DatasetError: If the dataset breaks its contract.
+        BuildError: If the bundle knows none of the dataset's labels.
+    """
+    store = Store(settings.store)
+    version = store.require_current() if settings.version == "current" else settings.version
+    predictor = Predictor.open(store.path(version), settings.threads or os.cpu_count() or 1)
+    dataset = open_dataset(settings.dataset, settings.format)
+    test = dataset.read_split("test")
+    test = test.head(settings.limit) if settings.limit else test
+    truth = align(dataset.labels, test, predictor.bundle.labels, settings.dataset)
+    grid = _grid(settings, predictor)
+    predictions = predict_top(predictor, test, truth, grid)
+    instances = predictor.manifest.counts.instances
+    rows = [
+        {"lambda": setting.lambda_, "temperature": setting.temperature, "top_b": setting.top_b}
+        | dict[str, Any](report(found, truth.relevance, truth.label_counts, instances, settings.propensity))
+        for setting, found in zip(grid, predictions, strict=True)
+    ]
+    return Evaluation(version, len(test), rows)
+
+
+def align(labels: Entries, test: Split, known: LabelTable, where: Path) -> Truth:
+    """Express a test split in a bundle's label positions, matching labels by uid."""
+    known_uids = pa.array((known.uids[position] for position in range(len(known))), type=pa.large_string())
+    positions = pc.index_in(labels.uids, value_set=known_uids).fill_null(-1).to_numpy().astype(np.int64)
+    unknown = positions < 0
+    if unknown.all():
+        raise BuildError(f"{where}: expected labels that the bundle knows, found none of its uids there")
+    positions[unknown] = len(known) + np.arange(unknown.sum())
+    total = len(known) + int(unknown.sum())
+    counts = np.concatenate([known.counts, np.zeros(unknown.sum(), dtype=known.counts.dtype)])
+    ones = np.ones(len(test.labels.indices), dtype=bool)
+    relevance = sparse.csr_matrix((ones, positions[test.labels.indices], test.labels.indptr), shape=(len(test), total))
+    rows, columns = test.filtered_pairs.T
+    return Truth(relevance, counts, np.sort(rows * np.int64(total) + positions[columns]))
+
+
+def predict_top(
+    predictor: Predictor, test: Split, truth: Truth, grid: list[Setting]
+) -> list[Int[np.ndarray, "query 100"]]:
+    """The top 100 labels of every test text under each setting, -1 where there are fewer.
+
+    A text is encoded once, and searched once for all settings that search the same part of the memory as far.
+    """
+    predictions = [np.full((len(test), _DEPTH), -1, dtype=np.int32) for _ in grid]
+    with tqdm(total=len(test), unit="query", unit_scale=True, desc="evaluate", dynamic_ncols=True) as bar:
+        for start in range(0, len(test), _BLOCK_QUERIES):
+            vectors = predictor.encode(test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist())
+            found: dict[tuple[float, int], Neighbours] = {}
+            for setting, rows in zip(grid, predictions, strict=True):
+                part = setting.lambda_ if setting.lambda_ in (0, 1) else 0.5  # all between the ends search alike
+                key = (part, setting.top_b)
+                if key not in found:
+                    found[key] = predictor.searcher.search(vectors, setting.top_b, part)
+                votes = cast_votes(found[key], setting.temperature, setting.lambda_, predictor.values)
+                _fill(rows[start : start + len(vectors)], rank(votes, predictor.values), start, truth)
+            bar.update(len(vectors))
+    return predictions
+
+
+def _fill(rows: Int[np.ndarray, "query 100"], ranking: Ranking, first_query: int, truth: Truth) -> None:
+    """Write each query's best labels, those filtered for it left out before the cut (never zeroed)."""
+    codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
+    kept = ~np.isin(codes, truth.filtered_codes)
+    query, label = ranking.query[kept], ranking.label[kept]
+    place = np.arange(len(query)) - np.searchsorted(query, query)
+    best = place < _DEPTH
+    rows[query[best], place[best]] = label[best]
+
+
+def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
+    defaults = predictor.manifest.defaults
+    return [
+        Setting(*each)
+        for each in itertools.product(
+            settings.lambda_ or [defaults.lambda_],
+            settings.temperature or [defaults.temperature],
+            settings.top_b or [defaults.top_b],
+        )
+    ]
+
+
+def table(evaluation: Evaluation) -> Iterator[str]:
+    """The rows as aligned lines."""
+    cells = [list(evaluation.rows[0])]
+    cells += [[_cell(name, value) for name, value in row.items()] for row in evaluation.rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if name in ("lambda", "temperature", "top_b") else f"{value:.2f}"

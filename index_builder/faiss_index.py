@@ -1,0 +1,130 @@
+"""faiss indexes over unit keys with inner product: exact (flat), inverted lists (ivf) or a graph (hnsw)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float, Int
+
+from index_builder.errors import BuildError
+from service.manifest import IndexInfo
+from service.searcher import KeyIndex
+
+# Up to here exact search takes a few milliseconds on one core: nothing to gain from an approximation.
+FLAT_KEYS = 50_000
+
+# Keys that are read, checked and added at a time.
+_BLOCK_KEYS = 65_536
+# A key must have length 1 within what float16 storage loses.
+_NORM_TOLERANCE = 5e-3
+
+_HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT, _HNSW_SEARCH_EFFORT = 32, 100, 300
+_IVF_TRAINING_KEYS_PER_LIST = 64
+
+
+def choose_kind(kind: str, keys: int) -> str:
+    """`auto` is exact search for few keys and a graph for many."""
+    if kind == "auto":
+        return "flat" if keys <= FLAT_KEYS else "hnsw"
+    return kind
+
+
+def build_index(
+    keys: Float[np.ndarray, "key dim"], kind: str, first_row: int, progress: Callable[[int], object]
+) -> tuple[Any, IndexInfo]:
+    """Build an index over mapped keys, reading them block by block.
+
+    Args:
+        keys: Unit vectors, float32 or float16; usually a slice of a mapped memory.
+        kind: `flat`, `ivf` or `hnsw`.
+        first_row: The row of `keys[0]` in the memory, for messages.
+        progress: Told after each block how many keys it held.
+
+    Returns:
+        The faiss index, and what the manifest says of it.
+
+    Raises:
+        BuildError: If a key is not a finite unit vector; names its row.
+    """
+    index, effort = _empty_index(kind, *keys.shape)
+    if not index.is_trained:
+        index.train(_training_sample(keys, index))
+    for _, block in _blocks(keys, first_row):
+        index.add(block)
+        progress(len(block))
+    return index, IndexInfo(kind=kind, keys=index.ntotal, effort=effort)
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Write an index; a full disk is an OSError, as for any other file."""
+    with path.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+
+
+def recall(
+    index: KeyIndex, keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
+) -> float:
+    """Share of the exact top-b keys that the index finds, over all queries."""
+    top_b = min(top_b, len(keys))
+    exact = _exact_top(keys, queries, top_b)
+    found = index.search(queries, top_b).keys
+    hits = sum(len(np.intersect1d(*rows)) for rows in zip(exact, found, strict=True))
+    return hits / exact.size
+
+
+def _empty_index(kind: str, keys: int, dim: int) -> tuple[Any, int]:
+    match kind:
+        case "flat":
+            return faiss.IndexFlatIP(dim), 0
+        case "ivf":
+            lists = max(1, min(int(4 * math.sqrt(keys)), keys // 39))
+            coarse = faiss.IndexFlatIP(dim)
+            index = faiss.IndexIVFFlat(coarse, dim, lists, faiss.METRIC_INNER_PRODUCT)
+            coarse.this.disown()  # the index owns its quantiser
+            index.own_fields = True
+            return index, max(1, lists // 16)
+        case "hnsw":
+            index = faiss.IndexHNSWSQ(dim, faiss.ScalarQuantizer.QT_8bit, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+            index.hnsw.efConstruction = _HNSW_CONSTRUCTION_EFFORT
+            return index, _HNSW_SEARCH_EFFORT
+    raise ValueError(f"unknown kind of index: {kind}")
+
+
+def _training_sample(keys: Float[np.ndarray, "key dim"], index: Any) -> Float[np.ndarray, "sample dim"]:
+    wanted = getattr(index, "nlist", 1024) * _IVF_TRAINING_KEYS_PER_LIST
+    rows = np.linspace(0, len(keys) - 1, num=min(wanted, len(keys)), dtype=np.int64)
+    return np.ascontiguousarray(keys[rows], dtype=np.float32)
+
+
+def _blocks(keys: Float[np.ndarray, "key dim"], first_row: int) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
+    for start in range(0, len(keys), _BLOCK_KEYS):
+        block = np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
+        norms = np.linalg.norm(block, axis=1)
+        wrong = np.flatnonzero(~(np.abs(norms - 1) <= _NORM_TOLERANCE))  # a NaN compares false, so counts as wrong
+        if len(wrong):
+            raise BuildError(
+                f"keys.npy: row {first_row + start + int(wrong[0])}: expected a unit vector, found length "
+                f"{norms[wrong[0]]:.4g}; encode the memory again with `recollect train --overwrite`"
+            )
+        yield start, block
+
+
+def _exact_top(
+    keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
+) -> Int[np.ndarray, "query top_b"]:
+    """The exact top-b keys by brute force, block by block."""
+    best = np.empty((len(queries), 0), dtype=np.float32)
+    rows = np.empty((len(queries), 0), dtype=np.int64)
+    for start, block in _blocks(keys, 0):
+        best = np.concatenate([best, queries @ block.T], axis=1)
+        rows = np.concatenate(
+            [rows, np.broadcast_to(start + np.arange(len(block)), (len(queries), len(block)))], axis=1
+        )
+        keep = np.argpartition(-best, min(top_b, best.shape[1]) - 1, axis=1)[:, :top_b]
+        best, rows = np.take_along_axis(best, keep, axis=1), np.take_along_axis(rows, keep, axis=1)
+    return rows

@@ -1,0 +1,76 @@
+"""What the index builder can be told: environment variable, flag, default and help of each setting, in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, NoDecode, SettingsConfigDict
+
+
+def _split(value: object) -> object:
+    """A list as flags and variables write it: 0,.1,.5."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+Listed = (NoDecode, BeforeValidator(_split))
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Temperature = Annotated[float, Field(ge=1e-4, le=100)]
+KeyCount = Annotated[int, Field(ge=1)]
+
+
+class BuilderSettings(BaseSettings):
+    """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="RECOLLECT_", frozen=True, cli_kebab_case=True, allow_inf_nan=False, env_prefix_target="all"
+    )
+
+
+class BuildSettings(BuilderSettings):
+    """Export, index, check and publish a run as a bundle; the last line printed is its version."""
+
+    run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
+    store: Path = Field(description="bundle store to publish in; created when absent")
+    index: Literal["auto", "flat", "ivf", "hnsw"] = Field(
+        "auto", description="kind of index; auto: exact for few keys, a graph for many"
+    )
+    precision: Literal["fp32", "int8"] = Field("fp32", description="precision of the query encoder")
+    activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
+    threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
+
+
+class EvaluateSettings(BuilderSettings):
+    """Measure a bundle on a dataset's test split, through the pipeline that serves; one row a setting, in percent."""
+
+    dataset: CliPositionalArg[Path] = Field(description="dataset folder")
+    store: Path = Field(description="bundle store")
+    version: str = Field("current", description="version to measure")
+    format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
+        "auto", description="the dataset's layout; auto recognises it from the folder's files"
+    )
+    lambda_: Annotated[list[Fraction], *Listed] = Field(
+        [], alias="lambda", description="one or several, as in 0,0.1,0.5; none: the bundle's own"
+    )
+    temperature: Annotated[list[Temperature], *Listed] = Field(
+        [], description="one or several tau; none: the bundle's own"
+    )
+    top_b: Annotated[list[KeyCount], *Listed] = Field(
+        [], description="one or several numbers of keys; none: the bundle's own"
+    )
+    propensity: Annotated[tuple[float, Annotated[float, Field(gt=0)]], *Listed] = Field(
+        (0.55, 1.5), description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"
+    )
+    limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
+    threads: int = Field(0, ge=0, description="threads to search and encode with; 0: one a core")
+
+
+class DemoSettings(BuilderSettings):
+    """The whole road on this machine: sample, memory, bundle, evaluation, service."""
+
+    folder: CliPositionalArg[Path] = Field(Path("demo"), description="folder to work in")
+    serve: CliImplicitFlag[bool] = Field(True, description="keep serving until Ctrl-C")
+    host: str = Field("127.0.0.1", description="address to serve on")
+    port: int = Field(8000, ge=0, le=65535, description="port to serve on; 0: any free one")

@@ -1,0 +1,1 @@
+"""Online serving: a bundle answers queries over HTTP. Runs without torch."""

@@ -1,0 +1,48 @@
+"""The application, composed in one place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import anyio
+from fastapi import FastAPI
+
+from service import problems
+from service.live import Live
+from service.middleware import BodyLimit, RequestContext
+from service.routes import router
+from service.schemas import Problem
+from service.settings import ServeSettings, threads_or_cores
+
+_DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
+
+
+def create_app(live: Live, settings: ServeSettings) -> FastAPI:
+    """The service around a live predictor, which it follows while it runs and closes when it stops."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.places = anyio.CapacityLimiter(threads_or_cores(settings.threads))
+        live.follow()
+        yield
+        await anyio.to_thread.run_sync(live.close)
+
+    app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
+    app.state.live = live
+    app.state.max_batch = settings.max_batch
+    app.include_router(router)
+    problems.install(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestContext, live=live)
+    _document_problems(app)
+    return app
+
+
+def _document_problems(app: FastAPI) -> None:
+    """Put the error's schema where `problems.documented` points."""
+    schema = app.openapi()
+    schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(unused, None)
+    app.openapi_schema = schema

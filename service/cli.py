@@ -1,0 +1,122 @@
+"""The service's verbs. Heavy modules load when a verb runs, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from service.settings import (
+    ActivateSettings,
+    PredictSettings,
+    RollbackSettings,
+    ServeSettings,
+    VerifySettings,
+    VersionsSettings,
+)
+
+
+def serve(settings: ServeSettings) -> None:
+    from service.server import serve as serve_http
+
+    serve_http(settings)
+
+
+def predict(settings: PredictSettings) -> None:
+    from pydantic import TypeAdapter, ValidationError
+
+    from service.errors import QueryError
+    from service.predictor import Predictor
+    from service.schemas import Query
+    from service.store import Store
+
+    try:
+        query = TypeAdapter(Query).validate_python(settings.text)
+    except ValidationError as error:
+        raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    store = Store(settings.store)
+    version = store.require_current() if settings.version == "current" else settings.version
+    predictor = Predictor.open(store.path(version), threads=1)
+    chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
+    options = predictor.options(**chosen)
+    answer = predictor.predict([query], options).answers[0]
+    if settings.json_:
+        _say(json.dumps({"version": version, "labels": [_plain(label) for label in answer.labels]}, ensure_ascii=False))
+        return
+    for label in answer.labels:
+        _say(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
+        for reason in label.because or []:
+            _say(f"    {reason.share:.4f}  {reason.kind}  {reason.uid}  {reason.text}")
+
+
+def versions(settings: VersionsSettings) -> None:
+    from service.errors import BundleError
+    from service.store import Store
+
+    store = Store(settings.store)
+    current, rows = store.current(), []
+    for version in store.versions():
+        row: dict[str, Any] = {"version": version, "current": version == current}
+        try:
+            manifest = store.manifest(version)
+        except BundleError as error:
+            row["problem"] = str(error)
+        else:
+            row |= {
+                "created": manifest.created.isoformat(),
+                "instances": manifest.counts.instances,
+                "labels": manifest.counts.labels,
+                "dim": manifest.dim,
+                "index": manifest.index.instances.kind,
+                "precision": manifest.encoder.precision,
+                "size": sum(file.size for file in manifest.files.values()),
+            }
+        rows.append(row)
+    if settings.json_:
+        _say(json.dumps({"current": current, "versions": rows}))
+        return
+    for row in rows:
+        _say(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
+
+
+def activate(settings: ActivateSettings) -> None:
+    from service.store import Store
+
+    Store(settings.store).activate(settings.version)
+    _say(settings.version)
+
+
+def rollback(settings: RollbackSettings) -> None:
+    from service.store import Store
+
+    _say(Store(settings.store).rollback())
+
+
+def verify(settings: VerifySettings) -> None:
+    from service.predictor import Predictor
+    from service.store import Store
+
+    store = Store(settings.store)
+    manifest = store.manifest(settings.version)
+    Predictor.open(store.path(settings.version), threads=1)
+    _say(f"{settings.version}: {len(manifest.files)} files as published, and it answers")
+
+
+def _plain(label: Any) -> dict[str, Any]:
+    """A label as `POST /predict` writes it."""
+    row = dataclasses.asdict(label)
+    del row["position"]
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _summary(row: dict[str, Any]) -> str:
+    if "problem" in row:
+        return f"broken: {row['problem']}"
+    return (
+        f"{row['instances']:,} instances  {row['labels']:,} labels  {row['index']}  {row['precision']}  "
+        f"{row['size'] / 1e6:,.0f} MB"
+    )
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201

@@ -1,0 +1,104 @@
+"""The live predictor: follows the store's CURRENT and swaps versions under load.
+
+A new version is opened, checked and warmed beside the old one, then one reference flips. A request takes the
+reference once, so it is answered by one version; the old one goes when its last request does. A version that fails
+is refused, logged, and the old one goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+
+import structlog
+
+from service.errors import ServiceError, StoreError
+from service.predictor import Predictor
+from service.store import Store
+
+log = structlog.get_logger(__name__)
+
+
+class NotReadyError(ServiceError):
+    """No bundle is loaded yet."""
+
+
+class Live:
+    """The predictor in use, and the thread that keeps it current."""
+
+    def __init__(self, store: Store, threads: int, poll_seconds: float) -> None:
+        self._store = store
+        self._threads = threads
+        self._poll_seconds = poll_seconds
+        self._serving: tuple[Predictor, datetime] | None = None
+        self._refused: str | None = None
+        self._stop = threading.Event()
+        self._follower: threading.Thread | None = None
+
+    def open_current(self) -> None:
+        """Open the current version.
+
+        Raises:
+            StoreError: If nothing is current.
+            BundleError: If the version is broken.
+        """
+        self._open(self._store.require_current())
+
+    def predictor(self) -> Predictor:
+        """The predictor in use.
+
+        Raises:
+            NotReadyError: If none is yet.
+        """
+        return self.serving()[0]
+
+    def serving(self) -> tuple[Predictor, datetime]:
+        """The predictor in use, and since when.
+
+        Raises:
+            NotReadyError: If none is yet.
+        """
+        if self._serving is None:
+            raise NotReadyError("no bundle is loaded yet; try again shortly")
+        return self._serving
+
+    def version(self) -> str | None:
+        return self._serving[0].version if self._serving else None
+
+    def follow(self) -> None:
+        """Watch the store in a thread of its own until `close`."""
+        self._follower = threading.Thread(target=self._watch, name="follow-current", daemon=True)
+        self._follower.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._follower:
+            self._follower.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._poll_seconds):
+            try:
+                self._refresh()
+            except (StoreError, OSError) as error:
+                log.error("store_unreadable", store=str(self._store.root), error=str(error), serving=self.version())
+
+    def _refresh(self) -> None:
+        current = self._store.current()
+        if current == self.version():
+            self._refused = None
+        elif current is not None and current != self._refused:
+            try:
+                self._open(current)
+            except Exception as error:  # whatever is wrong with it, the old version goes on
+                self._refused = current
+                log.error("bundle_refused", version=current, error=str(error), serving=self.version())
+
+    def _open(self, version: str) -> None:
+        start = time.monotonic()
+        self._store.manifest(version)
+        predictor = Predictor.open(self._store.path(version), self._threads)
+        before, self._serving = self.version(), (predictor, datetime.now(UTC))
+        self._refused = None
+        seconds = round(time.monotonic() - start, 3)
+        log.info("bundle_swapped" if before else "bundle_opened", version=version, before=before, seconds=seconds)

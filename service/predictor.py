@@ -1,0 +1,209 @@
+"""The predictor: one bundle, opened, answering queries. The service, the command line and the evaluation share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Bool, Float
+
+from service.bundle import Bundle, open_bundle
+from service.encoder import QueryEncoder
+from service.errors import BundleError
+from service.manifest import Manifest
+from service.scoring import Ranking, Values, Votes, cast_votes, rank
+from service.searcher import Searcher
+from service.stopwatch import Stopwatch
+
+# How much further a filtered search looks each time it has not found enough.
+_WIDEN = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a query is answered; `allow` and `deny` hold label positions."""
+
+    lambda_: float
+    temperature: float
+    top_b: int
+    top_k: int
+    threshold: float = 0.0
+    allow: frozenset[int] | None = None
+    deny: frozenset[int] = frozenset()
+    explain: bool = False
+
+    @property
+    def filtered(self) -> bool:
+        return self.allow is not None or bool(self.deny)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One term of a score."""
+
+    kind: str
+    uid: str
+    text: str
+    share: float
+
+
+@dataclass(frozen=True)
+class ScoredLabel:
+    position: int
+    uid: str
+    text: str
+    score: float
+    because: list[Reason] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query's labels; `exhausted` if a filter admits fewer than asked for in the whole memory."""
+
+    labels: list[ScoredLabel]
+    truncated: bool
+    exhausted: bool
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a batch, and the milliseconds each stage took."""
+
+    answers: list[Answer]
+    milliseconds: dict[str, float] = field(default_factory=dict)
+
+
+class Predictor:
+    """An opened bundle; thread-safe."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        faiss.omp_set_num_threads(threads)
+        self.bundle = bundle
+        self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads)
+        self.searcher = Searcher(bundle)
+        self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
+        self._check_shapes()
+
+    @classmethod
+    def open(cls, folder: Path, threads: int) -> Predictor:
+        """Check and open a bundle, and answer once, so that the first user does not wait.
+
+        Raises:
+            BundleError: If it is not what was published, or does not answer.
+        """
+        predictor = cls(open_bundle(folder), threads)
+        predictor.warm_up()
+        return predictor
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def version(self) -> str:
+        return self.manifest.version
+
+    def _check_shapes(self) -> None:
+        folder, manifest = self.bundle.folder, self.manifest
+        for name, found, expected in (
+            ("encoder.onnx", (self.encoder.dim,), (manifest.dim,)),
+            ("instance_keys.faiss", self.searcher.instances.shape, (manifest.counts.instances, manifest.dim)),
+            ("label_keys.faiss", self.searcher.labels.shape, (manifest.counts.labels, manifest.dim)),
+        ):
+            if found != expected:
+                raise BundleError(
+                    f"{folder / name}: manifest expects shape {expected}, found {found}; rebuild with `recollect build`"
+                )
+
+    def options(self, **chosen: Any) -> Options:
+        """The bundle's default options, but for those chosen: fields of `Options`; None chooses nothing."""
+        defaults = self.manifest.defaults
+        options = Options(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.top_k)
+        return dataclasses.replace(options, **{name: value for name, value in chosen.items() if value is not None})
+
+    def warm_up(self) -> None:
+        """Answer some of the memory's own texts.
+
+        Raises:
+            BundleError: If an answer is missing or no number.
+        """
+        rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
+        for answer in self.predict([self.bundle.instance_texts[row] for row in rows], self.options()).answers:
+            if not answer.labels or not np.isfinite([label.score for label in answer.labels]).all():
+                raise BundleError(f"{self.bundle.folder}: expected an answer to its own texts, found none")
+
+    def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
+        """Unit vectors of queries."""
+        return self.encoder.encode(self.encoder.tokenise(queries))
+
+    def predict(self, queries: Sequence[str], options: Options) -> Answers:
+        """Answer a batch of queries."""
+        watch = Stopwatch()
+        tokens = self.encoder.tokenise(queries)
+        watch.lap("tokenize")
+        vectors = self.encoder.encode(tokens)
+        watch.lap("encode")
+        ranking, votes, complete = self._rank(vectors, options, watch)
+        rows = np.searchsorted(ranking.query, np.arange(len(queries) + 1))
+        answers = []
+        for query, truncated in enumerate(tokens.truncated):
+            best = slice(rows[query], min(rows[query] + options.top_k, rows[query + 1]))
+            labels = [
+                self._describe(query, int(label), float(score), votes if options.explain else None)
+                for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
+                if score >= options.threshold
+            ]
+            answers.append(Answer(labels, truncated, exhausted=not complete[query]))
+        watch.lap("combine")
+        return Answers(answers, watch.stages)
+
+    def _rank(
+        self, vectors: Float[np.ndarray, "query dim"], options: Options, watch: Stopwatch
+    ) -> tuple[Ranking, Votes, Bool[np.ndarray, " query"]]:
+        """Rank the admitted labels, looking further than b where a filter leaves fewer than k."""
+        top_b = options.top_b
+        while True:
+            neighbours = self.searcher.search(vectors, top_b, options.lambda_)
+            watch.lap("search")
+            votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
+            ranking = rank(votes, self.values)
+            if not options.filtered:
+                return ranking, votes, np.ones(len(vectors), dtype=bool)
+            ranking = _admitted(ranking, options)
+            complete = np.bincount(ranking.query, minlength=len(vectors)) >= options.top_k
+            watch.lap("combine")
+            if complete.all() or top_b >= self.searcher.keys:
+                return ranking, votes, complete
+            top_b = min(top_b * _WIDEN, self.searcher.keys)
+
+    def _describe(self, query: int, label: int, score: float, votes: Votes | None) -> ScoredLabel:
+        table = self.bundle.labels
+        because = None if votes is None else self._reasons(query, label, votes)
+        return ScoredLabel(label, table.uids[label], table.texts[label], score, because)
+
+    def _reasons(self, query: int, label: int, votes: Votes) -> list[Reason]:
+        """The terms of one label's score, largest first."""
+        rows = np.flatnonzero((votes.query == query) & (votes.label == label))
+        rows = rows[np.argsort(-votes.share[rows], kind="stable")]
+        return [self._reason(int(votes.key[row]), float(votes.share[row])) for row in rows]
+
+    def _reason(self, key: int, share: float) -> Reason:
+        instances = self.values.instances
+        if key < instances:
+            return Reason("instance", self.bundle.instance_uids[key], self.bundle.instance_texts[key], share)
+        label = key - instances
+        return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share)
+
+
+def _admitted(ranking: Ranking, options: Options) -> Ranking:
+    admitted = np.ones(len(ranking.label), dtype=bool)
+    if options.allow is not None:
+        admitted &= np.isin(ranking.label, list(options.allow))
+    if options.deny:
+        admitted &= ~np.isin(ranking.label, list(options.deny))
+    return Ranking(ranking.query[admitted], ranking.label[admitted], ranking.score[admitted])

@@ -1,0 +1,94 @@
+"""Errors on the wire: problem details (RFC 9457), each with a stable `code` and words that help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from service.live import NotReadyError
+from service.schemas import Problem
+
+log = structlog.get_logger(__name__)
+
+_TITLES = {
+    404: ("not_found", "Not found"),
+    405: ("method_not_allowed", "Method not allowed"),
+    413: ("too_large", "Too large"),
+    422: ("invalid_request", "Invalid request"),
+    500: ("internal", "Internal error"),
+    503: ("not_ready", "Not ready"),
+    504: ("deadline_passed", "Deadline passed"),
+}
+_RETRY_AFTER_SECONDS = "1"
+
+
+class ProblemError(Exception):
+    """An answer that is an error; `code` defaults to the status's own."""
+
+    def __init__(self, status: int, detail: str, code: str | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.code = status, detail, code
+
+
+def problem_response(
+    status: int,
+    detail: str,
+    code: str | None = None,
+    errors: list[dict[str, str]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    default_code, title = _TITLES.get(status, ("error", "Error"))
+    problem = Problem(title=title, status=status, code=code or default_code, detail=detail, errors=errors)
+    if status == 503:
+        headers = {**(headers or {}), "Retry-After": _RETRY_AFTER_SECONDS}
+    content = problem.model_dump(exclude_none=True)
+    return JSONResponse(content, status, headers=headers, media_type="application/problem+json")
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What `/docs` says of these statuses."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": _TITLES[status][1], "content": content} for status in statuses}
+
+
+def install(app: FastAPI) -> None:
+    """Turn every kind of error into a problem."""
+
+    @app.exception_handler(ProblemError)
+    async def on_problem(request: Request, error: ProblemError) -> Response:
+        return problem_response(error.status, error.detail, error.code)
+
+    @app.exception_handler(NotReadyError)
+    async def on_not_ready(request: Request, error: NotReadyError) -> Response:
+        return problem_response(503, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        errors = [_field_problem(each) for each in error.errors()]
+        first = errors[0]
+        return problem_response(422, f"{first['field']}: {first['message']}", errors=errors)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> Response:
+        detail = f"{request.method} {request.url.path}: {error.detail}"
+        return problem_response(error.status_code, detail, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def on_fault(request: Request, error: Exception) -> Response:
+        log.error("request_failed", path=request.url.path, exc_info=error)
+        return problem_response(500, "the service failed on this request; its log says why")
+
+
+def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
+    """Where and what, without the offending value: it may be huge, or no JSON."""
+    where = [str(part) for part in error["loc"] if part != "body"]
+    if error["type"] == "json_invalid":
+        return {"field": "body", "message": f"expected JSON: {error['ctx']['error']} at byte {error['loc'][-1]}"}
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return {"field": ".".join(where) or "body", "message": message}

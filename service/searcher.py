@@ -1,0 +1,84 @@
+"""The searcher: the top-b keys of each query, by inner product.
+
+Instance keys and label keys have an index each. A joint index with selectors would answer lambda = 0 and lambda = 1
+badly: an HNSW walk whose selector passes few keys comes back nearly empty. Two lists of b merge into the joint top b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float, Int
+
+from service.bundle import Bundle
+from service.manifest import IndexInfo
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Found keys in falling similarity.
+
+    A key is an instance's row, or the number of instances plus a label's position; -1, with similarity -inf, stands
+    where fewer keys were found.
+    """
+
+    similarities: Float[np.ndarray, "query top_b"]
+    keys: Int[np.ndarray, "query top_b"]
+
+
+class KeyIndex:
+    """One faiss index with its manifest's search effort."""
+
+    def __init__(self, path: Path, info: IndexInfo) -> None:
+        self._index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        self._info = info
+        self.keys: int = self._index.ntotal
+        self.shape: tuple[int, int] = (self._index.ntotal, self._index.d)
+
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
+        similarities, keys = self._index.search(vectors, min(top_b, self.keys), params=self._parameters(top_b))
+        return Neighbours(np.where(keys < 0, -np.inf, similarities), keys)
+
+    def _parameters(self, top_b: int) -> Any:
+        match self._info.kind:
+            case "hnsw":
+                return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
+            case "ivf":
+                return faiss.SearchParametersIVF(nprobe=self._info.effort)
+            case "flat":
+                return None
+
+
+class Searcher:
+    """Both parts of a bundle's memory."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        index = bundle.manifest.index
+        self.instances = KeyIndex(bundle.folder / "instance_keys.faiss", index.instances)
+        self.labels = KeyIndex(bundle.folder / "label_keys.faiss", index.labels)
+
+    @property
+    def keys(self) -> int:
+        return self.instances.keys + self.labels.keys
+
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
+        """The top-b keys of the part of the memory that lambda gives a vote (RAE-XMC, Eq. 5 and 8)."""
+        if lambda_ == 1:
+            return self.instances.search(vectors, top_b)
+        labels = self.labels.search(vectors, top_b)
+        labels = Neighbours(labels.similarities, np.where(labels.keys < 0, -1, labels.keys + self.instances.keys))
+        if lambda_ == 0:
+            return labels
+        return merge(self.instances.search(vectors, top_b), labels, top_b)
+
+
+def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:
+    """The `top_b` best of two lists; at equal similarity, those of `first` come first."""
+    similarities = np.concatenate([first.similarities, second.similarities], axis=1)
+    keys = np.concatenate([first.keys, second.keys], axis=1)
+    order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]
+    return Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))

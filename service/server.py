@@ -1,0 +1,79 @@
+"""The process: a socket, a bundle, uvicorn, and logs that are events."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+import structlog
+import uvicorn
+
+from service.app import create_app
+from service.errors import ServiceError
+from service.live import Live
+from service.settings import ServeSettings, threads_or_cores, unknown_variables
+from service.store import Store
+
+log = structlog.get_logger(__name__)
+
+
+class AddressError(ServiceError):
+    """The service cannot listen where it was told to."""
+
+
+def serve(settings: ServeSettings) -> None:
+    """Serve until a signal says stop.
+
+    Raises:
+        AddressError: If the port is taken or the address is not ours.
+        StoreError, BundleError: If the store's current version cannot be served.
+    """
+    _configure_logs()
+    for name in unknown_variables(settings):
+        log.warning("unknown_environment_variable", name=name)
+    with _listen(settings.host, settings.port) as listener:
+        live = Live(Store(settings.store), threads_or_cores(settings.threads), settings.poll_seconds)
+        live.open_current()
+        host, port = listener.getsockname()[:2]
+        log.info("serving", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", version=live.version())
+        config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        reason = str(error).split(" (")[0].split("] ")[-1]  # the rest repeats the address
+        raise AddressError(
+            f"{host}:{port}: expected an address to listen on, found: {reason}; "
+            "choose another --host or --port (0: any free port)"
+        ) from None
+
+
+def _configure_logs() -> None:
+    """One JSON event a line for machines, aligned text for a terminal; always on stderr."""
+    terminal = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks without local variables: those hold queries, which are people's words.
+    faults = [] if terminal else [structlog.processors.format_exc_info]
+    renderer = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if terminal
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[*shared, *faults, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    handler = logging.StreamHandler(sys.stderr)  # uvicorn's own words, in the same form
+    formatted = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *faults, renderer]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=formatted))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

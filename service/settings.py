@@ -1,0 +1,79 @@
+"""What the service can be told: environment variable, flag, default and help of each setting, in one place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
+
+from service.schemas import Lambda, Temperature, TopB, TopK
+
+ENV_PREFIX = "RECOLLECT_"
+
+
+class ServiceSettings(BaseSettings):
+    """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, cli_kebab_case=True, allow_inf_nan=False, env_prefix_target="all"
+    )
+
+    store: Path = Field(description="bundle store")
+
+
+class ServeSettings(ServiceSettings):
+    """Answer queries over HTTP, following the store's current version."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
+    threads: int = Field(0, ge=0, description="threads for encoding and search; 0: one a core")
+    poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the store")
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body")
+    max_batch: int = Field(64, ge=1, le=4096, description="most queries in one batch")
+
+
+class PredictSettings(ServiceSettings):
+    """Answer one query, without a server."""
+
+    text: CliPositionalArg[str] = Field(description="the query")
+    version: str = Field("current", description="version to ask")
+    lambda_: Lambda | None = Field(
+        None, validation_alias="lambda", description="weight of instances against labels; null: the bundle's own"
+    )
+    temperature: Temperature | None = Field(None, description="tau; null: the bundle's own")
+    top_b: TopB | None = Field(None, description="keys to retrieve; null: the bundle's own")
+    top_k: TopK | None = Field(None, description="labels to answer with; null: the bundle's own")
+    explain: CliImplicitFlag[bool] = Field(False, description="show the terms of each score")
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
+
+
+class VersionsSettings(ServiceSettings):
+    """List a store's bundles, the latest last."""
+
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
+
+
+class ActivateSettings(ServiceSettings):
+    """Make a version current."""
+
+    version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it")
+
+
+class RollbackSettings(ServiceSettings):
+    """Return to the version that was current before."""
+
+
+class VerifySettings(ActivateSettings):
+    """Check a version: its manifest, every file's SHA-256, and that it answers its own texts."""
+
+
+def threads_or_cores(threads: int) -> int:
+    return threads or os.cpu_count() or 1
+
+
+def unknown_variables(settings: ServiceSettings) -> list[str]:
+    """Environment variables with our prefix that name no setting: misspelled, most likely."""
+    known = {f"{ENV_PREFIX}{name.rstrip('_')}".upper() for name in type(settings).model_fields}
+    return sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)

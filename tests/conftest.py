@@ -1,0 +1,109 @@
+"""What all tests share: a small real dataset, and the store that the real road makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# Each label with sentences that have it: four to train on and one to ask.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "Taxation": (
+        "A bill to lower the income tax of small farms",
+        "Raises the duty on imported wine and spirits",
+        "Repeals the tax on the estates of the dead",
+        "Gives families a credit for the care of children",
+        "Who must pay tax on the sale of a house",
+    ),
+    "Medicine": (
+        "A vaccine against malaria is tried in three countries",
+        "Surgeons transplant a heart grown from stem cells",
+        "The drug lowers blood pressure without side effects",
+        "Nurses learn to treat burns in the field",
+        "How doctors treat high blood pressure",
+    ),
+    "Astronomy": (
+        "A comet passes close to the planet Jupiter",
+        "The telescope photographs a distant galaxy",
+        "Gravitational waves from two merging black holes",
+        "Rings of ice around Saturn are younger than thought",
+        "Photographs of galaxies taken by a telescope",
+    ),
+    "Cooking": (
+        "Bake the bread in a hot oven for forty minutes",
+        "Fry onions and garlic slowly in olive oil",
+        "A soup of lentils, lemon and cumin",
+        "Whisk eggs with sugar until the cream is stiff",
+        "How long should bread be in the oven",
+    ),
+    "Football": (
+        "The striker scores twice in the second half",
+        "A penalty decides the final of the cup",
+        "The goalkeeper signs a contract for three years",
+        "Referees may stop the match to look at a video",
+        "Who scored the penalty in the cup final",
+    ),
+    "音楽": (
+        "交響楽団がベートーヴェンを演奏する",
+        "The orchestra plays a symphony by Beethoven",
+        "A pianist records all of Chopin's nocturnes",
+        "The choir sings a mass in an old church",
+        "An orchestra that plays symphonies",
+    ),
+    "Law": (
+        "The court finds the contract void",
+        "A judge must explain every sentence",
+        "The witness changes her statement before the jury",
+        "Appeals must be filed within thirty days",
+        "When can a contract be void in court",
+    ),
+    "Never seen": (),
+}
+# Labels beside the topic's own, so that instances have one label or two.
+ALSO = {
+    "The goalkeeper signs a contract for three years": "Law",
+    "A bill to lower the income tax of small farms": "Law",
+}
+
+
+class Road(NamedTuple):
+    """Where each station of the road left what it made; nobody may change it."""
+
+    dataset: Path
+    run: Path
+    store: Path
+    version: str
+
+
+def write_topics(folder: Path) -> Path:
+    """The topics as a native dataset folder."""
+    folder.mkdir(parents=True)
+    labels = list(TOPICS)
+    train, test = [], []
+    for label, sentences in TOPICS.items():
+        for nth, sentence in enumerate(sentences):
+            uids = [label, *([ALSO[sentence]] if sentence in ALSO else [])]
+            row = {"uid": f"{label}/{nth}", "text": sentence, "labels": uids}
+            (test if nth == 4 else train).append(row)
+    rows = {"train": train, "test": test, "labels": [{"uid": label, "text": label} for label in labels]}
+    for name, lines in rows.items():
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """The topics, encoded by the packaged MiniLM, built with a flat index in fp32, and activated."""
+    from index_builder.build import build
+    from index_builder.settings import BuildSettings
+    from trainer.settings import TrainSettings
+    from trainer.train import train
+
+    folder = tmp_path_factory.mktemp("road")
+    dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"
+    train(TrainSettings(dataset=dataset, out=run))
+    version = build(BuildSettings(run=run, store=store, index="flat", activate=True))
+    return Road(dataset, run, store, version)

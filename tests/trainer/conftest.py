@@ -1,0 +1,169 @@
+"""What the trainer's tests share: real dataset folders, and small real encoders saved as Hugging Face folders.
+
+The shapes and types in the trainer's signatures are checked while its tests run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from jaxtyping import install_import_hook
+
+install_import_hook("trainer", "beartype.beartype")
+
+# Words for the tiny tokenizers, upper case and accents included: what a tokenizer does to them shows in the vectors.
+CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc", "paint lawn garden chair red blue")
+LABELS = ("garden chair", "red paint", "blue lawn", "quick dog", "lazy fox")
+_WORDS = " ".join(CORPUS).split()
+TEXTS = tuple(" ".join(_WORDS[start : start + 3]) for start in range(14))
+
+
+@pytest.fixture
+def write_lines() -> Callable[..., Path]:
+    """Writes a file of lines, gzip if its name says so; a record becomes JSON, str and bytes stay as they are."""
+
+    def write(path: Path, lines: Sequence[Any]) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
+            for line in lines:
+                text = line if isinstance(line, (str, bytes)) else json.dumps(line, ensure_ascii=False)
+                file.write((text if isinstance(text, bytes) else text.encode()) + b"\n")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def toy(tmp_path: Path, write_lines: Callable[..., Path]) -> Path:
+    """A native dataset folder: 14 instances in all lengths, 5 labels; the last instance has no label."""
+    folder = tmp_path / "toy"
+    write_lines(folder / "labels.jsonl", [{"uid": f"L{row}", "text": text} for row, text in enumerate(LABELS)])
+    instances = [
+        {"uid": f"i{row}", "text": " ".join([text] * (1 + row % 4)), "labels": [row % 5, (row * 3) % 5]}
+        for row, text in enumerate(TEXTS)
+    ]
+    instances[-1]["labels"] = []
+    write_lines(folder / "train.jsonl", instances)
+    return folder
+
+
+class TinyEncoder(NamedTuple):
+    """A randomly initialised Hugging Face folder, and the tokenizer that was saved in it."""
+
+    folder: Path
+    tokenizer: Any
+
+
+@pytest.fixture(scope="session")
+def make_tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyEncoder]:
+    """Saves a tiny encoder: `bert` (lower case), `distilbert` (cased, no token types) or `roberta` (pads with id 1)."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+    def make(kind: str, architecture: str | None = None) -> TinyEncoder:
+        folder = tmp_path_factory.mktemp(architecture or kind)
+        tokenizer, tokens = _tiny_tokenizer(kind)
+        config = transformers.AutoConfig.for_model(
+            kind,
+            vocab_size=tokenizer.get_vocab_size(),
+            pad_token_id=tokenizer.token_to_id(tokens["pad_token"]),
+            **_SIZE[kind],
+        )
+        torch.manual_seed(7)
+        model = (
+            getattr(transformers, architecture)(config) if architecture else transformers.AutoModel.from_config(config)
+        )
+        model.save_pretrained(folder)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens).save_pretrained(folder)
+        return TinyEncoder(folder, tokenizer)
+
+    return make
+
+
+_BERT_SIZE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.5,  # so that texts differ
+}
+_SIZE: dict[str, dict[str, Any]] = {
+    "bert": _BERT_SIZE,
+    "roberta": _BERT_SIZE | {"max_position_embeddings": 66, "type_vocab_size": 1},  # positions start behind the pad id
+    "distilbert": {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 64,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+    },
+}
+
+
+def _tiny_tokenizer(kind: str) -> tuple[Any, dict[str, str]]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    first, last, pad, unknown = (
+        ("<s>", "</s>", "<pad>", "<unk>") if kind == "roberta" else ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
+    )
+    special = [first, pad, last, unknown] if kind == "roberta" else [pad, unknown, first, last]
+    tokenizer = Tokenizer(models.WordPiece(unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=kind == "bert")
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
+    )
+    return tokenizer, {"cls_token": first, "sep_token": last, "pad_token": pad, "unk_token": unknown}
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
+    return make_tiny_encoder("bert")
+
+
+@pytest.fixture(scope="session")
+def tiny_distilbert(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
+    return make_tiny_encoder("distilbert")
+
+
+@pytest.fixture(scope="session")
+def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
+    return make_tiny_encoder("roberta")
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
+    from trainer.checkpoint import load_pretrained
+
+    return load_pretrained(str(tiny_bert.folder), "auto", 32, 8, "cpu")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Any:
+    """The packaged all-MiniLM-L6-v2."""
+    from trainer.checkpoint import load_pretrained
+
+    return load_pretrained("minilm", "auto", 128, 32, "cpu")
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Hugging Face hub, in this process (whose library read the variable when it was imported) and its children."""
+    import huggingface_hub.constants
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

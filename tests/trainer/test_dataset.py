@@ -1,0 +1,123 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.dataset import Entries, Split, SplitBuilder, StringColumn, check_unique, fingerprint
+from trainer.errors import DatasetError
+
+REPOSITORY = Path(__file__).parents[2]
+LARGE = REPOSITORY.parent / "shared" / "datasets" / "yso-finna-en"
+
+LABELS = [("red", "Red"), ("green", "Green")]
+ROWS = [("a", "été", [1, 0]), ("b", "花園", []), ("c", "third", [1])]
+
+
+def entries(rows: list[tuple[str, str]]) -> Entries:
+    uids, texts = zip(*rows, strict=True)
+    return Entries(pa.array(uids, pa.large_string()), pa.array(texts, pa.large_string()))
+
+
+def split_of(rows: list[tuple[str, str, list[int]]], filtered: list[list[int]] | None = None) -> Split:
+    builder = SplitBuilder()
+    for row in rows:
+        builder.append(*row)
+    return Split(*builder.build(), np.array(filtered or [], dtype=np.int64).reshape(-1, 2))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9)), max_size=20))
+def test_builder_keeps_each_label_once_and_sorted(rows: list[list[int]]) -> None:
+    split = split_of([(str(number), "t", labels) for number, labels in enumerate(rows)])
+    assert len(split) == len(split.labels) == len(rows)
+    assert [split.labels.to_csr(10)[row].indices.tolist() for row in range(len(rows))] == [
+        sorted(set(labels)) for labels in rows
+    ]
+
+
+def test_relevance_matrix_holds_ones_where_labels_are() -> None:
+    relevance = split_of(ROWS).labels.to_csr(2)
+    np.testing.assert_array_equal(relevance.toarray(), [[1, 1], [0, 0], [0, 1]])
+
+
+def test_string_column_of_many_chunks_keeps_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 2)
+    column = StringColumn()
+    for number in range(5):
+        column.append(f"t{number}")
+    assert column.build().to_pylist() == ["t0", "t1", "t2", "t3", "t4"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 100])
+def test_head_is_the_split_of_the_first_rows(rows: int) -> None:
+    head = split_of(ROWS, filtered=[[2, 0], [0, 1], [1, 1]]).head(rows)
+    kept = [pair for pair in [[2, 0], [0, 1], [1, 1]] if pair[0] < rows]
+    assert fingerprint(entries(LABELS), head) == fingerprint(entries(LABELS), split_of(ROWS[:rows]))
+    assert head.filtered_pairs.tolist() == kept
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=12))
+def test_first_uid_to_come_again_is_named_with_its_rows(uids: list[str]) -> None:
+    strings = pa.array(uids, pa.large_string())
+    again = next((row for row, uid in enumerate(uids) if uid in uids[:row]), None)
+    if again is None:
+        check_unique(strings, Path("file"))
+        return
+    first = uids.index(uids[again])
+    with pytest.raises(
+        DatasetError, match=f"^file: uid '{uids[again]}' occurs twice, in rows {first + 1} and {again + 1};"
+    ):
+        check_unique(strings, Path("file"))
+
+
+class TestFingerprint:
+    def of(self, labels: list[tuple[str, str]] = LABELS, rows: list[tuple[str, str, list[int]]] = ROWS) -> str:
+        return fingerprint(entries(labels), split_of(rows))
+
+    def test_equal_content_has_an_equal_fingerprint(self) -> None:
+        assert self.of() == self.of()
+
+    def test_how_strings_are_stored_does_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = self.of()
+        monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 1)
+        padded = entries([("x", "before"), *LABELS, ("y", "after")])
+        sliced = Entries(padded.uids[1:3], padded.texts[1:3])
+        assert fingerprint(sliced, split_of(ROWS)) == whole
+
+    def test_every_change_of_content_changes_it(self) -> None:
+        changed = {
+            self.of(),
+            self.of(labels=[("red", "Red"), ("verde", "Green")]),
+            self.of(labels=[("red", "Red"), ("green", "Verde")]),
+            self.of(labels=LABELS[::-1]),
+            self.of(rows=ROWS[:2]),
+            self.of(rows=ROWS[::-1]),
+            self.of(rows=[("a", "été", [1]), ("b", "花園", [0]), ("c", "third", [1])]),
+            self.of(rows=[("a", "été ", [1, 0]), *ROWS[1:]]),
+            self.of(rows=[("ab", "été", [1, 0]), ("", "花園", []), ("c", "third", [1])]),
+        }
+        assert len(changed) == 9
+
+
+@pytest.mark.skipif(not LARGE.is_dir(), reason=f"{LARGE} is absent: half a million real titles")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs /proc: getrusage's peak includes the parent's"
+)
+def test_half_a_million_texts_are_read_within_600_megabytes() -> None:
+    read = (
+        "import sys; from pathlib import Path; from trainer.formats import open_dataset;"
+        "dataset = open_dataset(Path(sys.argv[1])); split = dataset.read_split('train');"
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
+        "print(len(split), len(dataset.labels), peak.split()[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", read, LARGE], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    instances, labels, peak_kilobytes = map(int, done.stdout.split())
+    assert (instances, labels) == (504_922, 25_376)
+    assert peak_kilobytes < 600_000

@@ -1,0 +1,148 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModel
+
+from trainer.checkpoint import load_pretrained
+from trainer.encoder import Encoder, batches_by_length, choose_device
+from trainer.errors import EncoderError
+
+TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden chair red blue paint", "the lawn the lawn"]
+
+
+def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
+    """The unit vector by plain transformers: one text, no padding, no mask."""
+    model = AutoModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().numpy()
+    pooled = hidden[0] if pooling == "cls" else hidden.mean(axis=0)
+    vector: np.ndarray = pooled / np.linalg.norm(pooled)
+    return vector
+
+
+def cut(ids: list[int], max_length: int) -> list[int]:
+    """The first tokens, and the last special token."""
+    return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_batch_equals_plain_transformers_one_text_at_a_time(
+    kind: str, pooling: Any, request: pytest.FixtureRequest
+) -> None:
+    folder, tokenizer = request.getfixturevalue(f"tiny_{kind}")
+    encoder = load_pretrained(str(folder), pooling, 16, 8, "cpu")
+    expected = [reference(folder, cut(tokenizer.encode(text).ids, 16), pooling) for text in TEXTS]
+    np.testing.assert_allclose(encoder.encode(TEXTS, 16), expected, atol=1e-5)
+
+
+def test_packaged_minilm_equals_plain_transformers_with_mean_pooling(minilm: Encoder) -> None:
+    from trainer.checkpoint import _packaged_folder
+
+    texts = ["how do I sort a list", "a very long title " * 40]
+    minilm.tokenizer.no_truncation()
+    ids = [minilm.tokenizer.encode(text).ids for text in texts]
+    expected = [reference(_packaged_folder(), cut(row, 128), "mean") for row in ids]
+    np.testing.assert_allclose(minilm.encode(texts, 128), expected, atol=1e-5)
+
+
+def test_packaged_minilm_puts_like_texts_close_together(minilm: Encoder) -> None:
+    vectors = minilm.encode(["sorting a list", "how to order a sequence", "flights from Berlin to Rome"], 128)
+    similar, different = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert similar > different + 0.3
+
+
+def test_vectors_have_unit_length_and_single_precision(tiny_encoder: Encoder) -> None:
+    vectors = tiny_encoder.encode(TEXTS, 32)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(TEXTS), tiny_encoder.dim)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 10_000])
+def test_neither_order_nor_batch_size_changes_a_vector(
+    tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
+) -> None:
+    expected = tiny_encoder.encode(TEXTS, 32)
+    monkeypatch.setattr("trainer.encoder._BATCH_TOKENS", {"cpu": batch_tokens})
+    np.testing.assert_allclose(tiny_encoder.encode(TEXTS[::-1], 32)[::-1], expected, atol=1e-5)
+
+
+def test_text_is_cut_at_max_length_special_tokens_included(tiny_encoder: Encoder) -> None:
+    # [CLS] quick fox [SEP] are four tokens; what follows them cannot matter.
+    short, long = tiny_encoder.encode(["quick fox", "quick fox jumps over the dog"], 4)
+    np.testing.assert_allclose(short, long, atol=1e-6)
+    assert np.abs(tiny_encoder.encode(["quick fox jumps over the dog"], 5)[0] - short).max() > 1e-3
+
+
+def test_earlier_limit_leaves_no_trace_on_a_later_call(tiny_encoder: Encoder) -> None:
+    expected = tiny_encoder.encode(TEXTS, 32)
+    tiny_encoder.encode(TEXTS, 3)
+    np.testing.assert_array_equal(tiny_encoder.encode(TEXTS, 32), expected)
+
+
+def test_no_texts_give_no_vectors(tiny_encoder: Encoder) -> None:
+    assert tiny_encoder.encode([], 32).shape == (0, tiny_encoder.dim)
+
+
+def test_text_that_tokenises_to_nothing_still_has_a_unit_vector(tiny_encoder: Encoder) -> None:
+    assert np.linalg.norm(tiny_encoder.encode(["\u200b\x01"], 32)) == pytest.approx(1, abs=1e-6)
+
+
+def test_progress_adds_up_to_the_number_of_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.encoder._BATCH_TOKENS", {"cpu": 20})
+    done: list[int] = []
+    tiny_encoder.encode(TEXTS, 32, done.append)
+    assert len(done) > 1
+    assert sum(done) == len(TEXTS)
+
+
+def test_weights_that_are_not_finite_are_refused_with_the_text(make_tiny_encoder: Callable[..., Any]) -> None:
+    encoder = load_pretrained(str(make_tiny_encoder("bert").folder), "mean", 32, 8, "cpu")
+    with torch.no_grad():
+        quick = encoder.tokenizer.token_to_id("quick")
+        encoder.model.transformer.embeddings.word_embeddings.weight[quick] = float("nan")
+    with pytest.raises(EncoderError, match="the vector of 'quick fox' is not finite; use another encoder"):
+        encoder.encode(["lazy dog", "quick fox"], 32)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 200))
+def test_batches_cover_each_row_once_longest_first_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
+    batches = [rows.tolist() for rows in batches_by_length(lengths, batch_tokens)]
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    in_order = [lengths[row] for rows in batches for row in rows]
+    assert in_order == sorted(lengths, reverse=True)
+    assert all(len(rows) == 1 or len(rows) * lengths[rows[0]] <= batch_tokens for rows in batches)
+
+
+def test_batches_are_as_large_as_the_budget_allows() -> None:
+    assert [len(rows) for rows in batches_by_length([5] * 7, 15)] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "chosen"), [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")]
+)
+def test_device_is_chosen_by_what_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str, chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert choose_device(asked) == chosen
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EncoderError, match="--device cuda: expected a CUDA GPU, found none; use --device cpu"):
+        choose_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_gpu_gives_the_same_vectors_as_the_cpu(tiny_bert: Any) -> None:
+    on_cpu, on_gpu = (load_pretrained(str(tiny_bert.folder), "mean", 32, 8, device) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(on_gpu.encode(TEXTS, 32), on_cpu.encode(TEXTS, 32), atol=1e-4)

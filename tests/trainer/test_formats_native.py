@@ -1,0 +1,175 @@
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.dataset import Split
+from trainer.errors import DatasetError
+from trainer.formats import open_dataset
+
+WriteLines = Callable[..., Path]
+
+LABELS = [{"uid": "red", "text": "Red"}, {"uid": "green", "text": "Green"}, {"uid": "blue", "text": "Blue"}]
+
+
+@pytest.fixture
+def read(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Split]:
+    """Writes the lines as train.jsonl, or under another name, beside three labels, and reads the split."""
+
+    def read_train(*lines: Any, name: str = "train.jsonl", labels: list[Any] = LABELS) -> Split:
+        write_lines(tmp_path / "labels.jsonl", labels)
+        write_lines(tmp_path / name, list(lines))
+        return open_dataset(tmp_path).read_split("train")
+
+    return read_train
+
+
+Read = Callable[..., Split]
+
+
+def label_sets(split: Split) -> list[list[int]]:
+    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+def test_plain_and_gzip_files_read_alike(read: Read, name: str) -> None:
+    split = read({"uid": "a", "text": "one", "labels": [0]}, {"uid": "b", "text": "two", "labels": [2, 1]}, name=name)
+    assert split.entries.uids.to_pylist() == ["a", "b"]
+    assert split.entries.texts.to_pylist() == ["one", "two"]
+    assert label_sets(split) == [[0], [1, 2]]
+
+
+def test_labels_may_be_positions_or_uids_even_in_one_row(read: Read) -> None:
+    assert label_sets(read({"text": "t", "labels": ["blue", 0]}, {"text": "u", "labels": ["green"]})) == [[0, 2], [1]]
+
+
+def test_label_named_twice_counts_once(read: Read) -> None:
+    assert label_sets(read({"text": "t", "labels": ["green", 1, 1]})) == [[1]]
+
+
+def test_instance_may_have_no_labels(read: Read) -> None:
+    assert label_sets(read({"text": "t", "labels": []}, {"text": "u", "labels": [0]})) == [[], [0]]
+
+
+def test_integer_uids_become_strings(read: Read) -> None:
+    labels = [{"uid": 7, "text": "seven"}, {"uid": 8, "text": "eight"}]
+    split = read({"uid": 100, "text": "t", "labels": ["8"]}, labels=labels)
+    assert split.entries.uids.to_pylist() == ["100"]
+    assert label_sets(split) == [[1]]
+
+
+@pytest.mark.parametrize("left_out", [{}, {"uid": None}], ids=["absent", "null"])
+def test_row_number_stands_in_for_a_uid_that_is_left_out(read: Read, left_out: dict[str, None]) -> None:
+    split = read({"uid": "a", "text": "t", "labels": []}, {"text": "u", "labels": []} | left_out)
+    assert split.entries.uids.to_pylist() == ["a", "1"]
+
+
+def test_blank_lines_are_passed_over(read: Read) -> None:
+    split = read("", {"text": "t", "labels": [0]}, " \t", {"text": "u", "labels": [1]}, "\r")
+    assert split.entries.uids.to_pylist() == ["0", "1"]
+
+
+def test_blank_lines_count_in_the_line_number_of_an_error(read: Read) -> None:
+    with pytest.raises(DatasetError, match=r"train\.jsonl:3: "):
+        read("", "", {"text": "t", "labels": [9]})
+
+
+def test_file_of_more_rows_than_one_chunk_keeps_them_all(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 3)
+    split = read(*({"text": f"t{row}", "labels": [row % 3]} for row in range(10)))
+    assert split.entries.texts.to_pylist() == [f"t{row}" for row in range(10)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip), min_size=1), st.booleans())
+def test_texts_in_any_script_come_back_unchanged(texts: list[str], ascii_only: bool) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "labels.jsonl").write_text('{"uid": "l", "text": "l"}\n')
+        rows = (json.dumps({"text": text, "labels": []}, ensure_ascii=ascii_only) + "\n" for text in texts)
+        (folder / "train.jsonl").write_bytes("".join(rows).encode())
+        assert open_dataset(folder).read_split("train").entries.texts.to_pylist() == texts
+
+
+GOOD = {"text": "t", "labels": [0]}
+BAD_LINES: dict[str, tuple[Any, str]] = {
+    "broken JSON": ('{"text": ', "broken JSON"),
+    "nested too deep": ('{"text": ' + "[" * 100_000, "broken JSON"),
+    "not an object": ("[1]", "expected a JSON object, found list"),
+    "invalid UTF-8": (b'{"text": "caf\xe9", "labels": []}', "expected UTF-8, found byte 0xe9 at column 14; .*iconv"),
+    "lone surrogate": ('{"text": "\\ud800", "labels": []}', "'text': .*surrogate"),
+    "empty text": ({"text": "", "labels": []}, "'text': the text is empty"),
+    "whitespace text": ({"text": " \u2003\n", "labels": []}, "'text': the text is empty"),
+    "text missing": ({"title": "t", "labels": []}, r"expected the field 'text', found \['labels', 'title'\]"),
+    "text not a string": ({"text": 5, "labels": []}, "'text': expected a string, found int"),
+    "uid not a string": ({"uid": 1.5, "text": "t", "labels": []}, "'uid': expected a string, found float"),
+    "uid a bool": ({"uid": True, "text": "t", "labels": []}, "'uid': expected a string, found bool"),
+    "uid empty": ({"uid": "", "text": "t", "labels": []}, "'uid': the text is empty"),
+    "labels missing": ({"text": "t"}, "expected 'labels' to be a list, found None"),
+    "labels not a list": ({"text": "t", "labels": "red"}, "expected 'labels' to be a list, found 'red'"),
+    "position too large": ({"text": "t", "labels": [0, 3]}, "label position 3 is out of range; expected 0 to 2"),
+    "position negative": ({"text": "t", "labels": [-1]}, "label position -1 is out of range"),
+    "position a bool": ({"text": "t", "labels": [True]}, "expected a label position, found True"),
+    "position a float": ({"text": "t", "labels": [1.0]}, r"expected a label position, found 1\.0"),
+    "position null": ({"text": "t", "labels": [None]}, "expected a label position, found None"),
+    "unknown label uid": ({"text": "t", "labels": ["mauve"]}, "label uid 'mauve' is unknown; .*3 uids"),
+}
+
+
+@pytest.mark.parametrize(("line", "complaint"), BAD_LINES.values(), ids=BAD_LINES)
+def test_bad_line_is_refused_by_file_and_line(read: Read, line: Any, complaint: str) -> None:
+    with pytest.raises(DatasetError, match=rf"train\.jsonl:2: {complaint}|train\.jsonl:2: .*{complaint}"):
+        read(GOOD, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ({"text": "t"}, r"expected the field 'uid', found \['text'\]"),
+        ({"uid": None, "text": "t"}, "expected the field 'uid', found null"),
+        ({"uid": "l"}, "expected the field 'text'"),
+        ({"uid": "l", "text": " "}, "'text': the text is empty"),
+    ],
+)
+def test_bad_label_is_refused_by_file_and_line(read: Read, line: Any, complaint: str) -> None:
+    with pytest.raises(DatasetError, match=rf"labels\.jsonl:4: {complaint}"):
+        read(GOOD, labels=[*LABELS, line])
+
+
+def test_duplicate_instance_uid_is_refused_with_both_rows(read: Read) -> None:
+    rows = [{"uid": uid, "text": "t", "labels": []} for uid in "abcdbc"]
+    with pytest.raises(DatasetError, match=r"train\.jsonl: uid 'b' occurs twice, in rows 2 and 5"):
+        read(*rows)
+
+
+def test_duplicate_label_uid_is_refused_with_both_rows(read: Read) -> None:
+    with pytest.raises(DatasetError, match=r"labels\.jsonl: uid 'red' occurs twice, in rows 1 and 4"):
+        read(GOOD, labels=[*LABELS, {"uid": "red", "text": "another"}])
+
+
+def test_integer_and_string_of_the_same_uid_are_duplicates(read: Read) -> None:
+    with pytest.raises(DatasetError, match="uid '7' occurs twice"):
+        read({"uid": 7, "text": "t", "labels": []}, {"uid": "7", "text": "u", "labels": []})
+
+
+def test_truncated_gzip_is_refused_with_the_last_whole_line(tmp_path: Path, write_lines: WriteLines) -> None:
+    write_lines(tmp_path / "labels.jsonl", LABELS)
+    rng = np.random.default_rng(0)  # hard to compress, so that half the file holds some whole lines
+    path = write_lines(tmp_path / "train.jsonl.gz", [{"text": rng.bytes(200).hex(), "labels": []} for _ in range(400)])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DatasetError, match=r"train\.jsonl\.gz: the gzip stream breaks after line \d\d+ "):
+        open_dataset(tmp_path).read_split("train")
+
+
+@pytest.mark.parametrize("content", [b"plain text", b"", b"\x1f\x8b\x08\x00 but no more of it"])
+def test_gz_file_that_holds_no_gzip_is_refused(tmp_path: Path, write_lines: WriteLines, content: bytes) -> None:
+    write_lines(tmp_path / "labels.jsonl", LABELS)
+    (tmp_path / "train.jsonl.gz").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"train\.jsonl\.gz: (the gzip stream breaks|expected at least one)"):
+        open_dataset(tmp_path).read_split("train")

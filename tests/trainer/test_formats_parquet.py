@@ -1,0 +1,146 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.dataset import Split
+from trainer.errors import DatasetError
+from trainer.formats import open_dataset
+
+LABELS = {"label": ["red", "green", "blue"], "text": ["Red", "Green", "Blue"]}
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Split]:
+    """Writes a table of clicks beside three labels and reads the train split."""
+
+    def read_train(clicks: dict[str, Any], labels: dict[str, Any] = LABELS) -> Split:
+        pq.write_table(pa.table(labels), tmp_path / "labels.parquet")
+        pq.write_table(pa.table(clicks), tmp_path / "train.parquet")
+        return open_dataset(tmp_path).read_split("train")
+
+    return read_train
+
+
+Read = Callable[..., Split]
+
+
+def as_lists(split: Split) -> dict[str, list[int]]:
+    label_sets = np.split(split.labels.indices, split.labels.indptr[1:-1])
+    return dict(zip(split.entries.texts.to_pylist(), [row.tolist() for row in label_sets], strict=True))
+
+
+def test_repeated_queries_become_one_instance_in_order_of_first_click(read: Read) -> None:
+    split = read({"query": ["sky", "rose", "sky", "sky"], "label": ["blue", "red", "red", "blue"]})
+    assert as_lists(split) == {"sky": [0, 2], "rose": [0]}
+    assert split.entries.texts.to_pylist() == ["sky", "rose"]
+    assert split.entries.uids.to_pylist() == ["0", "1"]
+
+
+def test_weights_add_up_and_pairs_without_a_positive_sum_are_dropped(read: Read) -> None:
+    clicks = {
+        "query": ["sky", "sky", "sky", "rose", "rose", "leaf"],
+        "label": ["blue", "red", "red", "red", "red", "green"],
+        "weight": [1.0, 2.0, -2.0, -1.0, 1.5, 0.0],
+    }
+    assert as_lists(read(clicks)) == {"sky": [2], "rose": [0], "leaf": []}
+
+
+def test_integer_weights_are_weights(read: Read) -> None:
+    clicks = {"query": ["sky", "sky"], "label": ["blue", "red"], "weight": [3, 0]}
+    assert as_lists(read(clicks)) == {"sky": [2]}
+
+
+@pytest.mark.parametrize("query", ["query", "query_text", "text"])
+@pytest.mark.parametrize("label", ["label", "label_uid", "uid"])
+def test_columns_go_by_several_names(read: Read, query: str, label: str) -> None:
+    labels = {label: LABELS["label"], "label_text": LABELS["text"]}
+    assert as_lists(read({query: ["sky"], label: ["blue"]}, labels)) == {"sky": [2]}
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.string(), pa.large_string()], ids=str)
+def test_label_uids_may_be_integers_or_strings_on_either_side(read: Read, kind: pa.DataType) -> None:
+    labels = {"label": pa.array([10, 20, 30]), "text": LABELS["text"]}
+    clicks = {"query": ["sky"], "label": pa.array([30]).cast(kind)}
+    assert as_lists(read(clicks, labels)) == {"sky": [2]}
+
+
+def test_categories_as_pandas_writes_them_are_strings(read: Read) -> None:
+    clicks = {
+        name: pa.array(values).dictionary_encode() for name, values in {"query": ["sky"], "label": ["blue"]}.items()
+    }
+    assert as_lists(read(clicks)) == {"sky": [2]}
+
+
+def test_folder_of_parts_reads_as_their_concatenation(tmp_path: Path) -> None:
+    for name, parts in {
+        "labels": [{"label": ["red"], "text": ["Red"]}, {"label": ["blue"], "text": ["Blue"]}],
+        "train": [{"query": ["sky", "rose"], "label": ["blue", "red"]}, {"query": ["sky"], "label": ["red"]}],
+    }.items():
+        (tmp_path / f"{name}.parquet").mkdir()
+        for number, part in enumerate(parts):
+            pq.write_table(pa.table(part), tmp_path / f"{name}.parquet" / f"part-{number}.parquet")
+        (tmp_path / f"{name}.parquet" / "_SUCCESS").touch()  # Spark's marker
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.uids.to_pylist() == ["red", "blue"]
+    assert as_lists(dataset.read_split("train")) == {"sky": [0, 1], "rose": [0]}
+
+
+NOT_UTF8 = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"x\xff\xfe"))
+BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown label": (
+        {"query": ["a", "b"], "label": ["red", "mauve"]},
+        "row 2: label uid 'mauve' is unknown; .*3 uids of labels.parquet",
+    ),
+    "no query column": (
+        {"q": ["a"], "label": ["red"]},
+        "expected a column query or query_text or text, found q, label",
+    ),
+    "no label column": ({"query": ["a"], "id": ["red"]}, "expected a column label or .*, found query, id"),
+    "null query": ({"query": ["a", None], "label": ["red", "red"]}, "row 2: 'query': the text is empty"),
+    "blank query": ({"query": ["a", " \t"], "label": ["red", "red"]}, "row 2: 'query': the text is empty"),
+    "null label": ({"query": ["a", "b"], "label": ["red", None]}, "row 2: 'label': "),
+    "query no string": ({"query": [[1.5]], "label": ["red"]}, "expected column 'query' to hold strings, found list"),
+    "query not UTF-8": ({"query": NOT_UTF8, "label": ["red", "red"]}, "expected column 'query' to hold UTF-8"),
+    "weight no number": (
+        {"query": ["a"], "label": ["red"], "weight": ["heavy"]},
+        "expected column 'weight' to hold numbers, found string",
+    ),
+    "weight null": ({"query": ["a"] * 2, "label": ["red"] * 2, "weight": [1, None]}, "row 2: expected a finite weight"),
+    "weight infinite": (
+        {"query": ["a"], "label": ["red"], "weight": [np.inf]},
+        "row 1: expected a finite weight, found inf",
+    ),
+    "no rows": (
+        {"query": pa.array([], pa.string()), "label": pa.array([], pa.string())},
+        "expected at least one train text, found none",
+    ),
+}
+
+
+@pytest.mark.parametrize(("clicks", "complaint"), BAD_CLICKS.values(), ids=BAD_CLICKS)
+def test_bad_clicks_are_refused_by_file_and_row(read: Read, clicks: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DatasetError, match=rf"train\.parquet: {complaint}"):
+        read(clicks)
+
+
+def test_null_label_text_is_refused(read: Read) -> None:
+    with pytest.raises(DatasetError, match=r"labels\.parquet: row 2: 'text': the text is empty"):
+        read({"query": ["a"], "label": ["red"]}, LABELS | {"text": ["Red", None, "Blue"]})
+
+
+def test_duplicate_label_uid_is_refused(read: Read) -> None:
+    with pytest.raises(DatasetError, match=r"labels\.parquet: uid 'red' occurs twice, in rows 1 and 3"):
+        read({"query": ["a"], "label": ["red"]}, LABELS | {"label": ["red", "green", "red"]})
+
+
+@pytest.mark.parametrize("content", [b"", b"query,label\nsky,blue\n", b"PAR1 and then nothing of the kind PAR1"])
+def test_file_that_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "labels.parquet").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"labels\.parquet: expected Parquet, found: ") as refusal:
+        open_dataset(tmp_path)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,154 @@
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from trainer.dataset import Split
+from trainer.errors import DatasetError
+from trainer.formats import FORMATS, open_dataset
+
+WriteLines = Callable[..., Path]
+
+RELEVANCE = sparse.csr_matrix(np.array([[0, 1, 1], [1, 0, 0]], dtype=np.float32))
+UNPICKLED: list[str] = []
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_lines: WriteLines) -> Path:
+    """Two training texts and three labels, relevance included."""
+    write_lines(tmp_path / "X.trn.txt", ["one", "two"])
+    write_lines(tmp_path / "Y.txt", ["red", "green", "blue"])
+    sparse.save_npz(tmp_path / "Y.trn.npz", RELEVANCE)
+    return tmp_path
+
+
+def read(folder: Path) -> Split:
+    return open_dataset(folder).read_split("train")
+
+
+def label_sets(split: Split) -> list[list[int]]:
+    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
+
+
+@pytest.mark.parametrize("texts", ["X.trn.txt", "trn_X.txt", "train_raw_texts.txt"])
+@pytest.mark.parametrize("labels", ["Y.txt", "label_map.txt", "output-items.txt"])
+def test_every_naming_is_recognised(folder: Path, texts: str, labels: str) -> None:
+    (folder / "X.trn.txt").rename(folder / texts)
+    (folder / "Y.txt").rename(folder / labels)
+    dataset = open_dataset(folder)
+    assert dataset.format is FORMATS["pecos"]
+    assert dataset.labels.texts.to_pylist() == ["red", "green", "blue"]
+    assert dataset.read_split("train").entries.texts.to_pylist() == ["one", "two"]
+    assert label_sets(dataset.read_split("train")) == [[1, 2], [0]]
+
+
+def test_row_numbers_are_the_uids(folder: Path) -> None:
+    assert open_dataset(folder).labels.uids.to_pylist() == ["0", "1", "2"]
+    assert read(folder).entries.uids.to_pylist() == ["0", "1"]
+
+
+def test_only_a_line_feed_ends_a_line(folder: Path, write_lines: WriteLines) -> None:
+    texts = ["été \u2028 花\u2029園\u0085 \x0b\x0c\x1c\x1d", "carriage return\r"]
+    write_lines(folder / "X.trn.txt", texts)
+    assert read(folder).entries.texts.to_pylist() == [texts[0], "carriage return"]
+
+
+def test_last_line_may_lack_its_line_feed(folder: Path) -> None:
+    (folder / "X.trn.txt").write_text("one\ntwo")
+    assert read(folder).entries.texts.to_pylist() == ["one", "two"]
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
+def test_every_sparse_kind_that_scipy_saves_is_read(folder: Path, kind: str) -> None:
+    sparse.save_npz(folder / "Y.trn.npz", RELEVANCE.asformat(kind))
+    assert label_sets(read(folder)) == [[1, 2], [0]]
+
+
+def test_unsorted_repeated_and_zero_entries_become_sorted_sets(folder: Path) -> None:
+    entries = (np.array([1, 1, 1, 0, 1]), np.array([2, 1, 2, 0, 0]), np.array([0, 4, 5]))
+    sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(entries, shape=(2, 3)))
+    assert label_sets(read(folder)) == [[1, 2], [0]]
+
+
+@pytest.mark.parametrize(("name", "line"), [("X.trn.txt", 2), ("Y.txt", 3)])
+@pytest.mark.parametrize("blank", ["", " \t "])
+def test_blank_line_is_refused_because_rows_would_shift(
+    folder: Path, write_lines: WriteLines, name: str, line: int, blank: str
+) -> None:
+    write_lines(folder / name, ["text"] * (line - 1) + [blank])
+    with pytest.raises(DatasetError, match=rf"{name}:{line}: the text is empty"):
+        read(folder)
+
+
+def test_invalid_utf8_is_refused_by_file_line_and_column(folder: Path) -> None:
+    (folder / "X.trn.txt").write_bytes(b"one\ncaf\xe9\n")
+    with pytest.raises(DatasetError, match=r"X\.trn\.txt:2: expected UTF-8, found byte 0xe9 at column 4"):
+        read(folder)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4), (1, 3), (3, 2)])
+def test_relevance_of_another_shape_is_refused(folder: Path, shape: tuple[int, int]) -> None:
+    sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(shape))
+    complaint = rf"Y\.trn\.npz: expected 2 x 3 \(the lines of X\.trn\.txt x labels\), found {shape[0]} x {shape[1]}"
+    with pytest.raises(DatasetError, match=complaint):
+        read(folder)
+
+
+class Bomb:
+    """Leaves a trace when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UNPICKLED.append, ("boom",)
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **({"format": b"csr", "shape": (2, 3), "data": [1], "indices": [0], "indptr": [0, 1, 1]} | arrays))
+    return file.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+NO_MATRIX = {
+    "empty": b"",
+    "text": b"0:1 2:1\n",
+    "a dense array": npy(np.eye(3)),
+    "cut off": npz()[:-30],
+    "an archive of other arrays": npz(format=b"\xff"),
+    "unknown format": npz(format=b"zzz"),
+    "format no string": npz(format=3),
+    "strings for values": npz(data=["a"]),
+    "negative column": npz(indices=[-1]),
+    "column out of range": npz(indices=[3]),
+    "pointers past the end": npz(indptr=[0, 10**9, 1]),
+    "pointers that fall": npz(data=[1, 1], indices=[0, 1], indptr=[0, 2, 1]),
+    "too few pointers": npz(indptr=[0, 1]),
+}
+
+
+@pytest.mark.parametrize("content", NO_MATRIX.values(), ids=NO_MATRIX)
+def test_relevance_that_is_no_sparse_matrix_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "Y.trn.npz").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"Y\.trn\.npz: expected a sparse matrix as scipy\.sparse\.save_npz writes"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [npz(data=np.array([Bomb()], dtype=object)), npz(format=np.array(Bomb(), dtype=object)), pickle.dumps(Bomb())],
+    ids=["as values", "as format", "bare"],
+)
+def test_pickled_object_is_refused_and_never_unpickled(folder: Path, content: bytes) -> None:
+    (folder / "Y.trn.npz").write_bytes(content)
+    with pytest.raises(DatasetError, match="expected a sparse matrix"):
+        read(folder)
+    assert UNPICKLED == []

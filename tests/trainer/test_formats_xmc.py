@@ -1,0 +1,85 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.dataset import Split
+from trainer.errors import DatasetError
+from trainer.formats import FORMATS, Dataset, open_dataset
+
+WriteLines = Callable[..., Path]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Dataset]:
+    """Writes the instances as trn.json.gz beside two labels, and opens the folder."""
+
+    def open_with(*instances: Any, suffix: str = ".json.gz") -> Dataset:
+        labels = [
+            {"uid": "B001", "title": "Garden chair"},
+            {"uid": "B002", "title": "Red paint", "content": "One litre"},
+        ]
+        write_lines(tmp_path / f"lbl{suffix}", labels)
+        write_lines(tmp_path / f"trn{suffix}", instances)
+        return open_dataset(tmp_path)
+
+    return open_with
+
+
+Opened = Callable[..., Dataset]
+
+
+def label_sets(split: Split) -> list[list[int]]:
+    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
+
+
+@pytest.mark.parametrize("suffix", [".json.gz", ".json"])
+def test_plain_and_gzip_files_read_alike(opened: Opened, suffix: str) -> None:
+    instance = {"uid": "A1", "title": "Chair", "content": "of wood", "target_ind": [1, 0], "target_rel": [1.0, 1.0]}
+    dataset = opened(instance, suffix=suffix)
+    split = dataset.read_split("train")
+    assert dataset.format is FORMATS["xmc"]
+    assert dataset.labels.uids.to_pylist() == ["B001", "B002"]
+    assert split.entries.uids.to_pylist() == ["A1"]
+    assert label_sets(split) == [[0, 1]]
+
+
+def test_text_is_the_title_and_the_content_where_there_is_one(opened: Opened) -> None:
+    dataset = opened(
+        {"title": "Chair", "content": "of wood", "target_ind": []},
+        {"title": "Chair", "content": "  ", "target_ind": []},
+        {"title": "Chair", "target_ind": []},
+        {"title": "", "content": "only content", "target_ind": []},
+        {"title": "Chair", "content": None, "target_ind": []},
+    )
+    assert dataset.labels.texts.to_pylist() == ["Garden chair", "Red paint One litre"]
+    assert dataset.read_split("train").entries.texts.to_pylist() == [
+        "Chair of wood", "Chair", "Chair", "only content", "Chair",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("instance", "complaint"),
+    [
+        ({"title": "t", "target_ind": [2]}, "label position 2 is out of range; expected 0 to 1"),
+        ({"title": "t", "target_ind": [-1]}, "label position -1 is out of range"),
+        ({"title": "t", "target_ind": ["B001"]}, "expected a label position, found 'B001'"),
+        ({"title": "t", "target_ind": [0.0]}, r"expected a label position, found 0\.0"),
+        ({"title": "t", "target_ind": 0}, "expected 'target_ind' to be a list, found 0"),
+        ({"title": "t"}, "expected 'target_ind' to be a list, found None"),
+        ({"title": " ", "content": "", "target_ind": []}, "'title': the text is empty"),
+        ("{", "broken JSON"),
+    ],
+)
+def test_bad_line_is_refused_by_file_and_line(opened: Opened, instance: Any, complaint: str) -> None:
+    dataset = opened({"title": "good", "target_ind": []}, instance)
+    with pytest.raises(DatasetError, match=rf"trn\.json\.gz:2: .*{complaint}|trn\.json\.gz:2: {complaint}"):
+        dataset.read_split("train")
+
+
+def test_label_without_uid_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
+    write_lines(tmp_path / "lbl.json.gz", [{"title": "t"}])
+    with pytest.raises(DatasetError, match=r"lbl\.json\.gz:1: expected the field 'uid', found \['title'\]"):
+        open_dataset(tmp_path)

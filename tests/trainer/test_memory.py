@@ -1,0 +1,325 @@
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.dataset import Split
+from trainer.encoder import Encoder
+from trainer.errors import MemoryFolderError
+from trainer.formats import Dataset, open_dataset
+from trainer.memory import DEFAULTS, MemoryPlan, is_complete, open_memory, saved_plan, write_memory
+
+REPOSITORY = Path(__file__).parents[2]
+
+# 14 instances and 5 labels in windows of 4: instances end in a short window, labels start a new one.
+WINDOW = 4
+KEYS = 19
+WINDOW_STARTS = [0, 4, 8, 12, 14, 18]
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.memory._WINDOW_TEXTS", WINDOW)
+
+
+@pytest.fixture
+def dataset(toy: Path) -> Dataset:
+    return open_dataset(toy)
+
+
+@pytest.fixture
+def instances(dataset: Dataset) -> Split:
+    return dataset.read_split("train")
+
+
+class Writer:
+    """Writes the toy's memory into a folder, and knows which texts were encoded for it."""
+
+    def __init__(self, dataset: Dataset, instances: Split, encoder: Encoder) -> None:
+        self.dataset, self.instances, self.encoder = dataset, instances, encoder
+        self.encoded: list[str] = []
+
+    def plan(self, **changes: Any) -> MemoryPlan:
+        plan = MemoryPlan.of(self.dataset.labels, self.instances, self.encoder, "0" * 64, "float32")
+        return MemoryPlan(**(vars(plan) | changes))
+
+    def write(self, folder: Path, **changes: Any) -> int:
+        return write_memory(folder, self.plan(**changes), self.dataset.labels, self.instances, self.encoder)
+
+
+@pytest.fixture
+def writer(dataset: Dataset, instances: Split, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    writer = Writer(dataset, instances, tiny_encoder)
+    real = Encoder.encode
+
+    def encode(self: Encoder, texts: Sequence[str], *arguments: Any) -> np.ndarray:
+        vectors = real(self, texts, *arguments)
+        writer.encoded.extend(texts)
+        return vectors
+
+    monkeypatch.setattr(Encoder, "encode", encode)
+    return writer
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes the encoder raise KeyboardInterrupt when it is given its n-th window, counted from 0; then it is mended."""
+
+    def arm(window: int) -> None:
+        before, calls = Encoder.encode, iter(range(1_000))
+
+        def encode(self: Encoder, *arguments: Any) -> np.ndarray:
+            if next(calls) == window:
+                monkeypatch.setattr(Encoder, "encode", before)
+                raise KeyboardInterrupt
+            return before(self, *arguments)
+
+        monkeypatch.setattr(Encoder, "encode", encode)
+
+    return arm
+
+
+def interrupted(writer: Writer, folder: Path, interrupt_at: Callable[[int], None], window: int) -> None:
+    interrupt_at(window)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(folder)
+    writer.encoded.clear()
+
+
+class TestFinishedMemory:
+    def test_keys_are_instances_then_labels_in_dataset_order(self, writer: Writer, tmp_path: Path) -> None:
+        assert writer.write(tmp_path / "memory") == KEYS
+        memory = open_memory(tmp_path / "memory")
+        config = writer.encoder.config
+        expected = np.concatenate(
+            [
+                writer.encoder.encode(writer.instances.entries.texts.to_pylist(), config.max_length),
+                writer.encoder.encode(writer.dataset.labels.texts.to_pylist(), config.label_max_length),
+            ]
+        )
+        assert memory.keys.shape == (KEYS, writer.encoder.dim)
+        np.testing.assert_allclose(memory.keys, expected, atol=1e-6)
+
+    def test_instance_votes_for_its_labels_and_label_for_itself(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write(tmp_path / "memory")
+        memory = open_memory(tmp_path / "memory")
+        votes = [row.tolist() for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
+        relevance = writer.instances.labels.to_csr(5)
+        assert votes == [row.indices.tolist() for row in relevance] + [[label] for label in range(5)]
+
+    def test_entries_stand_row_by_row_beside_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
+        writer.write(tmp_path / "memory")
+        for name, source in (("instances", "train"), ("labels", "labels")):
+            written = (tmp_path / "memory" / f"{name}.jsonl").read_text().splitlines()
+            given = (toy / f"{source}.jsonl").read_text().splitlines()
+            assert [json.loads(line) for line in written] == [
+                {"uid": record["uid"], "text": record["text"]} for record in map(json.loads, given)
+            ]
+
+    def test_header_tells_plan_and_defaults_and_no_progress_is_left(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write(tmp_path / "memory")
+        memory = open_memory(tmp_path / "memory")
+        assert memory.plan == saved_plan(tmp_path / "memory") == writer.plan()
+        assert memory.defaults == DEFAULTS
+        assert {path.name for path in memory.folder.iterdir()} == {
+            "memory.json", "keys.npy", "value_indptr.npy", "value_indices.npy", "labels.jsonl", "instances.jsonl",
+        }  # fmt: skip
+
+    def test_half_precision_keys_are_the_rounded_vectors(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write(tmp_path / "single")
+        writer.write(tmp_path / "half", key_dtype="float16")
+        half = open_memory(tmp_path / "half").keys
+        assert half.dtype == np.float16
+        np.testing.assert_array_equal(half, open_memory(tmp_path / "single").keys.astype(np.float16))
+
+    def test_keys_are_mapped_and_read_only(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write(tmp_path / "memory")
+        keys = open_memory(tmp_path / "memory").keys
+        assert isinstance(keys, np.memmap)
+        assert not keys.flags.writeable
+
+
+class TestInterruptedMemory:
+    @pytest.mark.parametrize("window", range(6))
+    def test_resuming_encodes_only_what_is_missing_and_ends_byte_equal(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path, window: int
+    ) -> None:
+        writer.write(tmp_path / "whole")
+        everything = list(writer.encoded)
+        interrupted(writer, tmp_path / "memory", interrupt_at, window)
+        assert not is_complete(tmp_path / "memory")
+        assert writer.write(tmp_path / "memory") == KEYS - WINDOW_STARTS[window]
+        assert writer.encoded == everything[WINDOW_STARTS[window] :]
+        for path in (tmp_path / "whole").iterdir():
+            assert (tmp_path / "memory" / path.name).read_bytes() == path.read_bytes()
+
+    def test_interrupted_twice_still_ends_byte_equal(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
+    ) -> None:
+        writer.write(tmp_path / "whole")
+        interrupted(writer, tmp_path / "memory", interrupt_at, 1)
+        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        assert writer.write(tmp_path / "memory") == KEYS - 12
+        assert (tmp_path / "memory" / "keys.npy").read_bytes() == (tmp_path / "whole" / "keys.npy").read_bytes()
+
+    def test_rows_written_after_the_last_save_are_cut_off(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
+    ) -> None:
+        writer.write(tmp_path / "whole")
+        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        with (tmp_path / "memory" / "keys.npy").open("ab") as file:
+            file.write(b"half a row, and then some" * 1_000)
+        writer.write(tmp_path / "memory")
+        assert (tmp_path / "memory" / "keys.npy").read_bytes() == (tmp_path / "whole" / "keys.npy").read_bytes()
+
+    def test_rows_missing_before_the_last_save_are_refused_not_filled_with_zeros(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
+    ) -> None:
+        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        keys = tmp_path / "memory" / "keys.npy"
+        keys.write_bytes(keys.read_bytes()[:-4])
+        with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected at least .* bytes, found .*--overwrite"):
+            writer.write(tmp_path / "memory")
+
+    def test_lost_keys_are_encoded_from_the_start(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
+    ) -> None:
+        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        (tmp_path / "memory" / "keys.npy").unlink()
+        assert writer.write(tmp_path / "memory") == KEYS
+
+    def test_other_windows_than_before_leave_no_gap(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writer.write(tmp_path / "whole")
+        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        monkeypatch.setattr("trainer.memory._WINDOW_TEXTS", 5)
+        assert writer.write(tmp_path / "memory") == KEYS - 8
+        resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
+        np.testing.assert_allclose(resumed, whole, atol=1e-6)
+
+    def test_killed_process_loses_only_its_window(
+        self, writer: Writer, tiny_bert: Any, toy: Path, tmp_path: Path
+    ) -> None:
+        writer.write(tmp_path / "whole", weights_sha256="f" * 64)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_MID_WINDOW, toy, tiny_bert.folder, tmp_path / "memory"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        with pytest.raises(MemoryFolderError, match="expected a memory, found one that is not finished"):
+            open_memory(tmp_path / "memory")
+        assert writer.write(tmp_path / "memory", weights_sha256="f" * 64) == KEYS - 12
+        np.testing.assert_allclose(
+            open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys, atol=1e-6
+        )
+
+
+# Kills itself, as `kill -9` would, in the middle of the fourth window.
+KILLED_MID_WINDOW = """
+import os, signal, sys
+from pathlib import Path
+from trainer import memory
+from trainer.checkpoint import load_pretrained
+from trainer.encoder import Encoder
+from trainer.formats import open_dataset
+
+memory._WINDOW_TEXTS = 4
+real, windows = Encoder.encode, []
+
+def encode(self, texts, max_length, progress):
+    windows.append(texts)
+    stop = (lambda rows: os.kill(os.getpid(), signal.SIGKILL)) if len(windows) == 4 else progress
+    return real(self, texts, max_length, stop)
+
+Encoder.encode = encode
+dataset = open_dataset(Path(sys.argv[1]))
+split = dataset.read_split("train")
+encoder = load_pretrained(sys.argv[2], "auto", 32, 8, "cpu")
+plan = memory.MemoryPlan.of(dataset.labels, split, encoder, "f" * 64, "float32")
+memory.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, encoder)
+"""
+
+
+class TestOpening:
+    @pytest.fixture
+    def folder(self, writer: Writer, tmp_path: Path) -> Path:
+        writer.write(tmp_path / "memory")
+        return tmp_path / "memory"
+
+    def test_missing_memory_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(MemoryFolderError, match=r"expected a memory, found none; run `recollect train`"):
+            open_memory(tmp_path)
+
+    def test_unfinished_memory_is_refused(
+        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
+    ) -> None:
+        interrupted(writer, tmp_path / "memory", interrupt_at, 3)
+        with pytest.raises(MemoryFolderError, match="found one that is not finished"):
+            open_memory(tmp_path / "memory")
+
+    def test_unknown_format_version_is_refused_even_if_other_fields_changed(self, folder: Path) -> None:
+        (folder / "memory.json").write_text('{"format_version": 2}')
+        with pytest.raises(MemoryFolderError, match=r"memory\.json: expected format_version 1, found 2"):
+            open_memory(folder)
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 1}'])
+    def test_broken_header_is_refused(self, folder: Path, content: str) -> None:
+        (folder / "memory.json").write_text(content)
+        with pytest.raises(MemoryFolderError, match=r"memory\.json: expected a memory's header, found: "):
+            open_memory(folder)
+
+    @pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
+    def test_truncated_or_absent_array_is_refused_by_its_file(self, folder: Path, name: str) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+        with pytest.raises(
+            MemoryFolderError, match=rf"{name}: expected an array, found: .*run `recollect train` again"
+        ):
+            open_memory(folder)
+        (folder / name).unlink()
+        with pytest.raises(MemoryFolderError, match=rf"{name}: expected an array, found: "):
+            open_memory(folder)
+
+    @pytest.mark.parametrize(
+        ("array", "complaint"),
+        [
+            (np.zeros((KEYS - 1, 32), np.float32), r"shape \(18, 32\)"),
+            (np.zeros((KEYS, 31), np.float32), r"shape \(19, 31\)"),
+            (np.zeros((KEYS, 32), np.float16), r"float16"),
+        ],
+        ids=["too few rows", "other dimension", "other type"],
+    )
+    def test_keys_of_another_shape_or_type_are_refused(self, folder: Path, array: np.ndarray, complaint: str) -> None:
+        np.save(folder / "keys.npy", array)
+        with pytest.raises(
+            MemoryFolderError, match=rf"keys\.npy: expected float32 of shape \(19, 32\), found .*{complaint}"
+        ):
+            open_memory(folder)
+
+    def test_pickled_array_is_refused(self, folder: Path) -> None:
+        np.save(folder / "keys.npy", np.array([{}], dtype=object))
+        with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected an array, found: "):
+            open_memory(folder)
+
+    @pytest.mark.parametrize("value", [-1, 5])
+    def test_value_that_is_no_label_is_refused(self, folder: Path, value: int) -> None:
+        indices = np.load(folder / "value_indices.npy")
+        indices[2] = value
+        np.save(folder / "value_indices.npy", indices)
+        with pytest.raises(MemoryFolderError, match="values point past the 5 labels"):
+            open_memory(folder)
+
+    def test_value_pointers_that_fall_are_refused(self, folder: Path) -> None:
+        indptr = np.load(folder / "value_indptr.npy")
+        indptr[3] = indptr[-1]
+        np.save(folder / "value_indptr.npy", indptr)
+        with pytest.raises(MemoryFolderError, match="values point past"):
+            open_memory(folder)

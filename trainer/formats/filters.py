@@ -1,0 +1,43 @@
+"""Filter files: (row, label) pairs, both from 0, that must not count as predictions.
+
+In product-to-product data a test text and a label can be the same thing; predicting it proves nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from trainer.errors import DatasetError
+
+
+def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:
+    """The pairs of a filter file; none if the file is absent or empty.
+
+    Raises:
+        DatasetError: If a line is not two integers in range.
+    """
+    if not path.is_file():
+        return np.empty((0, 2), dtype=np.int64)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*no data.*")
+            pairs = np.loadtxt(path, dtype=np.int64, ndmin=2)
+    except ValueError as error:
+        raise DatasetError(f"{path}: expected two integers a line, row and label position; found: {error}") from None
+    if pairs.size == 0:
+        return np.empty((0, 2), dtype=np.int64)
+    if pairs.shape[1] != 2:
+        raise DatasetError(f"{path}: expected two integers a line, row and label position; found {pairs.shape[1]}")
+    outside = (pairs < 0).any(axis=1) | (pairs >= [rows, labels]).any(axis=1)
+    if outside.any():
+        line = int(np.flatnonzero(outside)[0])
+        row, label = pairs[line]
+        raise DatasetError(
+            f"{path}:{line + 1}: pair ({row}, {label}) is out of range; expected rows below {rows:,} "
+            f"and labels below {labels:,}"
+        )
+    return pairs

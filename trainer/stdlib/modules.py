@@ -1,0 +1,158 @@
+"""The modules of the standard library and the docstrings of what they define.
+
+Source files are parsed, never imported. Only modules written in C are, because nothing else holds their docstrings.
+What is found depends on the interpreter alone, not on what it has imported or replaced so far.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import inspect
+import sys
+import sysconfig
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STAR = "*"
+
+_SKIPPED = {
+    *("test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "_vendor"),
+    *("antigravity", "this"),  # jokes
+    "readline",  # importing it may write escape codes to the terminal
+}
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass
+class Import:
+    """`from source import name as alias`; with a star for a name, `import source as alias`; with two, a star import."""
+
+    source: str
+    name: str
+    alias: str
+
+
+@dataclass
+class Module:
+    name: str
+    docstring: str | None = None
+    in_c: bool = False
+    # Public top-level name -> (path below it, docstring) pairs: ("", ...) is its own, (".method", ...) a member's.
+    definitions: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    imports: list[Import] = field(default_factory=list)
+    exported: set[str] = field(default_factory=set)  # the names that stand in `__all__`
+
+
+def read_modules() -> dict[str, Module]:
+    """The modules by name: all that have source, and those in C that are public or that source imports from."""
+    modules = {module.name: module for module in _source_modules()}
+    imported = {statement.source for module in modules.values() for statement in module.imports}
+    public = {name for name in sys.stdlib_module_names - _SKIPPED if is_public(name)}
+    for name in sorted(_names_in_c() & (public | imported)):
+        if module := _inspected(name):
+            modules[name] = module
+    return modules
+
+
+def is_public(name: str) -> bool:
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def _source_modules() -> Iterator[Module]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for top in sorted(root.iterdir()):
+        if top.stem not in sys.stdlib_module_names:  # site-packages, for one
+            continue
+        for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+            parts = path.relative_to(root).with_suffix("").parts
+            if path.suffix != ".py" or _SKIPPED.intersection(parts):
+                continue
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    tree = ast.parse(path.read_bytes())
+            except (SyntaxError, ValueError):
+                continue
+            is_package = parts[-1] == "__init__"
+            yield _parsed(".".join(parts[:-1] if is_package else parts), is_package, tree)
+
+
+def _parsed(name: str, is_package: bool, tree: ast.Module) -> Module:
+    module = Module(name, ast.get_docstring(tree))
+    for statement in _statements(tree):
+        if isinstance(statement, _Definition):
+            if is_public(statement.name):
+                module.definitions[statement.name] += _documented(statement, "")
+        elif isinstance(statement, ast.ImportFrom):
+            source = _imported_module(statement, name, is_package)
+            module.imports += [Import(source, item.name, item.asname or item.name) for item in statement.names]
+        elif isinstance(statement, ast.Import):
+            module.imports += [Import(item.name, STAR, item.asname) for item in statement.names if item.asname]
+        elif any(isinstance(node, ast.Name) and node.id == "__all__" for node in ast.walk(statement)):
+            constants = [node.value for node in ast.walk(statement) if isinstance(node, ast.Constant)]
+            module.exported |= {value for value in constants if isinstance(value, str)}
+    return module
+
+
+def _imported_module(statement: ast.ImportFrom, name: str, is_package: bool) -> str:
+    if not statement.level:
+        return statement.module or ""
+    # One dot is the package that the module is or lies in, each further dot one package up.
+    up = statement.level - is_package
+    package = name.split(".")[: -up or None]
+    return ".".join([*package, *filter(None, [statement.module])])
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements that make a module or a class, in whichever branch they stand."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
+            yield from _statements(child)
+        elif isinstance(child, ast.stmt):
+            yield child
+
+
+def _documented(definition: _Definition, path: str) -> Iterator[tuple[str, str]]:
+    if docstring := ast.get_docstring(definition):
+        yield path, docstring
+    if isinstance(definition, ast.ClassDef):
+        for member in _statements(definition):
+            if isinstance(member, _Definition) and is_public(member.name):
+                yield from _documented(member, f"{path}.{member.name}")
+
+
+def _names_in_c() -> set[str]:
+    folder = Path(sysconfig.get_config_var("DESTSHARED") or sysconfig.get_path("platstdlib"))
+    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    extensions = {path.name.partition(".")[0] for path in folder.glob("*") if path.name.endswith(suffixes)}
+    return extensions | set(sys.builtin_module_names)
+
+
+def _inspected(name: str) -> Module | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            imported = importlib.import_module(name)
+    except ImportError:  # this platform lacks a library that it needs
+        return None
+    module = Module(name, imported.__doc__, in_c=True)
+    contents = vars(imported)
+    for key in sorted(filter(is_public, contents)):
+        value = contents.get(f"__{key}__", contents[key])  # so sys keeps the hooks that others may replace
+        if inspect.isbuiltin(value):
+            module.definitions[key] = _own_docstring(value, "")
+        elif inspect.isclass(value) and (value.__module__ != "builtins" or name == "builtins"):
+            module.definitions[key] = _own_docstring(value, "")
+            for member in sorted(filter(is_public, vars(value))):
+                described = vars(value)[member]
+                if inspect.isroutine(described) or inspect.isdatadescriptor(described):
+                    module.definitions[key] += _own_docstring(described, f".{member}")
+    return module
+
+
+def _own_docstring(value: object, path: str) -> list[tuple[str, str]]:
+    docstring = value.__doc__
+    return [(path, docstring)] if isinstance(docstring, str) else []

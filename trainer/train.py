@@ -1,0 +1,63 @@
+"""From a dataset to a run folder: `checkpoint/`, an encoder, and `memory/`, what it remembers."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from trainer.checkpoint import load_pretrained, save_checkpoint, weights_digest
+from trainer.encoder import choose_device
+from trainer.errors import MemoryFolderError
+from trainer.formats import open_dataset
+from trainer.memory import MemoryPlan, is_complete, saved_plan, write_memory
+from trainer.settings import TrainSettings
+
+
+def train(settings: TrainSettings) -> None:
+    """Write a run folder, going on where an interrupted run with the same settings stopped.
+
+    Raises:
+        DatasetError: If the dataset breaks its contract.
+        EncoderError: If the encoder cannot be loaded or the device is absent.
+        MemoryFolderError: If the run folder holds a memory made of something else.
+    """
+    dataset = open_dataset(settings.dataset, settings.format)
+    instances = dataset.read_split("train")
+    _say(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
+    encoder = load_pretrained(
+        settings.encoder,
+        settings.pooling,
+        settings.max_length,
+        settings.label_max_length,
+        choose_device(settings.device),
+    )
+    plan = MemoryPlan.of(dataset.labels, instances, encoder, weights_digest(encoder), settings.key_dtype)
+    memory, checkpoint = settings.out / "memory", settings.out / "checkpoint"
+    if settings.overwrite:
+        shutil.rmtree(memory, ignore_errors=True)
+    _refuse_another(settings, plan)
+    if saved_plan(memory) != plan or not checkpoint.is_dir():
+        save_checkpoint(encoder, checkpoint)
+    if is_complete(memory):
+        _say(f"{memory}: already done, {plan.keys:,} keys")
+        return
+    start = time.monotonic()
+    encoded = write_memory(memory, plan, dataset.labels, instances, encoder)
+    seconds = time.monotonic() - start
+    _say(f"{memory}: {plan.keys:,} keys, {encoded:,} encoded now at {encoded / seconds:,.0f} texts/s")
+
+
+def _refuse_another(settings: TrainSettings, plan: MemoryPlan) -> None:
+    saved = saved_plan(settings.out / "memory")
+    if saved is None or saved == plan:
+        return
+    differs = [name for name in vars(plan) if getattr(saved, name) != getattr(plan, name)]
+    raise MemoryFolderError(
+        f"{settings.out}: expected no other memory here, found one that differs in {', '.join(differs)}; "
+        "choose another --out, or replace it with --overwrite"
+    )
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)  # noqa: T201
