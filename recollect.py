@@ -7,6 +7,7 @@ before a verb is chosen. Exit status: 0 done, 1 failed, 2 bad usage or bad input
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import typing
 from collections.abc import Sequence
@@ -37,7 +38,16 @@ USAGE = "usage: recollect VERB [--help] ..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = _choose(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has left: `recollect versions | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write goes nowhere
+        return 1
+    return status
+
+
+def _choose(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _write(sys.stdout if arguments else sys.stderr, _overview())
         return 0 if arguments else 2
@@ -62,9 +72,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         _write(sys.stderr, f"recollect {name}: interrupted")
         return 130
-    except BrokenPipeError:  # whoever read our output has left: `recollect versions | head -1`
-        sys.stderr.close()
-        return 1
+    except BrokenPipeError:
+        raise
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("service", "trainer", "index_builder"):
             raise
@@ -88,7 +97,9 @@ def _read_settings(command: Any, name: str, arguments: Sequence[str]) -> Any:
 
     settings_class = typing.get_type_hints(command)["settings"]
     try:
-        return settings_class(_cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}")
+        return settings_class(
+            _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
+        )
     except ValidationError as error:
         problem = error.errors()[0]
         flag = "--" + str(problem["loc"][0]).rstrip("_").replace("_", "-") if problem["loc"] else "settings"
@@ -97,7 +108,8 @@ def _read_settings(command: Any, name: str, arguments: Sequence[str]) -> Any:
         expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         raise _UsageError(f"{flag}: expected {expected}; found {problem['input']!r}") from None
     except SettingsError as error:
-        raise _UsageError(f"{error}; see `recollect {name} --help`") from None
+        message = str(error).removeprefix("error parsing CLI: ")
+        raise _UsageError(f"{message}; see `recollect {name} --help`") from None
 
 
 class _UsageError(Exception):

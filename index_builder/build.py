@@ -142,11 +142,13 @@ def _check_encoder(memory: Memory, encoder: Encoder, exported: QueryEncoder, pre
     wanted = set(rows.tolist())
     texts = [text for row, text in enumerate(_field(memory.folder / "instances.jsonl", "text")) if row in wanted]
     reference = encoder.encode(texts, encoder.config.max_length)
-    stored = float(cosines(reference, np.asarray(memory.keys[rows], dtype=np.float32)).min())
-    if not stored >= _WORST_COSINE["fp32"]:
+    with np.errstate(invalid="ignore", divide="ignore"):  # a key of NaN or of zeros is no reason to warn, but to refuse
+        stored = cosines(reference, np.asarray(memory.keys[rows], dtype=np.float32))
+    worst = int(stored.argmin())  # the first NaN, if there is one
+    if not stored[worst] >= _WORST_COSINE["fp32"]:
         raise BuildError(
-            f"{memory.folder}: expected stored keys to be what the checkpoint makes, found a cosine of {stored:.4f}; "
-            "encode it again with `recollect train --overwrite`"
+            f"{memory.folder}/keys.npy: row {rows[worst]}: expected the key that the checkpoint makes of its text, "
+            f"found a cosine of {stored[worst]:.4f} to it; encode it again with `recollect train --overwrite`"
         )
     parity = cosines(reference, exported.encode(exported.tokenise(texts)))
     if not parity.min() >= _WORST_COSINE[precision]:

@@ -151,8 +151,15 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
 
 
 def table(evaluation: Evaluation) -> Iterator[str]:
-    """The rows as aligned lines."""
-    cells = [list(evaluation.rows[0])]
+    """The rows as aligned lines, under headings short enough for a terminal."""
+    short = {
+        "temperature": "tau",
+        "top_b": "b",
+        "F1@5 extreme tail": "xtail",
+        "F1@5 torso": "torso",
+        "F1@5 tail": "tail",
+    }
+    cells = [[short.get(name, name) for name in evaluation.rows[0]]]
     cells += [[_cell(name, value) for name, value in row.items()] for row in evaluation.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:

@@ -40,8 +40,12 @@ def create_app(live: Live, settings: ServeSettings) -> FastAPI:
 
 
 def _document_problems(app: FastAPI) -> None:
-    """Put the error's schema where `problems.documented` points."""
+    """Put the error's schema where `problems.documented` points, and take FastAPI's own away."""
     schema = app.openapi()
+    for path in schema["paths"].values():
+        for operation in path.values():
+            answers = operation["responses"].items()
+            operation["responses"] = {code: each for code, each in answers if "HTTPValidationError" not in str(each)}
     schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(unused, None)

@@ -46,7 +46,7 @@ class Bundle:
 
     folder: Path
     manifest: Manifest
-    value_indptr: Int[np.ndarray, "instance+1"]
+    value_indptr: Int[np.ndarray, " offset"]
     value_indices: Int[np.ndarray, " pair"]
     labels: LabelTable
     instance_uids: StringTable

@@ -104,13 +104,17 @@ class Manifest(_Part):
     files: dict[str, FileInfo]
 
 
+def is_version(name: str) -> bool:
+    return _VERSION.fullmatch(name) is not None
+
+
 def check_version(version: str) -> str:
     """A version's name: letters, digits, `_` and `-`, so that it can never lead out of the store.
 
     Raises:
         StoreError: If it is anything else.
     """
-    if not _VERSION.fullmatch(version):
+    if not is_version(version):
         raise StoreError(
             f"version {version[:80]!r}: expected letters, digits, '_' and '-', as `recollect versions` lists them"
         )
@@ -130,7 +134,7 @@ def read_manifest(folder: Path) -> Manifest:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise BundleError(f"{path}: expected a bundle's manifest, found: {error.strerror}; build it again") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: expected JSON, found: {error}; build the bundle again") from None
     found = content.get("format_version") if isinstance(content, dict) else None
     if found != FORMAT_VERSION:

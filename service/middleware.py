@@ -1,4 +1,4 @@
-"""Around every request: an id, the version that answered, and a limit on the body."""
+"""Around every request: an id, the version that answered, an answer even to a fault, and a limit on the body."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.live import Live
 from service.problems import problem_response
 
+log = structlog.get_logger(__name__)
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 # A body over the limit is read to its end up to here, so that its sender gets an answer, not a broken pipe.
@@ -19,7 +21,7 @@ _DRAIN_BYTES = 64 << 20
 
 
 class RequestContext:
-    """Sets `X-Request-Id`, echoed or made, and `X-Index-Version` on every response."""
+    """Sets `X-Request-Id`, echoed or made, and `X-Index-Version` on every response; logs faults under that id."""
 
     def __init__(self, app: ASGIApp, live: Live) -> None:
         self._app, self._live = app, live
@@ -31,9 +33,12 @@ class RequestContext:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         structlog.contextvars.bind_contextvars(request_id=request_id)
+        started = False
 
         async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
                 if version := self._live.version():
@@ -42,6 +47,12 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            log.error("request_failed", path=scope["path"], exc_info=error)
+            if started:
+                raise
+            fault = problem_response(500, "the service failed on this request; its log says why")
+            await fault(scope, receive, send_with_headers)
         finally:
             structlog.contextvars.unbind_contextvars("request_id")
 

@@ -41,6 +41,11 @@ class Options:
     def filtered(self) -> bool:
         return self.allow is not None or bool(self.deny)
 
+    @property
+    def wanted(self) -> int:
+        """Labels after which a search need look no further."""
+        return self.top_k if self.allow is None else min(self.top_k, len(self.allow - self.deny))
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -82,7 +87,7 @@ class Predictor:
     """An opened bundle; thread-safe."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
-        faiss.omp_set_num_threads(threads)
+        self._threads = threads
         self.bundle = bundle
         self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads)
         self.searcher = Searcher(bundle)
@@ -133,7 +138,7 @@ class Predictor:
             BundleError: If an answer is missing or no number.
         """
         rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
-        for answer in self.predict([self.bundle.instance_texts[row] for row in rows], self.options()).answers:
+        for answer in self.predict([self.bundle.instance_texts[row] for row in rows.tolist()], self.options()).answers:
             if not answer.labels or not np.isfinite([label.score for label in answer.labels]).all():
                 raise BundleError(f"{self.bundle.folder}: expected an answer to its own texts, found none")
 
@@ -148,24 +153,40 @@ class Predictor:
         watch.lap("tokenize")
         vectors = self.encoder.encode(tokens)
         watch.lap("encode")
-        ranking, votes, complete = self._rank(vectors, options, watch)
-        rows = np.searchsorted(ranking.query, np.arange(len(queries) + 1))
+        # A filtered query is ranked alone: how far it looks must not depend on the batch it came in.
+        step = 1 if options.filtered else max(1, len(queries))
+        answers: list[Answer] = []
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            answers += self._answer(vectors[part], tokens.truncated[part], options, watch)
+        return Answers(answers, watch.stages)
+
+    def _answer(
+        self, vectors: Float[np.ndarray, "query dim"], truncated: list[bool], options: Options, watch: Stopwatch
+    ) -> list[Answer]:
+        ranking, votes, exhausted = self._rank(vectors, options, watch)
+        rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
         answers = []
-        for query, truncated in enumerate(tokens.truncated):
+        for query in range(len(vectors)):
             best = slice(rows[query], min(rows[query] + options.top_k, rows[query + 1]))
             labels = [
                 self._describe(query, int(label), float(score), votes if options.explain else None)
                 for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
                 if score >= options.threshold
             ]
-            answers.append(Answer(labels, truncated, exhausted=not complete[query]))
+            answers.append(Answer(labels, truncated[query], bool(exhausted[query])))
         watch.lap("combine")
-        return Answers(answers, watch.stages)
+        return answers
 
     def _rank(
         self, vectors: Float[np.ndarray, "query dim"], options: Options, watch: Stopwatch
     ) -> tuple[Ranking, Votes, Bool[np.ndarray, " query"]]:
-        """Rank the admitted labels, looking further than b where a filter leaves fewer than k."""
+        """Rank the admitted labels, looking further than b where a filter leaves fewer than k.
+
+        Returns:
+            The ranking, its terms, and for which queries the whole memory has fewer than k.
+        """
+        faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number for each calling thread
         top_b = options.top_b
         while True:
             neighbours = self.searcher.search(vectors, top_b, options.lambda_)
@@ -173,12 +194,12 @@ class Predictor:
             votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
             ranking = rank(votes, self.values)
             if not options.filtered:
-                return ranking, votes, np.ones(len(vectors), dtype=bool)
+                return ranking, votes, np.zeros(len(vectors), dtype=bool)
             ranking = _admitted(ranking, options)
-            complete = np.bincount(ranking.query, minlength=len(vectors)) >= options.top_k
+            found = np.bincount(ranking.query, minlength=len(vectors))
             watch.lap("combine")
-            if complete.all() or top_b >= self.searcher.keys:
-                return ranking, votes, complete
+            if (found >= options.wanted).all() or top_b >= self.searcher.keys:
+                return ranking, votes, found < options.top_k
             top_b = min(top_b * _WIDEN, self.searcher.keys)
 
     def _describe(self, query: int, label: int, score: float, votes: Votes | None) -> ScoredLabel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,8 +12,6 @@ from starlette.responses import JSONResponse, Response
 
 from service.live import NotReadyError
 from service.schemas import Problem
-
-log = structlog.get_logger(__name__)
 
 _TITLES = {
     404: ("not_found", "Not found"),
@@ -58,7 +55,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Turn every kind of error into a problem."""
+    """Turn every kind of error into a problem; faults of ours are `RequestContext`'s, which knows the request's id."""
 
     @app.exception_handler(ProblemError)
     async def on_problem(request: Request, error: ProblemError) -> Response:
@@ -76,13 +73,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # how FastAPI puts all that is no JSON but a mere syntax error
+            return problem_response(422, "body: expected JSON, found bytes that are no UTF-8, or nesting without end")
         detail = f"{request.method} {request.url.path}: {error.detail}"
         return problem_response(error.status_code, detail, headers=error.headers)
-
-    @app.exception_handler(Exception)
-    async def on_fault(request: Request, error: Exception) -> Response:
-        log.error("request_failed", path=request.url.path, exc_info=error)
-        return problem_response(500, "the service failed on this request; its log says why")
 
 
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
@@ -90,5 +84,7 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']} at byte {error['loc'][-1]}"}
+    if not where:
+        return {"field": "body", "message": "expected a JSON object, sent as Content-Type: application/json"}
     message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(where) or "body", "message": message}
+    return {"field": ".".join(where), "message": message}

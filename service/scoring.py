@@ -19,7 +19,7 @@ from service.searcher import Neighbours
 class Values:
     """The labels each instance votes for: row i has `indices[indptr[i] : indptr[i + 1]]`."""
 
-    indptr: Int[np.ndarray, "instance+1"]
+    indptr: Int[np.ndarray, " offset"]
     indices: Int[np.ndarray, " pair"]
     labels: int
 
@@ -55,7 +55,7 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
         temperature: Tau.
 
     Returns:
-        Weights that sum to 1 for every query, in float64.
+        Weights that sum to 1 for every query with a key, in float64.
 
     Raises:
         ValueError: If `temperature` is not positive.
@@ -63,8 +63,10 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, found {temperature}")
     logits = similarities.astype(np.float64) / temperature
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    normalised: np.ndarray = weights / weights.sum(axis=1, keepdims=True)
+    found = np.isfinite(logits)
+    largest = logits.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min, where=found)
+    weights = np.exp(logits - largest)  # 0 where no key was found
+    normalised: np.ndarray = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return normalised
 
 
@@ -90,7 +92,7 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
 def rank(votes: Votes, values: Values) -> Ranking:
     """Add up the shares of each query's labels, best first; ties break by label position."""
     pair, index = np.unique(votes.query * np.int64(values.labels) + votes.label, return_inverse=True)
-    score = np.bincount(index, weights=votes.share, minlength=len(pair))
+    score = np.bincount(index, weights=votes.share, minlength=len(pair)).astype(np.float64, copy=False)
     query, label = np.divmod(pair, values.labels)
     order = np.lexsort((-score, query))  # stable, and `pair` rises with the label
     return Ranking(query[order], label[order], score[order])

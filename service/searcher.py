@@ -6,6 +6,7 @@ badly: an HNSW walk whose selector passes few keys comes back nearly empty. Two 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ class KeyIndex:
             case "hnsw":
                 return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
             case "ivf":
-                return faiss.SearchParametersIVF(nprobe=self._info.effort)
+                share = math.ceil(self._index.nlist * top_b / self.keys)  # all lists when all keys are asked for
+                return faiss.SearchParametersIVF(nprobe=max(self._info.effort, share))
             case "flat":
                 return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
 
@@ -30,6 +31,7 @@ def serve(settings: ServeSettings) -> None:
         StoreError, BundleError: If the store's current version cannot be served.
     """
     _configure_logs()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
     for name in unknown_variables(settings):
         log.warning("unknown_environment_variable", name=name)
     with _listen(settings.host, settings.port) as listener:
@@ -45,7 +47,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS cannot hold
         reason = str(error).split(" (")[0].split("] ")[-1]  # the rest repeats the address
         raise AddressError(
             f"{host}:{port}: expected an address to listen on, found: {reason}; "

@@ -17,7 +17,13 @@ class ServiceSettings(BaseSettings):
     """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, frozen=True, cli_kebab_case=True, allow_inf_nan=False, env_prefix_target="all"
+        env_prefix=ENV_PREFIX,
+        env_prefix_target="all",
+        frozen=True,
+        allow_inf_nan=False,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_parse_none_str="the bundle's own",
     )
 
     store: Path = Field(description="bundle store")
@@ -39,12 +45,10 @@ class PredictSettings(ServiceSettings):
 
     text: CliPositionalArg[str] = Field(description="the query")
     version: str = Field("current", description="version to ask")
-    lambda_: Lambda | None = Field(
-        None, validation_alias="lambda", description="weight of instances against labels; null: the bundle's own"
-    )
-    temperature: Temperature | None = Field(None, description="tau; null: the bundle's own")
-    top_b: TopB | None = Field(None, description="keys to retrieve; null: the bundle's own")
-    top_k: TopK | None = Field(None, description="labels to answer with; null: the bundle's own")
+    lambda_: Lambda | None = Field(None, validation_alias="lambda", description="weight of instances against labels")
+    temperature: Temperature | None = Field(None, description="tau")
+    top_b: TopB | None = Field(None, description="keys to retrieve")
+    top_k: TopK | None = Field(None, description="labels to answer with")
     explain: CliImplicitFlag[bool] = Field(False, description="show the terms of each score")
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
 

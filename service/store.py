@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service.errors import BundleError, StoreError
-from service.manifest import Manifest, check_version, read_manifest
+from service.manifest import Manifest, check_version, is_version, read_manifest
 
 _INCOMING = ".incoming-"
 
@@ -35,7 +35,7 @@ class Store:
         """All published versions, oldest first."""
         if not self.bundles.is_dir():
             return []
-        return sorted(path.name for path in self.bundles.iterdir() if not path.name.startswith("."))
+        return sorted(path.name for path in self.bundles.iterdir() if is_version(path.name) and path.is_dir())
 
     def current(self) -> str | None:
         """The version that replicas serve; None if none is.
@@ -47,7 +47,7 @@ class Store:
             return check_version((self.root / "CURRENT").read_text(encoding="utf-8").strip())
         except FileNotFoundError:
             return None
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, StoreError):
             raise StoreError(f"{self.root / 'CURRENT'}: expected a version's name; run `recollect activate`") from None
 
     def require_current(self) -> str:
@@ -71,6 +71,8 @@ class Store:
             StoreError: If the store has no such version.
         """
         folder = self.bundles / check_version(version)
+        if not self.root.is_dir():
+            raise StoreError(f"{self.root}: expected a bundle store, found none; run `recollect build`")
         if not folder.is_dir():
             known = ", ".join(self.versions()[-3:]) or "none"
             raise StoreError(f"{self.root}: expected a published version, found no {version!r}; the latest: {known}")
@@ -98,7 +100,7 @@ class Store:
         self.manifest(version)
         with self._lock():
             history = self._history()
-            if version != self.current():
+            if history[-1:] != [version]:
                 self._set_current([*history, version])
 
     def rollback(self) -> str:
@@ -108,10 +110,10 @@ class Store:
             StoreError: If there is none.
         """
         with self._lock():
-            history = self._history()[:-1]
-            published = set(self.versions())
-            while history and history[-1] not in published:
-                history.pop()  # removed since
+            history = self._history()
+            others = set(self.versions()) - set(history[-1:])
+            while history and history[-1] not in others:
+                history.pop()  # current, or removed since
             if not history:
                 raise StoreError(f"{self.root}: no version was current before; choose one with `recollect activate`")
             self.manifest(history[-1])
@@ -122,10 +124,11 @@ class Store:
     def incoming(self) -> Iterator[Path]:
         """A folder to write a bundle in, on the store's own disk; gone afterwards unless published."""
         self.bundles.mkdir(parents=True, exist_ok=True)
-        self._remove_abandoned()
-        folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.bundles))
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while its builder lives
+        with self._lock():  # or another builder may take a folder that is not locked yet for an abandoned one
+            self._remove_abandoned()
+            folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.bundles))
+            descriptor = os.open(folder, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while its builder lives
         try:
             yield folder
         finally:
@@ -133,17 +136,27 @@ class Store:
             os.close(descriptor)
 
     def publish(self, folder: Path, version: str) -> None:
-        """Flush an incoming bundle to disk and give it its name."""
+        """Flush an incoming bundle to disk and give it its name.
+
+        Raises:
+            StoreError: If the name is malformed, or taken: a published bundle never changes.
+        """
+        target = self.bundles / check_version(version)
         for path in folder.iterdir():
             _sync(path)
         folder.chmod(0o755)
         _sync(folder)
-        folder.rename(self.bundles / check_version(version))
+        if target.exists():
+            raise StoreError(f"{target}: expected a new version, found one already published; build again")
+        folder.rename(target)
         _sync(self.bundles)
 
     def _remove_abandoned(self) -> None:
         for folder in self.bundles.glob(f"{_INCOMING}*"):
-            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                descriptor = os.open(folder, os.O_RDONLY)
+            except FileNotFoundError:  # published since
+                continue
             with contextlib.suppress(BlockingIOError):  # its builder is at work
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -160,8 +173,12 @@ class Store:
 
     def _history(self) -> list[str]:
         """Versions that were current; CURRENT, moved last, is the truth where the two disagree."""
-        path, current = self.root / "HISTORY", self.current()
-        history = path.read_text(encoding="utf-8").split() if path.is_file() else []
+        path = self.root / "HISTORY"
+        history = path.read_text(encoding="utf-8", errors="replace").split() if path.is_file() else []
+        try:
+            current = self.current()
+        except StoreError:  # no name of a version: `activate` writes it anew
+            return []
         if current is None:
             return []
         return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]

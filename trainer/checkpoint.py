@@ -76,7 +76,9 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         encoder.model.transformer.save_pretrained(aside)
         encoder.tokenizer.no_truncation()
         encoder.tokenizer.no_padding()
-        encoder.tokenizer.save(str(aside / "tokenizer.json"))
+        pad = encoder.tokenizer.id_to_token(encoder.pad_id)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
+        tokenizer.save_pretrained(aside)
         config = {
             "format_version": _FORMAT_VERSION,
             "pad_id": encoder.pad_id,
@@ -153,7 +155,7 @@ def _load_tokenizer(source: str, where: str) -> tuple[Tokenizer, int]:
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except Exception as error:
         raise _unreadable(where, error) from None
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or len(tokenizer) <= len(tokenizer.all_special_ids):
         raise EncoderError(f"{where}: expected a fast tokenizer (tokenizer.json), found none")
     return tokenizer.backend_tokenizer, tokenizer.pad_token_id or 0
 

@@ -43,16 +43,39 @@ class TestSavedCheckpoint:
         assert (loaded.config, loaded.pad_id) == (encoder.config, encoder.pad_id)
         assert weights_digest(loaded) == weights_digest(encoder)
 
+    @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+    def test_is_a_hugging_face_folder_to_start_from(
+        self, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        encoder = load(request.getfixturevalue(f"tiny_{kind}").folder)
+        save_checkpoint(encoder, tmp_path / "checkpoint")
+        np.testing.assert_array_equal(load(tmp_path / "checkpoint").encode(TEXTS, 32), encoder.encode(TEXTS, 32))
+
     def test_of_the_packaged_encoder_gives_identical_vectors(self, minilm: Encoder, tmp_path: Path) -> None:
         save_checkpoint(minilm, tmp_path / "checkpoint")
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(TEXTS, 128), minilm.encode(TEXTS, 128))
 
+    def test_keeps_its_tokenizer_whatever_transformers_would_make_of_it(
+        self, tiny_distilbert: Any, tmp_path: Path
+    ) -> None:
+        encoder = load(tiny_distilbert.folder)
+        save_checkpoint(encoder, tmp_path / "checkpoint")
+        (tmp_path / "checkpoint" / "tokenizer_config.json").unlink()
+        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
+        np.testing.assert_array_equal(loaded.encode(TEXTS, 32), encoder.encode(TEXTS, 32))
+
     def test_holds_safetensors_and_a_tokenizer_without_limits(self, tiny_encoder: Encoder, tmp_path: Path) -> None:
         tiny_encoder.encode(TEXTS, 5)
         save_checkpoint(tiny_encoder, tmp_path / "run" / "checkpoint")
         names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
-        assert names == {"config.json", "model.safetensors", "tokenizer.json", "recollect.json"}
+        assert names == {
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "recollect.json",
+        }
         tokenizer = Tokenizer.from_file(str(tmp_path / "run" / "checkpoint" / "tokenizer.json"))
         assert (tokenizer.truncation, tokenizer.padding) == (None, None)
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint"]
@@ -155,7 +178,7 @@ def test_pickled_weights_are_refused(encoder_folder: Path) -> None:
 def test_folder_without_tokenizer_is_refused(encoder_folder: Path) -> None:
     for path in encoder_folder.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(EncoderError, match="expected"):
+    with pytest.raises(EncoderError, match=r"expected a fast tokenizer \(tokenizer\.json\), found none"):
         load(encoder_folder)
 
 

@@ -2,14 +2,13 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trainer.dataset import Split
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.formats import Dataset, open_dataset
@@ -28,68 +27,53 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.memory._WINDOW_TEXTS", WINDOW)
 
 
-@pytest.fixture
-def dataset(toy: Path) -> Dataset:
-    return open_dataset(toy)
-
-
-@pytest.fixture
-def instances(dataset: Dataset) -> Split:
-    return dataset.read_split("train")
-
-
 class Writer:
-    """Writes the toy's memory into a folder, and knows which texts were encoded for it."""
+    """Writes the toy's memory into a folder, can be interrupted, and knows which texts were encoded."""
 
-    def __init__(self, dataset: Dataset, instances: Split, encoder: Encoder) -> None:
-        self.dataset, self.instances, self.encoder = dataset, instances, encoder
+    def __init__(self, dataset: Dataset, encoder: Encoder) -> None:
+        self.dataset, self.encoder = dataset, encoder
+        self.instances = dataset.read_split("train")
         self.encoded: list[str] = []
+        self.interrupt_at: int | None = None
+        self._windows = 0
 
     def plan(self, **changes: Any) -> MemoryPlan:
         plan = MemoryPlan.of(self.dataset.labels, self.instances, self.encoder, "0" * 64, "float32")
         return MemoryPlan(**(vars(plan) | changes))
 
     def write(self, folder: Path, **changes: Any) -> int:
+        self.encoded, self._windows = [], 0
         return write_memory(folder, self.plan(**changes), self.dataset.labels, self.instances, self.encoder)
+
+    def write_until(self, window: int, folder: Path) -> None:
+        """Write, and be interrupted when the encoder is given its n-th window, counted from 0."""
+        self.interrupt_at = window
+        with pytest.raises(KeyboardInterrupt):
+            self.write(folder)
+        self.interrupt_at = None
+
+    def count(self, texts: Sequence[str]) -> None:
+        if self._windows == self.interrupt_at:
+            raise KeyboardInterrupt
+        self._windows += 1
+        self.encoded.extend(texts)
 
 
 @pytest.fixture
-def writer(dataset: Dataset, instances: Split, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> Writer:
-    writer = Writer(dataset, instances, tiny_encoder)
+def writer(toy: Path, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    writer = Writer(open_dataset(toy), tiny_encoder)
     real = Encoder.encode
 
     def encode(self: Encoder, texts: Sequence[str], *arguments: Any) -> np.ndarray:
-        vectors = real(self, texts, *arguments)
-        writer.encoded.extend(texts)
-        return vectors
+        writer.count(texts)
+        return real(self, texts, *arguments)
 
     monkeypatch.setattr(Encoder, "encode", encode)
     return writer
 
 
-@pytest.fixture
-def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes the encoder raise KeyboardInterrupt when it is given its n-th window, counted from 0; then it is mended."""
-
-    def arm(window: int) -> None:
-        before, calls = Encoder.encode, iter(range(1_000))
-
-        def encode(self: Encoder, *arguments: Any) -> np.ndarray:
-            if next(calls) == window:
-                monkeypatch.setattr(Encoder, "encode", before)
-                raise KeyboardInterrupt
-            return before(self, *arguments)
-
-        monkeypatch.setattr(Encoder, "encode", encode)
-
-    return arm
-
-
-def interrupted(writer: Writer, folder: Path, interrupt_at: Callable[[int], None], window: int) -> None:
-    interrupt_at(window)
-    with pytest.raises(KeyboardInterrupt):
-        writer.write(folder)
-    writer.encoded.clear()
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 class TestFinishedMemory:
@@ -148,57 +132,50 @@ class TestFinishedMemory:
 class TestInterruptedMemory:
     @pytest.mark.parametrize("window", range(6))
     def test_resuming_encodes_only_what_is_missing_and_ends_byte_equal(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path, window: int
+        self, writer: Writer, tmp_path: Path, window: int
     ) -> None:
         writer.write(tmp_path / "whole")
-        everything = list(writer.encoded)
-        interrupted(writer, tmp_path / "memory", interrupt_at, window)
+        everything = writer.encoded
+        writer.write_until(window, tmp_path / "memory")
         assert not is_complete(tmp_path / "memory")
         assert writer.write(tmp_path / "memory") == KEYS - WINDOW_STARTS[window]
         assert writer.encoded == everything[WINDOW_STARTS[window] :]
-        for path in (tmp_path / "whole").iterdir():
-            assert (tmp_path / "memory" / path.name).read_bytes() == path.read_bytes()
+        assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_interrupted_twice_still_ends_byte_equal(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
-    ) -> None:
+    def test_interrupted_twice_still_ends_byte_equal(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "whole")
-        interrupted(writer, tmp_path / "memory", interrupt_at, 1)
-        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        writer.write_until(1, tmp_path / "memory")
+        writer.write_until(2, tmp_path / "memory")
         assert writer.write(tmp_path / "memory") == KEYS - 12
-        assert (tmp_path / "memory" / "keys.npy").read_bytes() == (tmp_path / "whole" / "keys.npy").read_bytes()
+        assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_rows_written_after_the_last_save_are_cut_off(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
-    ) -> None:
+    def test_rows_written_after_the_last_save_are_cut_off(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "whole")
-        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        writer.write_until(2, tmp_path / "memory")
         with (tmp_path / "memory" / "keys.npy").open("ab") as file:
             file.write(b"half a row, and then some" * 1_000)
         writer.write(tmp_path / "memory")
-        assert (tmp_path / "memory" / "keys.npy").read_bytes() == (tmp_path / "whole" / "keys.npy").read_bytes()
+        assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
     def test_rows_missing_before_the_last_save_are_refused_not_filled_with_zeros(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
+        self, writer: Writer, tmp_path: Path
     ) -> None:
-        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        writer.write_until(2, tmp_path / "memory")
         keys = tmp_path / "memory" / "keys.npy"
         keys.write_bytes(keys.read_bytes()[:-4])
         with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected at least .* bytes, found .*--overwrite"):
             writer.write(tmp_path / "memory")
 
-    def test_lost_keys_are_encoded_from_the_start(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
-    ) -> None:
-        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+    def test_lost_keys_are_encoded_from_the_start(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write_until(2, tmp_path / "memory")
         (tmp_path / "memory" / "keys.npy").unlink()
         assert writer.write(tmp_path / "memory") == KEYS
 
     def test_other_windows_than_before_leave_no_gap(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         writer.write(tmp_path / "whole")
-        interrupted(writer, tmp_path / "memory", interrupt_at, 2)
+        writer.write_until(2, tmp_path / "memory")
         monkeypatch.setattr("trainer.memory._WINDOW_TEXTS", 5)
         assert writer.write(tmp_path / "memory") == KEYS - 8
         resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
@@ -259,10 +236,8 @@ class TestOpening:
         with pytest.raises(MemoryFolderError, match=r"expected a memory, found none; run `recollect train`"):
             open_memory(tmp_path)
 
-    def test_unfinished_memory_is_refused(
-        self, writer: Writer, interrupt_at: Callable[[int], None], tmp_path: Path
-    ) -> None:
-        interrupted(writer, tmp_path / "memory", interrupt_at, 3)
+    def test_unfinished_memory_is_refused(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write_until(3, tmp_path / "memory")
         with pytest.raises(MemoryFolderError, match="found one that is not finished"):
             open_memory(tmp_path / "memory")
 

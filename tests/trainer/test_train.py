@@ -191,8 +191,8 @@ def test_bad_setting_ends_with_status_2_and_one_plain_line(
     assert not run_folder.exists()
 
 
-@pytest.mark.skipif("torch.cuda.is_available()", reason="this machine has a GPU")
-def test_gpu_that_is_not_there_is_refused(train: Train) -> None:
+def test_gpu_that_is_not_there_is_refused(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     outcome = train("--device", "cuda")
     assert outcome.status == 2
     assert "--device cuda: expected a CUDA GPU, found none; use --device cpu" in outcome.err

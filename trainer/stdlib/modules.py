@@ -22,6 +22,7 @@ STAR = "*"
 
 _SKIPPED = {
     *("test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "_vendor"),
+    "distutils",  # leaves with Python 3.12
     *("antigravity", "this"),  # jokes
     "readline",  # importing it may write escape codes to the terminal
 }
@@ -30,7 +31,10 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass
 class Import:
-    """`from source import name as alias`; with a star for a name, `import source as alias`; with two, a star import."""
+    """`from source import name as alias`, where both are stars for `from source import *`.
+
+    `import source as alias` brings all that `source` has: only its name is a star.
+    """
 
     source: str
     name: str
@@ -50,12 +54,13 @@ class Module:
 
 def read_modules() -> dict[str, Module]:
     """The modules by name: all that have source, and those in C that are public or that source imports from."""
-    modules = {module.name: module for module in _source_modules()}
-    imported = {statement.source for module in modules.values() for statement in module.imports}
-    public = {name for name in sys.stdlib_module_names - _SKIPPED if is_public(name)}
-    for name in sorted(_names_in_c() & (public | imported)):
-        if module := _inspected(name):
-            modules[name] = module
+    with warnings.catch_warnings(action="ignore"):  # of old escapes in source, of modules about to go
+        modules = {module.name: module for module in _source_modules()}
+        imported = {statement.source for module in modules.values() for statement in module.imports}
+        public = {name for name in sys.stdlib_module_names - _SKIPPED if is_public(name)}
+        for name in sorted(_names_in_c() & (public | imported)):
+            if module := _inspected(name):
+                modules[name] = module
     return modules
 
 
@@ -73,8 +78,7 @@ def _source_modules() -> Iterator[Module]:
             if path.suffix != ".py" or _SKIPPED.intersection(parts):
                 continue
             try:
-                with warnings.catch_warnings(action="ignore"):
-                    tree = ast.parse(path.read_bytes())
+                tree = ast.parse(path.read_bytes())
             except (SyntaxError, ValueError):
                 continue
             is_package = parts[-1] == "__init__"
@@ -134,8 +138,7 @@ def _names_in_c() -> set[str]:
 
 def _inspected(name: str) -> Module | None:
     try:
-        with warnings.catch_warnings(action="ignore"):
-            imported = importlib.import_module(name)
+        imported = importlib.import_module(name)
     except ImportError:  # this platform lacks a library that it needs
         return None
     module = Module(name, imported.__doc__, in_c=True)
@@ -144,7 +147,7 @@ def _inspected(name: str) -> Module | None:
         value = contents.get(f"__{key}__", contents[key])  # so sys keeps the hooks that others may replace
         if inspect.isbuiltin(value):
             module.definitions[key] = _own_docstring(value, "")
-        elif inspect.isclass(value) and (value.__module__ != "builtins" or name == "builtins"):
+        elif inspect.isclass(value) and (value.__module__ == "builtins") == (name == "builtins"):
             module.definitions[key] = _own_docstring(value, "")
             for member in sorted(filter(is_public, vars(value))):
                 described = vars(value)[member]

@@ -31,7 +31,7 @@ def read_docstrings() -> dict[str, list[str]]:
         for name, origins in _offered(module.name, modules).items():
             for origin in origins:
                 offering[origin].append((module.name, name))
-    for (source_name, defined), places in offering.items():
+    for (source_name, defined), places in sorted(offering.items()):  # sets know no order
         nearest = list(_nearest(source_name, places))
         for below, docstring in modules[source_name].definitions[defined]:
             for module_name, name in nearest:
@@ -60,16 +60,14 @@ def _passed_on(
     """What an import offers to the users of `module`, as (name here, name there), leaving what it merely uses."""
     hidden = not is_public(source.name) or source.name.startswith(f"{module.name}.")
     if statement.alias == STAR:
-        for name in there:
-            if name in (source.exported or there) and (hidden or source.in_c or name in module.exported):
+        for name in there.keys() & (source.exported or there.keys()):
+            if hidden or source.in_c or name in module.exported:
                 yield name, name
-    elif statement.name == STAR:
-        if statement.alias in module.exported:
-            for name in there:
-                yield f"{statement.alias}.{name}", name
-    elif hidden and statement.name in there and is_public(statement.alias):
-        if statement.alias in (module.exported or {statement.alias}):
-            yield statement.alias, statement.name
+    elif statement.name == STAR and statement.alias in module.exported:
+        for name in there:
+            yield f"{statement.alias}.{name}", name
+    elif hidden and statement.name in there and statement.alias in (module.exported or {statement.name}):
+        yield statement.alias, statement.name
 
 
 def _nearest(source: str, places: list[_Place]) -> Iterator[_Place]:

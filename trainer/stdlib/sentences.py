@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-SHORTEST, LONGEST = 12, 300
+_SHORTEST, _LONGEST = 12, 300  # characters
 _FEWEST_WORDS = 3
 _LEAST_PROSE = 0.8  # of the characters: letters and spaces
 
@@ -29,7 +29,7 @@ def sentences(docstring: str) -> list[str]:
 
 
 def _paragraph(lines: list[str]) -> str:
-    """The prose that a block of lines opens with, below a signature; empty if it is indented, as code and tables are."""
+    """The prose that a block of lines opens with, below a signature; empty if indented, as code and tables are."""
     while lines and _SIGNATURE.match(lines[0]):
         lines = lines[1:]
     prose: list[str] = []
@@ -46,7 +46,7 @@ def _paragraph(lines: list[str]) -> str:
 
 
 def _is_prose(sentence: str) -> bool:
-    if not SHORTEST <= len(sentence) <= LONGEST or sentence.endswith(":"):
+    if not _SHORTEST <= len(sentence) <= _LONGEST or sentence.endswith(":"):
         return False
     prose = sum(character.isalpha() or character == " " for character in sentence)
     return len(_WORD.findall(sentence)) >= _FEWEST_WORDS and prose >= _LEAST_PROSE * len(sentence)

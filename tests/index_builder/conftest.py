@@ -1,0 +1,98 @@
+"""What the builder's tests share: runs of tiny encoders, which export in seconds, and stores one may change."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
+    "distilbert": {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64},
+}
+
+
+def write_tiny_encoder(folder: Path, kind: str) -> Path:
+    """A randomly initialised Hugging Face encoder whose tokens are characters, so that texts differ in length."""
+    import torch
+    import transformers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {token: row for row, token in enumerate([*special, *map(chr, range(32, 127))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=len(vocabulary),
+        pad_token_id=0,
+        max_position_embeddings=128,
+        initializer_range=0.5,
+        **SIZES[kind],
+    )
+    torch.manual_seed(7)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over the topics with a tiny BERT; nobody may change it."""
+    from transformers.utils import logging
+
+    from trainer.settings import TrainSettings
+    from trainer.train import train
+
+    logging.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("tiny")
+    encoder = write_tiny_encoder(folder / "encoder", "bert")
+    train(TrainSettings(dataset=road.dataset, out=folder / "run", encoder=str(encoder), max_length=64))
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny encoder's ONNX graph and tokenizer."""
+    from index_builder.onnx_export import export_encoder
+    from trainer.checkpoint import load_checkpoint
+
+    folder = tmp_path_factory.mktemp("exported")
+    export_encoder(load_checkpoint(tiny_run / "checkpoint", "cpu"), folder, "fp32")
+    return folder
+
+
+@pytest.fixture
+def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of the tiny run copy its exported encoder, and export nothing."""
+
+    def copy(encoder: object, folder: Path, precision: str) -> None:
+        shutil.copytree(exported, folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr("index_builder.build.export_encoder", copy)
+
+
+@pytest.fixture
+def run(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny run that a test may change."""
+    return shutil.copytree(tiny_run, tmp_path / "run")
+
+
+@pytest.fixture
+def change_array(run: Path) -> Callable[[str, Callable[[np.ndarray], Any]], None]:
+    """Changes one of the memory's arrays in place."""
+
+    def change(name: str, edit: Callable[[np.ndarray], Any]) -> None:
+        array = np.load(run / "memory" / name)
+        edit(array)
+        np.save(run / "memory" / name, array)
+
+    return change

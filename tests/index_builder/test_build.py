@@ -1,0 +1,228 @@
+"""`build`: what a bundle says of itself, what is refused, and that a failed build leaves the store as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect
+from index_builder.build import build
+from index_builder.errors import BuildError
+from index_builder.settings import BuildSettings
+from service.predictor import Predictor
+from service.store import Store
+from trainer.errors import MemoryFolderError
+
+ChangeArray = Callable[[str, Callable[[np.ndarray], Any]], None]
+QUERY = "Who must pay tax on the sale of a house"
+
+
+def answers(store: Path, version: str) -> list[str]:
+    predictor = Predictor.open(Store(store).path(version), threads=1)
+    return [label.uid for label in predictor.predict([QUERY], predictor.options()).answers[0].labels]
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+
+
+def test_manifest_says_how_good_and_how_big_the_bundle_is(road: Any) -> None:
+    manifest = Store(road.store).manifest(road.version)
+    assert 0.9999 <= manifest.metrics["parity_worst_cosine"] <= manifest.metrics["parity_mean_cosine"] <= 1.0001
+    assert (manifest.metrics["recall_instances"], manifest.metrics["recall_labels"]) == (1, 1)
+    assert (manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs) == (28, 8, 30)
+    assert (manifest.dim, manifest.encoder.precision, manifest.encoder.pooling) == (384, "fp32", "mean")
+    assert (manifest.defaults.lambda_, manifest.defaults.temperature, manifest.defaults.top_b) == (0.5, 0.04, 200)
+    assert sorted(path.name for path in (road.store / "bundles").iterdir()) == [road.version]
+    assert answers(road.store, road.version)[0] == "Taxation"
+
+
+def test_last_line_on_stdout_is_the_version(
+    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "new" / "store"
+    assert recollect.main(["build", str(tiny_run), "--store", str(store)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == Store(store).versions()
+    assert Store(store).current() is None
+    assert "export: " in printed.err
+    assert recollect.main(["verify", printed.out.strip(), "--store", str(store)]) == 0
+
+
+def test_activate_makes_the_new_version_current(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+    version = build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
+    assert Store(tmp_path).current() == version
+
+
+def test_int8_encoder_is_smaller_and_answers_alike(road: Any, tmp_path: Path) -> None:
+    version = build(BuildSettings(run=road.run, store=tmp_path, precision="int8"))
+    manifest = Store(tmp_path).manifest(version)
+    whole = Store(road.store).manifest(road.version)
+    assert manifest.encoder.precision == "int8"
+    assert 0.9 <= manifest.metrics["parity_worst_cosine"] < 1
+    assert manifest.files["encoder.onnx"].size < whole.files["encoder.onnx"].size / 3
+    assert answers(tmp_path, version)[0] == "Taxation"
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_every_kind_of_index_builds_even_over_eight_labels(
+    tiny_run: Path, quick_export: None, tmp_path: Path, kind: str
+) -> None:
+    version = build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path, "index": kind}))
+    manifest = Store(tmp_path).manifest(version)
+    assert (manifest.index.instances.kind, manifest.index.labels.kind) == (kind, kind)
+    assert manifest.metrics["recall_labels"] == 1
+    assert len(answers(tmp_path, version)) == 8
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 2.0])
+@pytest.mark.parametrize("row", [3, 28 + 5])
+def test_key_that_is_no_unit_vector_is_refused(
+    run: Path, quick_export: None, tmp_path: Path, change_array: ChangeArray, row: int, value: float
+) -> None:
+    change_array("keys.npy", lambda keys: keys[row].fill(value))
+    with pytest.raises(BuildError, match=f"row {row}: expected "):
+        build(BuildSettings(run=run, store=tmp_path / "store"))
+
+
+def test_keys_that_another_encoder_made_are_refused(
+    run: Path, quick_export: None, tmp_path: Path, change_array: ChangeArray
+) -> None:
+    change_array("keys.npy", lambda keys: keys.__setitem__(slice(28), keys[:28][::-1].copy()))
+    with pytest.raises(BuildError, match=r"row \d+: expected the key that the checkpoint makes"):
+        build(BuildSettings(run=run, store=tmp_path / "store"))
+
+
+def test_memory_of_another_dimension_is_refused(run: Path, tmp_path: Path) -> None:
+    header = json.loads((run / "memory" / "memory.json").read_text())
+    (run / "memory" / "memory.json").write_text(json.dumps(header | {"dim": 16}))
+    np.save(run / "memory" / "keys.npy", np.load(run / "memory" / "keys.npy")[:, :16])
+    with pytest.raises(BuildError, match="expected keys of 32 dimensions, .* the memory has 16"):
+        build(BuildSettings(run=run, store=tmp_path / "store"))
+
+
+def test_memory_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
+    header = json.loads((run / "memory" / "memory.json").read_text())
+    (run / "memory" / "memory.json").write_text(json.dumps(header | {"weights_sha256": "0" * 64}))
+    with pytest.raises(BuildError, match="found other weights"):
+        build(BuildSettings(run=run, store=tmp_path / "store"))
+
+
+def test_vote_for_a_label_that_is_not_there_is_refused(run: Path, tmp_path: Path, change_array: ChangeArray) -> None:
+    change_array("value_indices.npy", lambda votes: votes.__setitem__(0, 8))
+    with pytest.raises(MemoryFolderError, match="past the 8 labels"):
+        build(BuildSettings(run=run, store=tmp_path / "store"))
+
+
+@pytest.mark.parametrize("lines", [["{"], ['{"uid": "x"}'], [], ["[]"]])
+def test_memory_whose_texts_are_damaged_is_refused(
+    run: Path, quick_export: None, tmp_path: Path, lines: list[str]
+) -> None:
+    path = run / "memory" / "instances.jsonl"
+    path.write_text("\n".join([*path.read_text().splitlines()[: 28 - 1], *lines]) + "\n")
+    with pytest.raises(BuildError, match=r"instances\.jsonl: expected"):
+        build(BuildSettings(run=run, store=tmp_path / "store"))
+    assert list((tmp_path / "store" / "bundles").iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["export_encoder", "write_index", "describe_files", "Predictor.open", "Store.publish"])
+def test_error_on_the_way_leaves_no_folder(
+    tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(f"index_builder.build.{step}", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
+    assert contents(tmp_path) == {}
+    assert list((tmp_path / "bundles").iterdir()) == []
+
+
+# Imports once, then forks a builder for each way to die: argument 1 is the run, 2 the store, 3 the exported encoder.
+DYING = """
+import os, resource, shutil, signal, sys
+import recollect, index_builder.build as builder
+from pathlib import Path
+run, store, exported = sys.argv[1:4]
+
+def copy(encoder, folder, precision):
+    for path in Path(exported).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def kill_at(owner, step):
+    return lambda: setattr(owner, step, die)
+
+def full_at(size):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+builder.export_encoder = copy
+deaths = {
+    "export": kill_at(builder, "export_encoder"),
+    "index": kill_at(builder, "write_index"),
+    "verify": kill_at(builder.Predictor, "open"),
+    "rename": kill_at(Path, "rename"),
+    "activate": kill_at(builder.Store, "activate"),
+    **{f"full {size}": full_at(size) for size in (0, 600, 2_000, 5_000, 60_000)},
+}
+for name, prepare in deaths.items():
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        prepare()
+        os._exit(recollect.main(["build", run, "--store", store, "--activate", "--threads", "1"]))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = sorted(path.name for path in Path(store, "bundles").iterdir() if not path.name.startswith("."))
+    aside = sum(path.name.startswith(".") for path in Path(store, "bundles").iterdir())
+    print(name, status, len(left), aside, sep="|")
+"""
+
+
+def test_builder_that_dies_anywhere_leaves_a_valid_store(
+    road: Any, tiny_run: Path, exported: Path, quick_export: None, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    first = build(BuildSettings(run=tiny_run, store=store, activate=True))
+    before = contents(store)
+    done = subprocess.run(
+        [sys.executable, "-c", DYING, str(tiny_run), str(store), str(exported)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    died = {name: (status, bundles, aside) for name, status, bundles, aside in map(_fields, done.stdout.splitlines())}
+    assert died == {
+        "export": (-9, 1, 1),
+        "index": (-9, 1, 1),
+        "verify": (-9, 1, 1),
+        "rename": (-9, 1, 1),
+        "activate": (-9, 2, 0),  # published, but not current
+        **{f"full {size}": (2, 2, 0) for size in (0, 600, 2_000, 5_000, 60_000)},
+    }, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("recollect build: ")]
+    assert len(told) == 5
+    assert all("File too large" in line for line in told), told
+    assert before.items() <= contents(store).items()
+    assert Store(store).current() == first
+    for version in Store(store).versions():
+        assert len(answers(store, version)) == 8
+    assert Store(store).current() != build(BuildSettings(run=tiny_run, store=store, activate=True))
+    assert len(list((store / "bundles").iterdir())) == 3
+
+
+def _fields(line: str) -> tuple[str, int, int, int]:
+    name, *numbers = line.split("|")
+    status, bundles, aside = map(int, numbers)
+    return name, status, bundles, aside

@@ -1,0 +1,85 @@
+"""What the service's tests share: small bundles that are quick to write, and the road's real bundle, opened once.
+
+The shapes and types in the signatures of what computes are checked while these tests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jaxtyping import install_import_hook
+
+install_import_hook(
+    [f"service.{name}" for name in ("strings", "bundle", "searcher", "scoring", "encoder", "predictor")],
+    "beartype.beartype",
+)
+
+INSTANCE_KEYS, LABEL_KEYS = np.eye(3, 4, dtype=np.float32), np.eye(2, 4, dtype=np.float32)
+VOTES = ([0], [0, 1], [])
+
+
+@pytest.fixture(scope="session")
+def write_bundle() -> Callable[..., Path]:
+    """Writes a bundle that opens; its encoder is mere bytes, its keys and what they vote for can be chosen."""
+    from index_builder.faiss_index import build_index, write_index
+    from service.bundle import describe_files
+    from service.manifest import MANIFEST, Indexes, Manifest
+    from service.strings import write_table
+
+    def write(
+        folder: Path,
+        version: str = "v1",
+        instance_keys: np.ndarray = INSTANCE_KEYS,
+        label_keys: np.ndarray = LABEL_KEYS,
+        votes: Any = VOTES,
+        kind: str = "flat",
+        **changes: Any,
+    ) -> Path:
+        folder.mkdir(parents=True)
+        counts = {"instances": len(instance_keys), "labels": len(label_keys), "pairs": sum(map(len, votes))}
+        np.save(folder / "value_indptr.npy", np.cumsum([0, *map(len, votes)]))
+        np.save(folder / "value_indices.npy", np.array([label for row in votes for label in row], dtype=np.int32))
+        np.save(folder / "label_counts.npy", np.zeros(len(label_keys), dtype=np.int32))
+        info = {}
+        for part, keys in (("instance", instance_keys), ("label", label_keys)):
+            index, info[part] = build_index(keys, kind, 0, lambda _: None)
+            write_index(index, folder / f"{part}_keys.faiss")
+            uids = write_table(folder, f"{part}_uids", (f"{part} {row}" for row in range(len(keys))))
+            write_table(folder, f"{part}_texts", (f"text of {part} {row}" for row in range(len(keys))))
+        np.save(folder / "label_order.npy", uids.sorted_rows())
+        (folder / "encoder.onnx").write_bytes(b"no encoder")
+        (folder / "tokenizer.json").write_bytes(b"{}")
+        manifest = {
+            "format_version": 1,
+            "version": version,
+            "created": "2026-01-02T03:04:05Z",
+            "counts": counts,
+            "dim": instance_keys.shape[1],
+            "encoder": {"name": "none", "pooling": "mean", "precision": "fp32", "max_length": 32, "pad_id": 0},
+            "index": Indexes(instances=info["instance"], labels=info["label"]),
+            "defaults": {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "top_k": 10},
+            "metrics": {"recall_labels": 1.0},
+            "files": describe_files(folder),
+        }
+        text = Manifest.model_validate(manifest | changes).model_dump_json(by_alias=True)
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def bundle_folder(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
+    return write_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture(scope="session")
+def predictor(road: Any) -> Any:
+    from service.predictor import Predictor
+    from service.store import Store
+
+    return Predictor.open(Store(road.store).path(road.version), threads=1)

@@ -1,0 +1,148 @@
+"""A real server in a process of its own, and cheap further versions of a bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.bundle import describe_files
+from service.strings import write_table
+
+PATIENCE_SECONDS = 60
+
+
+class Server:
+    """A running `recollect serve`, its address and its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self._log = process, log
+        self.url: str = self.wait_for("serving")["url"]
+
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log's events of that name; a log line that is no JSON fails here."""
+        whole = self.log().rpartition("\n")[0]
+        return [event for event in map(json.loads, whole.splitlines()) if event["event"] == name]
+
+    def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
+        """The `count`-th event of that name, once it is there."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(found := self.events(event)) < count:
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, f"no {event}:\n{self.log()}"
+            time.sleep(0.02)
+        return found[count - 1]
+
+
+@contextlib.contextmanager
+def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> Iterator[Server]:
+    """Serve a store on a free port; `prelude` is Python that the server runs first."""
+    program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
+    command = [sys.executable, "-c", program, "serve", "--store", str(store), "--port", "0", "--threads", "1", *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command, stderr=stderr, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"} | variables
+            )
+        try:
+            yield Server(process, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def copy_store(store: Path, to: Path) -> Path:
+    """A store that a test may change."""
+    return shutil.copytree(store, to)
+
+
+def add_version(store: Path, source: str, version: str, change: Callable[[Path, dict[str, Any]], None]) -> str:
+    """Publish a copy of a version under another name; `change` may edit its folder and its manifest."""
+    folder = store / "bundles" / version
+    shutil.copytree(store / "bundles" / source, folder)
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["version"] = version
+    change(folder, manifest)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return version
+
+
+def answers_with(top_k: int) -> Callable[[Path, dict[str, Any]], None]:
+    """A change that makes a version recognisable by how many labels it answers with."""
+
+    def change(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["defaults"]["top_k"] = top_k
+
+    return change
+
+
+def relabel(uids: list[str]) -> Callable[[Path, dict[str, Any]], None]:
+    """A change that gives the labels other uids."""
+
+    def change(folder: Path, manifest: dict[str, Any]) -> None:
+        table = write_table(folder, "label_uids", uids)
+        np.save(folder / "label_order.npy", table.sorted_rows())
+        rehash(folder, manifest)
+
+    return change
+
+
+def light_encoder(folder: Path, manifest: dict[str, Any]) -> None:
+    """A change that swaps the encoder for a bag of random token vectors, which opens in milliseconds."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    dim = manifest["dim"]
+    table = np.random.default_rng(7).standard_normal((64, dim), dtype=np.float32)
+    constants = {"size": np.array(64), "table": table, "last": np.array([-1]), "token": np.array([1])}
+    nodes = [
+        helper.make_node("Mod", ["input_ids", "size"], ["row"]),
+        helper.make_node("Gather", ["table", "row"], ["token_vectors"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
+        helper.make_node("Mul", ["token_vectors", "column"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "token"], ["bag"], keepdims=0),
+        helper.make_node("LpNormalization", ["bag"], ["vectors"], axis=-1, p=2),
+    ]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "token"])
+        for name in ("input_ids", "attention_mask")
+    ]
+    output = helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["batch", dim])
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "bag", inputs, [output], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "encoder.onnx")
+    rehash(folder, manifest)
+
+
+def rehash(folder: Path, manifest: dict[str, Any]) -> None:
+    """Make the manifest tell the truth about changed files."""
+    manifest["files"] = {name: info.model_dump() for name, info in describe_files(folder).items()}
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

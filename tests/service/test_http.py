@@ -1,0 +1,276 @@
+"""POST /predict and its siblings, over a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from http_helpers import Server, add_version, copy_store, relabel, serving
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+QUERY = "How doctors treat high blood pressure"
+# The topics' labels in their order, some under names that are awkward in a URL.
+UIDS = ["Taxation", "Medicine", "a/b//c", "q?x=1&y#z %41", "Football", "音楽", "Law", "Never seen"]
+
+
+@pytest.fixture(scope="session")
+def server(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    store = copy_store(road.store, tmp_path_factory.mktemp("http") / "store")
+    add_version(store, road.version, "v1", relabel(UIDS))
+    (store / "CURRENT").write_text("v1\n")
+    with serving(store, "--poll-seconds", "3600", RECOLLECT_MAX_BACH="3") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60, headers={"Content-Type": "application/json"}) as client:
+        yield client
+
+
+def is_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
+    problem: dict[str, Any] = response.json()
+    assert (problem["status"], problem["code"], problem["type"]) == (status, code, "about:blank"), problem
+    assert problem["title"]
+    assert problem["detail"]
+    assert response.headers["x-request-id"]
+    assert ("retry-after" in response.headers) == (status == 503)
+    return problem
+
+
+def test_answer_has_version_first_then_labels_in_falling_score(client: httpx.Client) -> None:
+    response = client.post("/predict", json={"query": QUERY})
+    assert response.status_code == 200
+    answer = response.json()
+    assert list(answer) == ["version", "labels"]
+    assert answer["version"] == response.headers["x-index-version"] == "v1"
+    assert [list(label) for label in answer["labels"]] == [["uid", "text", "score"]] * len(answer["labels"])
+    scores = [label["score"] for label in answer["labels"]]
+    assert scores == sorted(scores, reverse=True)
+    assert answer["labels"][0]["uid"] == "Medicine"
+
+
+def test_because_lists_the_terms_largest_first_and_they_add_up_to_the_score(client: httpx.Client) -> None:
+    labels = client.post("/predict", json={"query": QUERY, "explain": True, "top_k": 3}).json()["labels"]
+    assert len(labels) == 3
+    for label in labels:
+        shares = [reason["share"] for reason in label["because"]]
+        assert sum(shares) == pytest.approx(label["score"], abs=1e-6)
+        assert shares == sorted(shares, reverse=True)
+        assert {tuple(reason) for reason in label["because"]} == {("kind", "uid", "text", "share")}
+    assert {reason["kind"] for reason in labels[0]["because"]} == {"instance", "label"}
+
+
+def test_answer_says_where_the_time_went(client: httpx.Client) -> None:
+    stages = client.post("/predict", json={"query": QUERY}).headers["server-timing"].split(", ")
+    assert [stage.split(";dur=")[0] for stage in stages] == ["tokenize", "encode", "search", "combine"]
+    assert all(float(stage.split(";dur=")[1]) >= 0 for stage in stages)
+
+
+@pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
+def test_request_id_is_echoed(client: httpx.Client, given: str) -> None:
+    assert client.get("/version", headers={"X-Request-Id": given}).headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", [None, "", "has space", "x" * 129, "é"])
+def test_request_id_is_made_when_absent_or_malformed(client: httpx.Client, given: str | None) -> None:
+    headers = {} if given is None else {"X-Request-Id": given.encode()}
+    made = client.get("/version", headers=headers).headers.get_list("x-request-id")  # type: ignore[arg-type]
+    assert len(made) == 1
+    assert len(made[0]) == 32
+    assert made[0] != given
+
+
+def test_options_change_the_answer(client: httpx.Client) -> None:
+    def ask(**options: Any) -> dict[str, Any]:
+        response = client.post("/predict", json={"query": QUERY, **options})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    assert len(ask(top_k=2)["labels"]) == 2
+    assert [label["score"] for label in ask(**{"lambda": 0, "top_b": 1})["labels"]] == [1.0]
+    assert "Never seen" not in {label["uid"] for label in ask(**{"lambda": 1})["labels"]}
+    assert [label["uid"] for label in ask(allow=["Law", "nowhere"])["labels"]] == ["Law"]
+    assert ask(allow=["Law", "nowhere"])["exhausted"] is True
+    assert ask(allow=[])["labels"] == []
+    assert "Medicine" not in {label["uid"] for label in ask(deny=["Medicine"])["labels"]}
+    assert "exhausted" not in ask(deny=["Medicine"], top_k=7)
+    assert all(label["score"] >= 0.2 for label in ask(threshold=0.2)["labels"])
+    assert len({label["score"] for label in ask(temperature=100)["labels"]}) > 1
+
+
+def test_batch_equals_single_answers_and_has_one_version(client: httpx.Client) -> None:
+    queries = [QUERY, "x", "交響楽団がベートーヴェンを演奏する", "word " * 500]
+    batch = client.post("/predict/batch", json={"queries": queries, "top_k": 4, "explain": True})
+    assert list(batch.json()) == ["version", "results"]
+    assert batch.headers["x-index-version"] == batch.json()["version"]
+    for query, result in zip(queries, batch.json()["results"], strict=True):
+        single = client.post("/predict", json={"query": query, "top_k": 4, "explain": True}).json()
+        assert result.get("truncated") == single.get("truncated")
+        for found, expected in zip(result["labels"], single["labels"], strict=True):
+            assert found["uid"] == expected["uid"]
+            assert found["score"] == pytest.approx(expected["score"], abs=1e-5)
+
+
+def test_batch_has_a_limit(client: httpx.Client) -> None:
+    assert client.post("/predict/batch", json={"queries": ["x"] * 64}).status_code == 200
+    is_problem(client.post("/predict/batch", json={"queries": ["x"] * 65}), 413, "batch_too_large")
+    is_problem(client.post("/predict/batch", json={"queries": []}), 422, "invalid_request")
+    problem = is_problem(client.post("/predict/batch", json={"queries": ["x", " "]}), 422, "invalid_request")
+    assert problem["errors"] == [{"field": "queries.1", "message": "the query is empty; send some words"}]
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_label_is_found_by_any_uid(client: httpx.Client, uid: str) -> None:
+    response = client.get(f"/labels/{quote(uid, safe='')}")
+    count = {"Never seen": 0, "Law": 6}.get(uid, 4)
+    assert list(response.json()) == ["version", "uid", "text", "training_count"]
+    assert (response.json()["uid"], response.json()["training_count"]) == (uid, count)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "", "%ED%A0%80", "%00", "a/b", "x" * 5000])
+def test_unknown_label_is_not_found(client: httpx.Client, path: str) -> None:
+    is_problem(client.get(f"/labels/{path}"), 404, "unknown_label")
+
+
+def test_version_tells_what_is_served(client: httpx.Client) -> None:
+    about = client.get("/version").json()
+    assert about["version"] == "v1"
+    assert about["counts"] == {"instances": 28, "labels": 8, "pairs": 30}
+    assert about["defaults"] == {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "top_k": 10}
+    assert about["index"]["instances"]["kind"] == "flat"
+    assert about["dim"] == 384
+    assert about["metrics"]["parity_worst_cosine"] >= 0.9999
+    assert about["created"] <= about["since"]
+    assert "files" not in about
+
+
+def test_health_is_live_and_ready(client: httpx.Client) -> None:
+    assert client.get("/health/live").json() == {"status": "live"}
+    assert client.get("/health/ready").json() == {"status": "ready"}
+
+
+def test_docs_describe_every_error_as_a_problem(client: httpx.Client) -> None:
+    assert client.get("/docs").status_code == 200
+    described = client.get("/openapi.json").json()
+    assert "Problem" in described["components"]["schemas"]
+    reference = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    statuses = {}
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            errors = {status: answer for status, answer in operation["responses"].items() if status >= "4"}
+            assert all(answer["content"] == {"application/problem+json": reference} for answer in errors.values()), path
+            statuses[path] = sorted(errors)
+    assert statuses["/predict"] == statuses["/predict/batch"] == ["413", "422", "503", "504"]
+    assert statuses["/labels/{uid}"] == ["404", "503"]
+    assert "HTTPValidationError" not in json.dumps(described)
+
+
+@pytest.mark.parametrize("query", ["", "  \n\t", "\x00\x01", "\u200b\u2060", "\ud83d", "ok \udc00"])
+def test_query_without_words_is_refused(client: httpx.Client, query: str) -> None:
+    problem = is_problem(client.post("/predict", content=json.dumps({"query": query})), 422, "invalid_request")
+    assert [error["field"] for error in problem["errors"]] == ["query"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("top_k", value) for value in (0, -1, 1_000_000, "3", 2.5, True, 10**30)]
+    + [("lambda", value) for value in (-0.1, 1.1, "0.5", True, float("nan"), [0.5])]
+    + [("temperature", value) for value in (0, -1, 1e9, float("nan"), float("inf"), float("-inf"), 1e-300)]
+    + [("top_b", value) for value in (0, 10_001, 1.5, {})]
+    + [("threshold", -0.1), ("threshold", 2), ("explain", "yes"), ("explain", 1), ("timeout_ms", 0)]
+    + [("allow", "Law"), ("allow", [1]), ("deny", {"Law": 1}), ("query", 3), ("query", None), ("query", ["x"])]
+    + [("lambda_", 0.5), ("topk", 3), ("", 1), ("queries", ["x"])],
+)
+def test_field_out_of_its_range_or_unknown_is_refused_by_name(client: httpx.Client, field: str, value: object) -> None:
+    body = json.dumps({"query": QUERY, field: value})
+    problem = is_problem(client.post("/predict", content=body), 422, "invalid_request")
+    assert [error["field"].split(".")[0] for error in problem["errors"]] == [field]
+    assert QUERY not in json.dumps(problem)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'["x"]', b"null", b"3", b'"text"', b"{", b'{"query": "x"', b'{"query": "x"} y', b"\xff\xfe", b"{}"]
+    + [b'{"query": "\xff"}', b"[" * 100_000, b'{"query": ' + b"[" * 100_000, b'{"top_k": ' + b"9" * 5000 + b"}"],
+)
+def test_body_that_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+    is_problem(client.post("/predict", content=body), 422, "invalid_request")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_body_of_another_content_type_is_refused_and_told_so(client: httpx.Client, content_type: str) -> None:
+    body, headers = json.dumps({"query": QUERY}), {"Content-Type": content_type}
+    problem = is_problem(client.post("/predict", content=body, headers=headers), 422, "invalid_request")
+    assert "application/json" in problem["detail"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_huge_body_gets_an_answer_and_the_connection_goes_on(client: httpx.Client, chunked: bool) -> None:
+    body = b'{"query": "' + b"x" * 10_000_000 + b'"}'
+    content = (body[start : start + 65_536] for start in range(0, len(body), 65_536)) if chunked else body
+    is_problem(client.post("/predict", content=content), 413, "too_large")
+    assert client.post("/predict", json={"query": QUERY}).status_code == 200
+
+
+def test_deadline_that_passes_is_told(client: httpx.Client) -> None:
+    body = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
+    is_problem(client.post("/predict/batch", json=body), 504, "deadline_passed")
+    assert client.post("/predict", json={"query": QUERY, "timeout_ms": 60_000}).status_code == 200
+
+
+def test_wrong_method_and_unknown_path_are_problems(client: httpx.Client) -> None:
+    refused = client.get("/predict")
+    is_problem(refused, 405, "method_not_allowed")
+    assert refused.headers["allow"] == "POST"
+    is_problem(client.delete("/labels/Law"), 405, "method_not_allowed")
+    is_problem(client.get("/nowhere"), 404, "not_found")
+    is_problem(client.get("/predict/nowhere"), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["поиск", "αναζήτηση", "חיפוש", "بحث", "खोज", "ค้นหา", "搜索", "검색", "検索", "ፍለጋ", "ძიება", "որոնում", "తెలుగు"]
+    + ["👩‍👩‍👧‍👦", "🇫🇷", "é", "e\u0301", "𝔘𝔫𝔦", "\U000e0041x", "\ufffd", "\ue000", "a\x00b", "?", "�" * 300],
+)
+def test_every_script_is_answered(client: httpx.Client, query: str) -> None:
+    answer = client.post("/predict", json={"query": query})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["labels"]) == 8
+
+
+def test_query_longer_than_the_encoder_reads_is_cut_and_told(client: httpx.Client) -> None:
+    answer = client.post("/predict", json={"query": "bread oven " * 20_000}).json()
+    assert list(answer) == ["version", "labels", "truncated"]
+    assert answer["truncated"] is True
+    assert "truncated" not in client.post("/predict", json={"query": "bread oven"}).json()
+
+
+FIELDS = ["query", "queries", "top_k", "lambda", "temperature", "top_b", "allow", "deny", "threshold", "timeout_ms"]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner)
+)
+
+
+@settings(max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=JSON | st.fixed_dictionaries({"query": st.text()}, optional=dict.fromkeys(FIELDS[2:], JSON)))
+def test_no_body_makes_the_service_fail(client: httpx.Client, body: object) -> None:
+    for path in ("/predict", "/predict/batch"):
+        assert client.post(path, content=json.dumps(body)).status_code in (200, 413, 422, 504)
+
+
+def test_misspelled_environment_variable_is_warned_about(server: Server) -> None:
+    assert [event["name"] for event in server.events("unknown_environment_variable")] == ["RECOLLECT_MAX_BACH"]
+
+
+def test_log_holds_no_query(server: Server, client: httpx.Client) -> None:
+    client.post("/predict", json={"query": "zyzzyva, in private"})
+    assert "zyzzyva" not in server.log()

@@ -1,0 +1,231 @@
+"""Swapping versions under load, refusing broken ones, stopping; and what a server says when it fails."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from http_helpers import (
+    PATIENCE_SECONDS,
+    Server,
+    add_version,
+    answers_with,
+    copy_store,
+    flip_bit,
+    light_encoder,
+    rehash,
+    serving,
+)
+
+from service.app import create_app
+from service.live import Live
+from service.settings import ServeSettings
+from service.store import Store
+
+TOP_K = {"v3": 3, "v5": 5}
+POLL = ("--poll-seconds", "0.05")
+
+
+@pytest.fixture(scope="module")
+def light_store(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Versions v3 and v5, which answer with 3 and 5 labels and open quickly; v3 is current."""
+    store = copy_store(road.store, tmp_path_factory.mktemp("live") / "store")
+    add_version(store, road.version, "light", light_encoder)
+    for version, top_k in TOP_K.items():
+        add_version(store, "light", version, answers_with(top_k))
+    (store / "CURRENT").write_text("v3\n")
+    return store
+
+
+@pytest.fixture
+def store(light_store: Path, tmp_path: Path) -> Path:
+    (light_store / "CURRENT").write_text("v3\n")
+    return copy_store(light_store, tmp_path / "store")
+
+
+@pytest.fixture
+def server(store: Path) -> Iterator[Server]:
+    with serving(store, *POLL) as server:
+        yield server
+
+
+def until_serves(client: httpx.Client, version: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while client.get("/version").json()["version"] != version:
+        assert time.monotonic() < deadline, f"{version} was not taken"
+        time.sleep(0.01)
+
+
+class Load:
+    """Threads that ask without pause; `wrong` collects every answer that is not as its version says."""
+
+    def __init__(self, url: str, threads: int = 4) -> None:
+        self._url, self._stop = url, threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(threads)]
+        self.wrong: list[str] = []
+        self.versions: list[str] = []
+
+    def _ask(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=PATIENCE_SECONDS) as client:
+            while not self._stop.is_set():
+                try:
+                    self._check(client.post("/predict", json={"query": "tax on bread"}))
+                except Exception as error:
+                    self.wrong.append(repr(error))
+
+    def _check(self, answer: httpx.Response) -> None:
+        body = answer.json()
+        as_it_says = (answer.status_code, len(body["labels"])) == (200, TOP_K[body["version"]])
+        if not as_it_says or answer.headers["x-index-version"] != body["version"]:
+            self.wrong.append(f"{answer.status_code} {answer.headers} {answer.text}")
+        self.versions.append(body["version"])
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_fifty_activations_under_load_fail_no_request_and_mix_no_versions(store: Path, server: Server) -> None:
+    with Load(server.url) as load, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+        for nth in range(50):
+            version = ("v5", "v3")[nth % 2]
+            Store(store).activate(version)
+            until_serves(client, version)
+    assert load.wrong == []
+    assert set(load.versions) == {"v3", "v5"}
+    swaps = server.events("bundle_swapped")
+    assert [swap["version"] for swap in swaps] == ["v5", "v3"] * 25
+    assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
+
+
+def wrong_dim(folder: Path, manifest: dict[str, Any]) -> None:
+    manifest["dim"] = 383
+
+
+def bit_flipped(folder: Path, manifest: dict[str, Any]) -> None:
+    flip_bit(folder / "label_keys.faiss")
+
+
+def no_onnx(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / "encoder.onnx").write_bytes(b"no graph")
+    rehash(folder, manifest)
+
+
+def test_broken_version_is_refused_once_and_a_later_good_one_is_taken(store: Path, server: Server) -> None:
+    breaks = {"bit_flipped": "label_keys.faiss", "wrong_dim": "383", "no_onnx": ""}
+    with httpx.Client(base_url=server.url) as client:
+        for nth, (name, told) in enumerate(breaks.items(), start=1):
+            add_version(store, "v5", name, globals()[name])
+            Store(store).activate(name)
+            refused = server.wait_for("bundle_refused", nth)
+            assert (refused["version"], refused["serving"], refused["level"]) == (name, "v3", "error")
+            assert told in refused["error"]
+            assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        time.sleep(0.3)
+        assert len(server.events("bundle_refused")) == len(breaks)
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+
+
+@pytest.mark.parametrize("garbage", [b"../v5\n", b"/etc\n", b"\xff\xfe", b"", b"v5\nv3\n", b"a" * 5000])
+def test_current_that_names_no_version_is_logged_and_survived(store: Path, server: Server, garbage: bytes) -> None:
+    (store / "CURRENT").write_bytes(garbage)
+    unreadable = server.wait_for("store_unreadable")
+    assert unreadable["serving"] == "v3"
+    with httpx.Client(base_url=server.url) as client:
+        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+
+
+def test_version_that_is_not_there_is_refused(store: Path, server: Server) -> None:
+    (store / "CURRENT").write_text("nowhere\n")
+    assert "nowhere" in server.wait_for("bundle_refused")["error"]
+    (store / "CURRENT").write_text("v5\n")
+    assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+def test_current_that_goes_missing_changes_nothing(store: Path, server: Server) -> None:
+    (store / "CURRENT").unlink()
+    time.sleep(0.3)
+    assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
+
+
+def test_sigterm_stops_the_server_after_its_last_answer(server: Server) -> None:
+    httpx.get(f"{server.url}/health/ready").raise_for_status()
+    answers: list[int] = []
+
+    def ask() -> None:
+        body = {"queries": ["many words " * 60] * 64}
+        answers.append(httpx.post(f"{server.url}/predict/batch", json=body, timeout=PATIENCE_SECONDS).status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.05)
+    server.process.send_signal(signal.SIGTERM)
+    asking.join()
+    assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+    assert answers == [200]
+    assert "Traceback" not in server.log()
+
+
+FAULT = """
+from service.predictor import Predictor
+answer = Predictor.predict
+def predict(self, queries, options):
+    if queries[0].startswith("zyzzyva"):
+        raise RuntimeError("a fault of ours")
+    return answer(self, queries, options)
+Predictor.predict = predict
+"""
+
+
+def test_fault_of_ours_is_logged_once_without_the_query(store: Path) -> None:
+    with serving(store, prelude=FAULT) as server:
+        query = {"query": "zyzzyva, in private"}
+        failed = httpx.post(f"{server.url}/predict", json=query, headers={"X-Request-Id": "r-1"})
+        assert (failed.status_code, failed.json()["code"]) == (500, "internal")
+        assert "a fault of ours" not in failed.text
+        assert (failed.headers["x-request-id"], failed.headers["x-index-version"]) == ("r-1", "v3")
+        event = server.wait_for("request_failed")
+        assert (event["request_id"], event["path"]) == ("r-1", "/predict")
+        assert "a fault of ours" in event["exception"]
+        assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).status_code == 200
+        assert "zyzzyva" not in server.log()
+        assert server.log().count("Traceback") == 1
+
+
+def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
+    app = create_app(Live(Store(tmp_path), threads=1, poll_seconds=1), ServeSettings(store=tmp_path))
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+            asked = [await client.get(path) for path in ("/health/ready", "/version", "/labels/x", "/health/live")]
+            return [await client.post("/predict", json={"query": "bread"}), *asked]
+
+    *refused, alive = anyio.run(ask)
+    for response in refused:
+        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+        assert int(response.headers["retry-after"]) >= 1
+        assert "x-index-version" not in response.headers
+    assert alive.json() == {"status": "live"}
+
+
+def test_log_is_one_json_event_a_line(server: Server) -> None:
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    assert [line["event"] for line in lines] == ["bundle_opened", "serving"]
+    assert all({"timestamp", "level"} <= line.keys() for line in lines)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.errors import BundleError, StoreError
+from service.manifest import MANIFEST, check_version, read_manifest
+
+MISSING = object()
+
+WRONG: list[tuple[str, Any]] = [
+    ("version", 3),
+    ("created", "yesterday"),
+    ("counts", []),
+    ("counts/instances", 0),
+    ("counts/labels", -1),
+    ("counts/pairs", "many"),
+    ("dim", 0),
+    ("dim", 1.5),
+    ("encoder/name", None),
+    ("encoder/pooling", "max"),
+    ("encoder/precision", "fp16"),
+    ("encoder/max_length", 0),
+    ("encoder/pad_id", -1),
+    ("index/instances/kind", "lsh"),
+    ("index/labels/keys", 0),
+    ("index/labels/effort", -1),
+    ("defaults/lambda", 1.01),
+    ("defaults/lambda", float("nan")),
+    ("defaults/temperature", 0),
+    ("defaults/temperature", float("inf")),
+    ("defaults/top_b", 0),
+    ("defaults/top_k", 0),
+    ("metrics", "good"),
+    ("metrics/recall_labels", float("nan")),
+    ("files", {}),
+    ("files/encoder.onnx/sha256", "0" * 63),
+    ("files/encoder.onnx/sha256", "G" * 64),
+    ("files/encoder.onnx/size", -1),
+    ("files/encoder.onnx", MISSING),
+    ("files/extra.bin", {"sha256": "0" * 64, "size": 1}),
+    ("surprise", 1),
+    *[
+        (field, MISSING)
+        for field in ("version", "created", "counts", "dim", "encoder", "index", "defaults", "metrics", "files")
+    ],
+    *[(f"defaults/{name}", MISSING) for name in ("lambda", "temperature", "top_b", "top_k")],
+]
+
+
+@pytest.fixture
+def change(bundle_folder: Path) -> Callable[[str, Any], None]:
+    """Sets one field of the bundle's manifest, or removes it."""
+
+    def change(field: str, value: Any) -> None:
+        path = bundle_folder / MANIFEST
+        content = json.loads(path.read_text())
+        *parents, name = field.split("/")
+        part = content
+        for parent in parents:
+            part = part[parent]
+        if value is MISSING:
+            del part[name]
+        else:
+            part[name] = value
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_wrong_field_is_refused_by_name(
+    bundle_folder: Path, change: Callable[[str, Any], None], field: str, value: Any
+) -> None:
+    change(field, value)
+    with pytest.raises(BundleError) as error:
+        read_manifest(bundle_folder)
+    assert str(bundle_folder / MANIFEST) in str(error.value)
+    assert field.split("/")[-1] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("found", [0, 2, 1.5, "1", None, [], MISSING])
+def test_an_unknown_format_version_says_which_is_known(
+    bundle_folder: Path, change: Callable[[str, Any], None], found: Any
+) -> None:
+    change("format_version", found)
+    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 1, found .*build the bundle"):
+        read_manifest(bundle_folder)
+
+
+def test_what_was_written_is_what_is_read(bundle_folder: Path) -> None:
+    manifest = read_manifest(bundle_folder)
+    assert manifest.defaults.lambda_ == 0.5
+    assert (manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs) == (3, 2, 3)
+    assert json.loads(manifest.model_dump_json(by_alias=True)) == json.loads((bundle_folder / MANIFEST).read_text())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"not JSON", b"\xff\xfe", b"[]", b'"manifest"', b"null", b"[" * 100_000],
+    ids=["empty", "cut", "text", "bytes", "list", "string", "null", "deep"],
+)
+def test_what_is_no_manifest_is_refused(bundle_folder: Path, content: bytes) -> None:
+    (bundle_folder / MANIFEST).write_bytes(content)
+    with pytest.raises(BundleError, match=r"manifest\.json: expected"):
+        read_manifest(bundle_folder)
+
+
+def test_a_manifest_of_two_megabytes_is_refused_unread(bundle_folder: Path) -> None:
+    (bundle_folder / MANIFEST).write_bytes(b" " * (2 << 20))
+    with pytest.raises(BundleError, match=r"manifest\.json: expected at most 1,048,576 bytes"):
+        read_manifest(bundle_folder)
+
+
+def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"manifest\.json: expected a bundle's manifest, found: No such file"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["20260102-030405-abcdef", "v1", "A", "0", "a_b-c", "x" * 64])
+def test_a_plain_name_is_a_version(name: str) -> None:
+    assert check_version(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "-x", "_x", "a b", "a\n", "é", "a.b", "x" * 65]
+)
+def test_a_name_that_could_lead_elsewhere_is_no_version(name: str) -> None:
+    with pytest.raises(StoreError, match="expected letters, digits"):
+        check_version(name)
+
+
+def test_a_long_version_is_cut_in_the_message() -> None:
+    with pytest.raises(StoreError) as error:
+        check_version("x" * 10_000)
+    assert len(str(error.value)) < 200

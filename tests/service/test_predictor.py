@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from service.bundle import open_bundle
+from service.errors import BundleError
+from service.predictor import Answer, Predictor
+from trainer.memory import Memory, open_memory
+
+QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]
+
+
+@pytest.fixture(scope="module")
+def memory(road: Any) -> Memory:
+    return open_memory(road.run / "memory")
+
+
+@pytest.fixture(scope="module")
+def position(predictor: Predictor) -> dict[str, int]:
+    return {uid: row for row, uid in enumerate(predictor.bundle.labels.uids)}
+
+
+def ask(predictor: Predictor, query: str, **chosen: Any) -> Answer:
+    return predictor.predict([query], predictor.options(**chosen)).answers[0]
+
+
+def scores(answer: Answer) -> dict[str, float]:
+    return {label.uid: label.score for label in answer.labels}
+
+
+def reference(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> np.ndarray:
+    """Scores by the dense formula in float64, over the part of the memory that lambda gives a vote."""
+    instances, labels = memory.plan.instances, memory.plan.labels
+    values = np.zeros((instances + labels, labels))
+    for row in range(instances + labels):
+        values[row, memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]]] = 1
+    values[:instances] *= lambda_
+    values[instances:] *= 1 - lambda_
+    part = {0.0: slice(instances, None), 1.0: slice(instances)}.get(lambda_, slice(None))
+    similarities, values = memory.keys[part].astype(np.float64) @ vector.astype(np.float64), values[part]
+    best = np.argsort(-similarities, kind="stable")[:top_b]
+    weights = np.exp((similarities[best] - similarities[best].max()) / temperature)
+    return weights / weights.sum() @ values[best]
+
+
+@pytest.mark.parametrize("top_b", [1, 5, 20, 200])
+@pytest.mark.parametrize("temperature", [0.01, 0.04, 1.0])
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.5, 1.0])
+def test_scores_are_those_of_the_dense_formula_over_the_memorys_own_keys(
+    predictor: Predictor, memory: Memory, lambda_: float, temperature: float, top_b: int
+) -> None:
+    options = predictor.options(lambda_=lambda_, temperature=temperature, top_b=top_b)
+    for answer, vector in zip(predictor.predict(QUERIES, options).answers, predictor.encode(QUERIES), strict=True):
+        expected = reference(memory, vector, lambda_, temperature, top_b)
+        found = np.zeros(len(expected))
+        found[[label.position for label in answer.labels]] = [label.score for label in answer.labels]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_test_queries_get_their_own_label_first(predictor: Predictor, road: Any) -> None:
+    rows = [json.loads(line) for line in (road.dataset / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    answers = predictor.predict([row["text"] for row in rows], predictor.options(top_k=1)).answers
+    assert [[answer.labels[0].uid] for answer in answers] == [row["labels"] for row in rows]
+
+
+def test_an_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor: Predictor) -> None:
+    labels = ask(predictor, QUERIES[0], top_k=3).labels
+    assert [label.uid for label in labels] == [predictor.bundle.labels.uids[label.position] for label in labels]
+    assert [label.score for label in labels] == sorted((label.score for label in labels), reverse=True)
+    assert (len(labels), labels[0].text, labels[0].because) == (3, "Taxation", None)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+def test_the_terms_of_an_explanation_add_up_to_the_score_largest_first(predictor: Predictor, lambda_: float) -> None:
+    options = predictor.options(lambda_=lambda_, explain=True)
+    for answer in predictor.predict(QUERIES, options).answers:
+        for label in answer.labels:
+            assert label.because is not None
+            shares = [reason.share for reason in label.because]
+            assert sum(shares) == pytest.approx(label.score, abs=1e-6)
+            assert shares == sorted(shares, reverse=True)
+            kinds = {reason.kind for reason in label.because}
+            assert kinds <= {0.0: {"label"}, 1.0: {"instance"}}.get(lambda_, {"label", "instance"})
+
+
+def test_an_explanation_names_the_instances_that_voted(predictor: Predictor) -> None:
+    best = ask(predictor, "A bill to lower the income tax of small farms", explain=True).labels[0].because
+    assert best is not None
+    assert (best[0].kind, best[0].uid) == ("instance", "Taxation/0")
+    assert best[0].text == "A bill to lower the income tax of small farms"
+
+
+def test_labels_below_the_threshold_are_left_out(predictor: Predictor) -> None:
+    everything = scores(ask(predictor, QUERIES[0]))
+    assert scores(ask(predictor, QUERIES[0], threshold=0.05)) == {u: s for u, s in everything.items() if s >= 0.05}
+    assert ask(predictor, QUERIES[0], threshold=1.0).labels == []
+    exactly = everything["Law"]
+    assert "Law" in scores(ask(predictor, QUERIES[0], threshold=exactly))
+
+
+def test_denied_labels_make_room_for_others_found_further_away(predictor: Predictor, position: dict[str, int]) -> None:
+    first = ask(predictor, QUERIES[0], top_b=1, lambda_=1.0)
+    assert list(scores(first)) == ["Taxation"]
+    denied = ask(predictor, QUERIES[0], top_b=1, lambda_=1.0, top_k=3, deny=frozenset([position["Taxation"]]))
+    assert len(denied.labels) == 3
+    assert "Taxation" not in scores(denied)
+    assert not denied.exhausted
+
+
+def test_only_allowed_labels_are_answered_however_far_away(predictor: Predictor, position: dict[str, int]) -> None:
+    allow = frozenset(position[uid] for uid in ("Football", "Cooking"))
+    answer = ask(predictor, QUERIES[0], top_b=1, top_k=2, allow=allow)
+    assert scores(answer).keys() == {"Football", "Cooking"}
+    assert not answer.exhausted
+
+
+def test_a_filter_that_admits_fewer_labels_than_asked_for_is_exhausted(
+    predictor: Predictor, position: dict[str, int]
+) -> None:
+    allow = frozenset(position[uid] for uid in ("Taxation", "Law"))
+    fewer = ask(predictor, QUERIES[0], top_k=3, allow=allow)
+    assert (scores(fewer).keys(), fewer.exhausted) == ({"Taxation", "Law"}, True)
+    both = ask(predictor, QUERIES[0], allow=allow, deny=frozenset([position["Law"]]))
+    assert (scores(both).keys(), both.exhausted) == ({"Taxation"}, True)
+    nothing = ask(predictor, QUERIES[0], allow=frozenset())
+    assert (nothing.labels, nothing.exhausted) == ([], True)
+    untrained = ask(predictor, QUERIES[0], lambda_=1.0, top_k=1, allow=frozenset([position["Never seen"]]))
+    assert (untrained.labels, untrained.exhausted) == ([], True)
+
+
+def test_a_search_that_found_all_allowed_labels_looks_no_further(
+    predictor: Predictor, position: dict[str, int]
+) -> None:
+    plain = ask(predictor, QUERIES[0], top_b=5)
+    allowed = ask(predictor, QUERIES[0], top_b=5, allow=frozenset([position["Taxation"]]))
+    assert scores(allowed)["Taxation"] == scores(plain)["Taxation"]
+
+
+def test_without_a_filter_nothing_is_exhausted(predictor: Predictor) -> None:
+    assert not ask(predictor, QUERIES[0], top_b=1, top_k=500).exhausted
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_batch_equals_its_queries_one_by_one(predictor: Predictor, position: dict[str, int], filtered: bool) -> None:
+    chosen: dict[str, Any] = {"explain": True}
+    if filtered:  # the first query finds its label at once, the others look further
+        chosen |= {"top_b": 1, "top_k": 1, "allow": frozenset([position["Taxation"]])}
+    together = predictor.predict(QUERIES, predictor.options(**chosen)).answers
+    for query, answer in zip(QUERIES, together, strict=True):
+        alone = ask(predictor, query, **chosen)
+        assert scores(answer) == pytest.approx(scores(alone), abs=1e-5)
+        assert list(scores(answer)) == list(scores(alone))
+
+
+def test_a_query_longer_than_the_encoder_reads_is_marked_truncated(predictor: Predictor) -> None:
+    answers = predictor.predict(["tax", "tax " * 500], predictor.options()).answers
+    assert [answer.truncated for answer in answers] == [False, True]
+
+
+def test_no_query_gets_no_answer(predictor: Predictor) -> None:
+    assert predictor.predict([], predictor.options()).answers == []
+
+
+def test_every_stage_is_timed(predictor: Predictor) -> None:
+    stages = predictor.predict(QUERIES, predictor.options()).milliseconds
+    assert list(stages) == ["tokenize", "encode", "search", "combine"]
+    assert min(stages.values()) >= 0
+
+
+def test_threads_at_once_get_the_answers_of_one(predictor: Predictor) -> None:
+    options = predictor.options(explain=True)
+    alone = [predictor.predict([query], options).answers[0] for query in QUERIES]
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda query: predictor.predict([query], options).answers[0], QUERIES * 10))
+    assert answers == alone * 10
+
+
+def test_every_thread_searches_with_the_number_of_threads_it_was_told(predictor: Predictor) -> None:
+    found: list[int] = []
+
+    def search() -> None:
+        faiss.omp_set_num_threads(2)
+        ask(predictor, QUERIES[0])
+        found.append(faiss.omp_get_max_threads())
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    thread.join()
+    assert found == [1]
+
+
+def test_options_are_the_bundles_own_but_for_those_chosen(predictor: Predictor) -> None:
+    options = predictor.options(top_k=3, lambda_=None)
+    assert (options.lambda_, options.temperature, options.top_b, options.top_k) == (0.5, 0.04, 200, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "file"),
+    [({"dim": 383}, "encoder.onnx"), ({"counts": {"instances": 27}}, "instance_keys.faiss")],
+)
+def test_a_bundle_whose_parts_disagree_is_not_served(predictor: Predictor, change: dict[str, Any], file: str) -> None:
+    manifest = predictor.manifest
+    if "counts" in change:
+        change = {"counts": manifest.counts.model_copy(update=change["counts"])}
+    bundle = dataclasses.replace(open_bundle(predictor.bundle.folder), manifest=manifest.model_copy(update=change))
+    with pytest.raises(BundleError, match=rf"{file}: manifest expects shape .*, found .*; rebuild"):
+        Predictor(bundle, threads=1)

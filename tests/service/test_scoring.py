@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import tracemalloc
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.scoring import Ranking, Values, cast_votes, key_weights, rank
+from service.searcher import Neighbours
+
+LAMBDAS = (0.0, 0.3, 1.0)
+TEMPERATURES = (1e-4, 0.04, 1.0, 100.0)
+
+
+class Memory(NamedTuple):
+    values: Values
+    neighbours: Neighbours
+
+
+def random_memory(seed: int) -> Memory:
+    """Instances with none to many labels; queries that found few keys or none; similarities in float32, with ties."""
+    rng = np.random.default_rng(seed)
+    instances, labels, queries = rng.integers(1, 12), rng.integers(1, 9), rng.integers(1, 5)
+    rows = [np.flatnonzero(rng.random(labels) < rng.choice([0, 0.3, 1])) for _ in range(instances)]
+    values = Values(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32), int(labels))
+    top_b = int(rng.integers(1, instances + labels + 1))
+    keys = np.stack([rng.permutation(instances + labels)[:top_b] for _ in range(queries)])
+    similarities = np.round(rng.uniform(-1, 1, size=keys.shape), rng.integers(1, 8)).astype(np.float32)
+    for query, found in enumerate(rng.integers(0, top_b + 1, size=queries)):
+        keys[query, found:], similarities[query, found:] = -1, -np.inf
+    return Memory(values, Neighbours(similarities, keys))
+
+
+def brute_force(memory: Memory, temperature: float, lambda_: float) -> np.ndarray:
+    """p = softmax(q K^T / tau) [lambda Y; (1 - lambda) I], dense and in float64."""
+    values, neighbours = memory
+    y = np.zeros((values.instances, values.labels))
+    for row in range(values.instances):
+        y[row, values.indices[values.indptr[row] : values.indptr[row + 1]]] = 1
+    v = np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(values.labels)])
+    p = np.zeros((len(neighbours.keys), values.labels))
+    for query, keys in enumerate(neighbours.keys):
+        found = keys >= 0
+        if found.any():
+            logits = neighbours.similarities[query, found].astype(np.float64) / temperature
+            weights = np.exp(logits - logits.max())
+            p[query] = weights / weights.sum() @ v[keys[found]]
+    return p
+
+
+def dense(ranking: Ranking, queries: int, labels: int) -> np.ndarray:
+    p = np.zeros((queries, labels))
+    p[ranking.query, ranking.label] = ranking.score
+    return p
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lambda_=st.sampled_from(LAMBDAS), temperature=st.sampled_from(TEMPERATURES))
+def test_scores_are_those_of_the_dense_formula(seed: int, lambda_: float, temperature: float) -> None:
+    memory = random_memory(seed)
+    values, neighbours = memory
+    votes = cast_votes(neighbours, temperature, lambda_, values)
+    ranking = rank(votes, values)
+    p = brute_force(memory, temperature, lambda_)
+    np.testing.assert_allclose(dense(ranking, *p.shape), p, rtol=0, atol=1e-12)
+    assert votes.share.sum() == pytest.approx(p.sum(), abs=1e-9)
+    assert len(set(zip(ranking.query, ranking.label, strict=True))) == len(ranking.label)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lambda_=st.sampled_from(LAMBDAS), temperature=st.sampled_from(TEMPERATURES))
+def test_labels_fall_in_score_and_ties_rise_in_position(seed: int, lambda_: float, temperature: float) -> None:
+    values, neighbours = random_memory(seed)
+    ranking = rank(cast_votes(neighbours, temperature, lambda_, values), values)
+    rows = list(zip(ranking.query, -ranking.score, ranking.label, strict=True))
+    assert rows == sorted(rows)
+
+
+def test_equal_scores_are_ordered_by_label_position() -> None:
+    values = Values(np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), 5)
+    neighbours = Neighbours(np.array([[0.5, 0.5]], dtype=np.float32), np.array([[0, 1 + 4]]))
+    ranking = rank(cast_votes(neighbours, 0.04, 0.5, values), values)
+    assert ranking.label.tolist() == [0, 1, 2, 3, 4]
+    assert set(ranking.score.tolist()) == {0.25}
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_scores_sum_to_one_when_every_found_key_has_one_vote(temperature: float) -> None:
+    rng = np.random.default_rng(0)
+    values = Values(np.arange(7), rng.integers(5, size=6).astype(np.int32), 5)
+    neighbours = Neighbours(rng.uniform(-1, 1, size=(3, 6)).astype(np.float32), np.tile(np.arange(6), (3, 1)))
+    ranking = rank(cast_votes(neighbours, temperature, 1.0, values), values)
+    np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_weights_sum_to_one_and_padding_weighs_nothing(temperature: float) -> None:
+    weights = key_weights(np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]]), temperature)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-15)
+    assert weights[0, 0] == weights[0, 1]
+    assert (weights[[0, 1, 1, 1], [3, 1, 2, 3]] == 0).all()
+
+
+def test_a_query_that_found_no_key_gets_no_label() -> None:
+    values = Values(np.array([0, 1]), np.array([0], dtype=np.int32), 1)
+    neighbours = Neighbours(np.full((2, 3), -np.inf, dtype=np.float32), np.full((2, 3), -1))
+    assert (key_weights(neighbours.similarities, 0.04) == 0).all()
+    assert len(rank(cast_votes(neighbours, 0.04, 0.5, values), values).label) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("-inf")])
+def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature must be positive, found"):
+        key_weights(np.zeros((1, 1)), temperature)
+
+
+def test_a_billion_labels_cost_no_memory() -> None:
+    labels = 10**9
+    values = Values(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32), labels)
+    keys = np.tile([0, 1 + 7, 1 + labels - 1], (64, 1))
+    neighbours = Neighbours(np.full(keys.shape, 0.5, dtype=np.float32), keys)
+    tracemalloc.start()
+    try:
+        ranking = rank(cast_votes(neighbours, 0.04, 0.3, values), values)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert ranking.label.tolist() == [7, labels - 1] * 64
+    np.testing.assert_allclose(ranking.score, 1 / 3, atol=1e-12)
+    assert peak < 1 << 20

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.strings import StringTable, table_files, write_table
+
+SCRIPTS = ["plain", "naïve café", "Ελληνικά", "Русский", "עברית", "العربية", "हिन्दी", "ไทย", "中文", "日本語", "한국어"]
+SCRIPTS += ["👩‍👩‍👧 🏳️‍🌈", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢", "a\0b\r\n\tc\u2028d", "e\u0301 is not é", "\ufeff", "\U0010ffff"]
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def test_every_script_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    assert list(write_table(tmp_path, "texts", SCRIPTS)) == SCRIPTS
+
+
+def test_empty_strings_keep_their_rows(tmp_path: Path) -> None:
+    strings = ["", "a", "", "", "b", ""]
+    table = write_table(tmp_path, "texts", strings)
+    assert (len(table), list(table)) == (6, strings)
+
+
+@pytest.mark.parametrize("strings", [[], [""], ["", ""]])
+def test_a_table_without_a_single_byte_opens(tmp_path: Path, strings: list[str]) -> None:
+    table = write_table(tmp_path, "texts", strings)
+    assert list(table) == strings
+    assert table.find("a", table.sorted_rows()) is None
+
+
+def test_many_rows_are_streamed_and_read_back(tmp_path: Path) -> None:
+    write_table(tmp_path, "texts", (f"row {row}" * (row % 4) for row in range(50_000)))
+    table = StringTable.open(tmp_path, "texts")
+    assert len(table) == 50_000
+    assert [table[row] for row in (0, 1, 49_999)] == ["", "row 1", "row 49999" * 3]
+    with pytest.raises(IndexError):
+        table[50_000]
+
+
+def test_opening_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
+    write_table(tmp_path, "texts", ["a"])
+    table = StringTable.open(tmp_path, "texts")
+    assert isinstance(table._utf8, np.memmap)
+    assert isinstance(table._offsets, np.memmap)
+    assert {path.name for path in tmp_path.iterdir()} == set(table_files("texts"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "row"),
+    [
+        ("apple", 2),
+        ("app", 0),
+        ("", 4),
+        ("zebra", 1),
+        ("ap", None),
+        ("apples", None),
+        ("Apple", None),
+        ("zzz", None),
+        ("\ud800", None),
+        ("app\udfff", None),
+    ],
+)
+def test_find_tells_the_row_of_a_whole_string_only(tmp_path: Path, wanted: str, row: int | None) -> None:
+    table = write_table(tmp_path, "uids", ["app", "zebra", "apple", "日本", ""])
+    assert table.find(wanted, table.sorted_rows()) == row
+
+
+def test_find_tells_the_first_row_of_a_string_that_stands_twice(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "uids", ["b", "a", "b"])
+    assert table.find("b", table.sorted_rows()) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(strings=st.lists(texts, max_size=30, unique=True), others=st.lists(st.text(), max_size=10))
+def test_find_agrees_with_a_dict(strings: list[str], others: list[str]) -> None:
+    rows = {string: row for row, string in enumerate(strings)}
+    with tempfile.TemporaryDirectory() as folder:
+        table = write_table(Path(folder), "uids", strings)
+        order = table.sorted_rows()
+        assert list(table) == strings
+        for wanted in strings + others:
+            assert table.find(wanted, order) == rows.get(wanted)

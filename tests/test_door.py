@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect
+from recollect import VERBS, Verb
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("RECOLLECT_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the door, which must refuse with one line on stderr and nothing on stdout; gives the line."""
+
+    def run(*arguments: str, status: int = 2) -> str:
+        assert recollect.main(arguments) == status
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.fixture
+def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Gives the door one more verb, `try`, with this body."""
+
+    def add(body: str, top: str = "") -> None:
+        code = (
+            f"import errno\nfrom pydantic_settings import BaseSettings\n{top}\nclass Settings(BaseSettings):\n"
+            f"    size: int = 1\ndef attempt(settings: Settings):\n    {body}\n"
+        )
+        (tmp_path / "attempts.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "attempts", raising=False)
+        monkeypatch.setitem(VERBS, "attempt", Verb("attempts", "serve", "tries"))
+
+    return add
+
+
+def python(code: str, **variables: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **variables},
+    )
+    return result.stdout
+
+
+def test_help_lists_every_verb_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, verb in VERBS.items():
+        assert f"  {name}" in out
+        assert verb.summary in out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, recollect; recollect.main(['--help']); print(*sys.modules)"
+    modules = set(python(code).splitlines()[-1].split())
+    assert not modules & {"torch", "numpy", "pydantic", "pydantic_settings", "fastapi", "service", "trainer"}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_explains_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        recollect.main([name, "--help"])
+    assert left.value.code == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"usage: recollect {name}")
+    assert err == ""
+
+
+def test_a_verbs_help_loads_no_torch() -> None:
+    code = """
+import sys, recollect
+for name in recollect.VERBS:
+    try:
+        recollect.main([name, "--help"])
+    except SystemExit:
+        pass
+print(*sys.modules)
+"""
+    modules = set(python(code).splitlines()[-1].split())
+    assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow"}
+
+
+def test_no_verb_shows_the_help_on_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "usage: recollect VERB" in err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("recollect 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["predicts"], "recollect: expected a verb, found 'predicts'; one of: demo, sample"),
+        (["versions", "--bad", "3"], "recollect versions: unrecognized arguments: --bad 3; see"),
+        (["versions", "--store"], "argument --store: expected one argument; see"),
+        (["versions", "one", "two"], "unrecognized arguments: one two"),
+        (["versions"], "--store is required; see `recollect versions --help`"),
+        (["activate", "--store", "x"], "the following arguments are required: VERSION; see"),
+        (["train", "dataset"], "--out is required"),
+        (["predict", "hi", "--store", "x", "--lambda", "2"], "--lambda: expected less than or equal to 1; found '2'"),
+        (["predict", "hi", "--store", "x", "--top-k", "few"], "--top-k: expected a valid integer"),
+        (["serve", "--store", "x", "--port", "-1"], "--port: expected greater than or equal to 0; found '-1'"),
+        (["build", "run", "--store", "x", "--index", "lsh"], "--index: expected 'auto', 'flat', 'ivf' or 'hnsw'"),
+        (["activate", "../x", "--store", "x"], "version '../x': expected letters, digits, '_' and '-'"),
+        (["predict", "hi", "--store", "/none"], "/none: expected a bundle store, found none; run `recollect build`"),
+        (["rollback", "--store", "/none"], "/none: No such file or directory"),
+    ],
+)
+def test_what_is_wrong_with_the_arguments_is_told_in_one_line(
+    fails: Callable[..., str], arguments: list[str], expected: str
+) -> None:
+    assert expected in fails(*arguments)
+
+
+def test_a_flag_can_come_from_the_environment(
+    road: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RECOLLECT_STORE", str(road.store))
+    assert recollect.main(["versions"]) == 0
+    assert capsys.readouterr().out.startswith(f"* {road.version}  28 instances")
+
+
+def test_a_flag_wins_over_the_environment(
+    fails: Callable[..., str], road: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOLLECT_STORE", str(road.store))
+    assert "/none: expected a bundle store" in fails("predict", "hi", "--store", "/none")
+
+
+def test_a_wrong_value_in_the_environment_is_told_in_one_line(
+    fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOLLECT_PORT", "http")
+    assert "--port: expected a valid integer" in fails("serve", "--store", "x")
+
+
+def test_an_operating_systems_error_becomes_one_line(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+    verb("open('/none/at/all')")
+    assert fails("attempt") == "recollect attempt: /none/at/all: No such file or directory\n"
+
+
+def test_an_error_without_a_file_becomes_one_line(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+    verb("raise OSError(errno.ENOSPC, 'No space left on device')")
+    assert fails("attempt") == f"recollect attempt: system: {os.strerror(errno.ENOSPC)}\n"
+
+
+@pytest.mark.parametrize("place", ["body", "top"])
+def test_a_missing_package_names_the_extra_that_has_it(
+    fails: Callable[..., str], verb: Callable[..., None], place: str
+) -> None:
+    verb(**({"body": "pass"} | {place: "import no_such_package.part"}))
+    assert fails("attempt") == "recollect attempt: needs no_such_package; pip install 'recollect[serve]'\n"
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(verb: Callable[..., None]) -> None:
+    verb("import service.no_such_module")
+    with pytest.raises(ModuleNotFoundError):
+        recollect.main(["attempt"])
+
+
+def test_a_bug_keeps_its_traceback(verb: Callable[..., None]) -> None:
+    verb("raise RuntimeError('a bug')")
+    with pytest.raises(RuntimeError, match="a bug"):
+        recollect.main(["attempt"])
+
+
+def test_an_error_may_choose_its_exit_status(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+    verb("raise Failed('not good enough')", top="class Failed(Exception):\n    exit_status = 1")
+    assert fails("attempt", status=1) == "recollect attempt: not good enough\n"
+
+
+def test_an_interruption_ends_quietly_with_130(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+    verb("raise KeyboardInterrupt")
+    assert fails("attempt", status=130) == "recollect attempt: interrupted\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["--help", "versions --help"])
+def test_a_reader_that_leaves_is_no_error(arguments: str, unbuffered: str) -> None:
+    command = f"{sys.executable} recollect.py {arguments} | true"
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, env=env)
+    assert result.stderr == ""
