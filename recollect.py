@@ -100,11 +100,15 @@ def _read_settings(command: Any, name: str, arguments: Sequence[str]) -> Any:
         return settings_class(
             _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
         )
+    except SystemExit:  # --help was asked for and printed
+        sys.stdout.flush()
+        raise
     except ValidationError as error:
         problem = error.errors()[0]
         flag = "--" + str(problem["loc"][0]).rstrip("_").replace("_", "-") if problem["loc"] else "settings"
-        if problem["type"] == "missing" and len(problem["loc"]) == 1:
-            raise _UsageError(f"{flag} is required; see `recollect {name} --help`") from None
+        if problem["type"] == "missing":
+            needs = "is required" if len(problem["loc"]) == 1 else f"needs a value more than {problem['input']}"
+            raise _UsageError(f"{flag} {needs}; see `recollect {name} --help`") from None
         expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         raise _UsageError(f"{flag}: expected {expected}; found {problem['input']!r}") from None
     except SettingsError as error:

@@ -40,8 +40,8 @@ from service.manifest import (
 from service.predictor import Predictor
 from service.searcher import KeyIndex
 from service.store import Store
-from service.strings import write_table
-from trainer.checkpoint import load_checkpoint, weights_digest
+from service.strings import save_array, write_table
+from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import Memory, open_memory
 
@@ -49,6 +49,8 @@ from trainer.memory import Memory, open_memory
 _PARITY_TEXTS = 256
 # Worst cosine to PyTorch's vectors below which an exported encoder is not published.
 _WORST_COSINE = {"fp32": 0.9999, "int8": 0.9}
+# Recall at the default b below which an index is not published.
+_WORST_RECALL = 0.9
 _DEFAULT_TOP_K = 10
 
 
@@ -60,7 +62,7 @@ def build(settings: BuildSettings) -> str:
 
     Raises:
         BuildError: If the run's checkpoint and memory do not belong together, or a key is no unit vector.
-        CheckFailed: If the exported encoder strays from PyTorch's.
+        CheckFailed: If the exported encoder strays from PyTorch's, or an index misses too many keys.
         MemoryFolderError, EncoderError: If the run cannot be read.
     """
     threads = settings.threads or os.cpu_count() or 1
@@ -102,9 +104,9 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
             f"{run}: expected keys of {encoder.dim} dimensions, as the checkpoint makes, the memory has "
             f"{memory.plan.dim}; encode it again with `recollect train --overwrite`"
         )
-    if memory.plan.weights_sha256 != weights_digest(encoder):
+    if memory.plan.encoder_sha256 != encoder_digest(encoder):
         raise BuildError(
-            f"{run}: expected the memory's keys to come from this checkpoint, found other weights; "
+            f"{run}: expected the memory's keys to come from this checkpoint, found another encoder's; "
             "encode it again with `recollect train --overwrite`"
         )
 
@@ -114,9 +116,9 @@ def _write_tables(memory: Memory, folder: Path) -> None:
     instances, labels = memory.plan.instances, memory.plan.labels
     indptr = memory.value_indptr[: instances + 1]
     indices = memory.value_indices[: indptr[-1]]
-    np.save(folder / "value_indptr.npy", indptr)
-    np.save(folder / "value_indices.npy", indices)
-    np.save(folder / "label_counts.npy", np.bincount(indices, minlength=labels).astype(np.int32))
+    save_array(folder / "value_indptr.npy", indptr)
+    save_array(folder / "value_indices.npy", indices)
+    save_array(folder / "label_counts.npy", np.bincount(indices, minlength=labels).astype(np.int32))
     for part, rows in (("label", labels), ("instance", instances)):
         source = memory.folder / f"{part}s.jsonl"
         for field in ("uid", "text"):
@@ -124,7 +126,7 @@ def _write_tables(memory: Memory, folder: Path) -> None:
             if len(table) != rows:
                 raise BuildError(f"{source}: expected {rows:,} lines, found {len(table):,}; train again")
             if (part, field) == ("label", "uid"):
-                np.save(folder / "label_order.npy", table.sorted_rows())
+                save_array(folder / "label_order.npy", table.sorted_rows())
 
 
 def _field(path: Path, field: str) -> Iterator[str]:
@@ -177,7 +179,13 @@ def _write_indexes(memory: Memory, folder: Path, kind: str, metrics: dict[str, f
             index, infos[part] = build_index(keys, chosen, first_row, bar.update)
         write_index(index, path)
         del index  # the copy on disk is what is measured, and served
-        metrics[f"recall_{part}s"] = recall(KeyIndex(path, infos[part]), keys, queries, top_b)
+        found = recall(KeyIndex(path, infos[part]), keys, queries, top_b)
+        if found < _WORST_RECALL:
+            raise CheckFailed(
+                f"{path.name} ({chosen}): expected a recall at {top_b} of {_WORST_RECALL} or more, found {found:.3f}; "
+                "not published: build with --index flat"
+            )
+        metrics[f"recall_{part}s"] = found
     metrics["recall_at"] = top_b
     return Indexes(instances=infos["instance"], labels=infos["label"])
 

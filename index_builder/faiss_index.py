@@ -9,7 +9,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from index_builder.errors import BuildError
 from service.manifest import IndexInfo
@@ -22,6 +22,9 @@ FLAT_KEYS = 50_000
 _BLOCK_KEYS = 65_536
 # A key must have length 1 within what float16 storage loses.
 _NORM_TOLERANCE = 5e-3
+
+# What float32 may lose of an inner product of unit vectors.
+_ROUNDING = 1e-5
 
 _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT, _HNSW_SEARCH_EFFORT = 32, 100, 300
 _IVF_TRAINING_KEYS_PER_LIST = 64
@@ -53,7 +56,7 @@ def build_index(
     """
     index, effort = _empty_index(kind, *keys.shape)
     if not index.is_trained:
-        index.train(_training_sample(keys, index))
+        index.train(_training_sample(keys, index, first_row))
     for _, block in _blocks(keys, first_row):
         index.add(block)
         progress(len(block))
@@ -69,12 +72,15 @@ def write_index(index: Any, path: Path) -> None:
 def recall(
     index: KeyIndex, keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
 ) -> float:
-    """Share of the exact top-b keys that the index finds, over all queries."""
+    """Share of the exact top-b keys that the index finds, over all queries.
+
+    A found key counts if it is as similar as the b-th best: among equal keys, one is as good as the other.
+    """
     top_b = min(top_b, len(keys))
-    exact = _exact_top(keys, queries, top_b)
+    bar = _exact_similarities(keys, queries, top_b).min(axis=1, keepdims=True) - _ROUNDING
     found = index.search(queries, top_b).keys
-    hits = sum(len(np.intersect1d(*rows)) for rows in zip(exact, found, strict=True))
-    return hits / exact.size
+    similarities = np.einsum("qd,qbd->qb", queries, keys[np.maximum(found, 0)], dtype=np.float32)
+    return float(((similarities >= bar) & (found >= 0)).mean())
 
 
 def _empty_index(kind: str, keys: int, dim: int) -> tuple[Any, int]:
@@ -95,36 +101,38 @@ def _empty_index(kind: str, keys: int, dim: int) -> tuple[Any, int]:
     raise ValueError(f"unknown kind of index: {kind}")
 
 
-def _training_sample(keys: Float[np.ndarray, "key dim"], index: Any) -> Float[np.ndarray, "sample dim"]:
+def _training_sample(keys: Float[np.ndarray, "key dim"], index: Any, first_row: int) -> Float[np.ndarray, "sample dim"]:
     wanted = getattr(index, "nlist", 1024) * _IVF_TRAINING_KEYS_PER_LIST
     rows = np.linspace(0, len(keys) - 1, num=min(wanted, len(keys)), dtype=np.int64)
-    return np.ascontiguousarray(keys[rows], dtype=np.float32)
+    sample = np.ascontiguousarray(keys[rows], dtype=np.float32)
+    _check_units(sample, first_row + rows)
+    return sample
 
 
 def _blocks(keys: Float[np.ndarray, "key dim"], first_row: int) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
     for start in range(0, len(keys), _BLOCK_KEYS):
         block = np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
-        norms = np.linalg.norm(block, axis=1)
-        wrong = np.flatnonzero(~(np.abs(norms - 1) <= _NORM_TOLERANCE))  # a NaN compares false, so counts as wrong
-        if len(wrong):
-            raise BuildError(
-                f"keys.npy: row {first_row + start + int(wrong[0])}: expected a unit vector, found length "
-                f"{norms[wrong[0]]:.4g}; encode the memory again with `recollect train --overwrite`"
-            )
+        _check_units(block, first_row + start + np.arange(len(block)))
         yield start, block
 
 
-def _exact_top(
-    keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
-) -> Int[np.ndarray, "query top_b"]:
-    """The exact top-b keys by brute force, block by block."""
-    best = np.empty((len(queries), 0), dtype=np.float32)
-    rows = np.empty((len(queries), 0), dtype=np.int64)
-    for start, block in _blocks(keys, 0):
-        best = np.concatenate([best, queries @ block.T], axis=1)
-        rows = np.concatenate(
-            [rows, np.broadcast_to(start + np.arange(len(block)), (len(queries), len(block)))], axis=1
+def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"]) -> None:
+    norms = np.linalg.norm(keys, axis=1)
+    wrong = np.flatnonzero(~(np.abs(norms - 1) <= _NORM_TOLERANCE))  # a NaN compares false, so counts as wrong
+    if len(wrong):
+        raise BuildError(
+            f"keys.npy: row {rows[wrong[0]]}: expected a unit vector, found length {norms[wrong[0]]:.4g}; "
+            "encode the memory again with `recollect train --overwrite`"
         )
-        keep = np.argpartition(-best, min(top_b, best.shape[1]) - 1, axis=1)[:, :top_b]
-        best, rows = np.take_along_axis(best, keep, axis=1), np.take_along_axis(rows, keep, axis=1)
-    return rows
+
+
+def _exact_similarities(
+    keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
+) -> Float[np.ndarray, "query top_b"]:
+    """The similarities of the top-b keys by brute force, block by block, in no order."""
+    best = np.empty((len(queries), 0), dtype=np.float32)
+    for _, block in _blocks(keys, 0):
+        best = np.concatenate([best, queries @ block.T], axis=1)
+        if best.shape[1] > top_b:
+            best = np.partition(best, best.shape[1] - top_b, axis=1)[:, -top_b:]
+    return best

@@ -26,7 +26,6 @@ def export_encoder(encoder: Encoder, folder: Path, precision: str) -> None:
         folder: An existing folder.
         precision: `fp32`, or `int8`: weights in eight bits a channel, activations quantised as they come.
     """
-    encoder.tokenizer.no_padding()
     encoder.tokenizer.enable_truncation(encoder.config.max_length)
     encoder.tokenizer.save(str(folder / "tokenizer.json"))
     if precision == "fp32":

@@ -54,6 +54,7 @@ def versions(settings: VersionsSettings) -> None:
     from service.store import Store
 
     store = Store(settings.store)
+    store.require()
     current, rows = store.current(), []
     for version in store.versions():
         row: dict[str, Any] = {"version": version, "current": version == current}

@@ -31,6 +31,15 @@ class Store:
         self.root = root
         self.bundles = root / "bundles"
 
+    def require(self) -> None:
+        """Refuse a path that is no store.
+
+        Raises:
+            StoreError: If there is no such folder.
+        """
+        if not self.root.is_dir():
+            raise StoreError(f"{self.root}: expected a bundle store, found none; run `recollect build`")
+
     def versions(self) -> list[str]:
         """All published versions, oldest first."""
         if not self.bundles.is_dir():
@@ -56,8 +65,7 @@ class Store:
         Raises:
             StoreError: If there is no store or nothing is current.
         """
-        if not self.root.is_dir():
-            raise StoreError(f"{self.root}: expected a bundle store, found none; run `recollect build`")
+        self.require()
         current = self.current()
         if current is None:
             known = ", ".join(self.versions()[-3:]) or "no version at all: run `recollect build`"
@@ -71,8 +79,7 @@ class Store:
             StoreError: If the store has no such version.
         """
         folder = self.bundles / check_version(version)
-        if not self.root.is_dir():
-            raise StoreError(f"{self.root}: expected a bundle store, found none; run `recollect build`")
+        self.require()
         if not folder.is_dir():
             known = ", ".join(self.versions()[-3:]) or "none"
             raise StoreError(f"{self.root}: expected a published version, found no {version!r}; the latest: {known}")

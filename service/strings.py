@@ -63,6 +63,13 @@ def write_table(folder: Path, name: str, strings: Iterable[str]) -> StringTable:
         utf8 += string.encode()
         offsets.append(len(utf8))
     utf8_file, offsets_file = table_files(name)
-    np.save(folder / utf8_file, np.frombuffer(bytes(utf8), dtype=np.uint8))
-    np.save(folder / offsets_file, np.array(offsets, dtype=np.int64))
+    save_array(folder / utf8_file, np.frombuffer(bytes(utf8), dtype=np.uint8))
+    save_array(folder / offsets_file, np.array(offsets, dtype=np.int64))
     return StringTable.open(folder, name)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an .npy file; unlike `np.save`, which leaves its last bytes to C's stdio, it notices a full disk."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(np.ascontiguousarray(array).data)

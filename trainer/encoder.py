@@ -62,7 +62,7 @@ class Encoder:
     Attributes:
         config: Pooling and length limits.
         model: The graph, in evaluation mode.
-        tokenizer: Without truncation or padding; both depend on the call.
+        tokenizer: Does not pad; where it truncates depends on the latest call.
         dim: Size of a vector.
     """
 
@@ -72,6 +72,7 @@ class Encoder:
         self.config = config
         self.model = model.to(device).eval()
         self.tokenizer = tokenizer
+        self.tokenizer.no_padding()
         self.pad_id = pad_id
         self.device = device
         self.dim = int(model.transformer.config.hidden_size)
@@ -105,7 +106,6 @@ class Encoder:
         return vectors
 
     def _tokenise(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
-        self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length)
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 

@@ -48,12 +48,12 @@ class MemoryPlan:
     dim: int
     key_dtype: KeyDtype
     encoder: dict[str, Any]
-    weights_sha256: str
+    encoder_sha256: str
     dataset_sha256: str
 
     @classmethod
     def of(
-        cls, labels: Entries, instances: Split, encoder: Encoder, weights_sha256: str, key_dtype: KeyDtype
+        cls, labels: Entries, instances: Split, encoder: Encoder, encoder_sha256: str, key_dtype: KeyDtype
     ) -> MemoryPlan:
         return cls(
             instances=len(instances),
@@ -61,7 +61,7 @@ class MemoryPlan:
             dim=encoder.dim,
             key_dtype=key_dtype,
             encoder=dataclasses.asdict(encoder.config),
-            weights_sha256=weights_sha256,
+            encoder_sha256=encoder_sha256,
             dataset_sha256=fingerprint(labels, instances),
         )
 
@@ -114,6 +114,9 @@ def write_memory(folder: Path, plan: MemoryPlan, labels: Entries, instances: Spl
         _write_entries(folder / "labels.jsonl", labels)
         _write_entries(folder / "instances.jsonl", instances.entries)
         _write_values(folder, instances.labels, len(labels))
+        for name in ("labels.jsonl", "instances.jsonl", "value_indptr.npy", "value_indices.npy"):
+            with (folder / name).open("rb") as written:
+                os.fsync(written.fileno())
     with _open_keys(folder / "keys.npy", plan, done) as file, _progress_bar(plan.keys, done) as bar:
         for start, texts, max_length in _windows(labels, instances.entries, encoder, done):
             vectors = encoder.encode(texts, max_length, bar.update)
@@ -135,7 +138,7 @@ def open_memory(folder: Path) -> Memory:
     if not path.is_file():
         found = "one that is not finished" if (folder / "progress.json").is_file() else "none"
         raise MemoryFolderError(f"{folder}: expected a memory, found {found}; run `recollect train` (again)")
-    plan, header = _read_header(path)
+    plan, header = _read_header(path, "defaults")
     keys = _map_array(folder / "keys.npy", (plan.keys, plan.dim), plan.key_dtype)
     indptr = _map_array(folder / "value_indptr.npy", (plan.keys + 1,), "int64")
     indices = _map_array(folder / "value_indices.npy", (int(indptr[-1]),), "int32")
@@ -162,7 +165,7 @@ def _rows_done(folder: Path, plan: MemoryPlan) -> int:
     path = folder / "progress.json"
     if not path.is_file() or not (folder / "keys.npy").is_file():
         return 0
-    saved, header = _read_header(path)
+    saved, header = _read_header(path, "keys_done")
     return int(header["keys_done"]) if saved == plan else 0
 
 
@@ -223,12 +226,15 @@ def _flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _read_header(path: Path) -> tuple[MemoryPlan, dict[str, Any]]:
+def _read_header(path: Path, *also: str) -> tuple[MemoryPlan, dict[str, Any]]:
+    """The plan, and the whole header, which must hold `also` too."""
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
         if (version := header["format_version"]) != FORMAT_VERSION:
             raise MemoryFolderError(f"{path}: expected format_version {FORMAT_VERSION}, found {version}; train again")
         plan = MemoryPlan(**{field.name: header[field.name] for field in dataclasses.fields(MemoryPlan)})
+        for name in also:
+            header[name]
     except (ValueError, KeyError, TypeError) as error:
         raise MemoryFolderError(f"{path}: expected a memory's header, found: {error!r}; train again") from None
     return plan, header

@@ -20,7 +20,7 @@ from trainer.errors import DatasetError
 from trainer.stdlib.names import read_docstrings
 from trainer.stdlib.sentences import sentences
 
-_MOST_LABELS = 20  # a sentence that documents more names is boilerplate and says nothing of any of them
+_MOST_LABELS = 8  # a sentence that documents more names is boilerplate and says nothing of any of them
 _TEST_SHARE = 0.25  # of the sentences that may be held out
 
 _Record = dict[str, Any]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from pathlib import Path
 
-from trainer.checkpoint import load_pretrained, save_checkpoint, weights_digest
+from trainer.checkpoint import encoder_digest, save_checkpoint
 from trainer.encoder import choose_device
 from trainer.errors import MemoryFolderError
 from trainer.formats import open_dataset
 from trainer.memory import MemoryPlan, is_complete, saved_plan, write_memory
+from trainer.pretrained import load_pretrained
 from trainer.settings import TrainSettings
 
 
@@ -32,12 +34,12 @@ def train(settings: TrainSettings) -> None:
         settings.label_max_length,
         choose_device(settings.device),
     )
-    plan = MemoryPlan.of(dataset.labels, instances, encoder, weights_digest(encoder), settings.key_dtype)
+    plan = MemoryPlan.of(dataset.labels, instances, encoder, encoder_digest(encoder), settings.key_dtype)
     memory, checkpoint = settings.out / "memory", settings.out / "checkpoint"
-    if settings.overwrite:
+    same = _is_of(plan, memory, settings)
+    if not same:
         shutil.rmtree(memory, ignore_errors=True)
-    _refuse_another(settings, plan)
-    if saved_plan(memory) != plan or not checkpoint.is_dir():
+    if not same or not checkpoint.is_dir():
         save_checkpoint(encoder, checkpoint)
     if is_complete(memory):
         _say(f"{memory}: already done, {plan.keys:,} keys")
@@ -48,10 +50,16 @@ def train(settings: TrainSettings) -> None:
     _say(f"{memory}: {plan.keys:,} keys, {encoded:,} encoded now at {encoded / seconds:,.0f} texts/s")
 
 
-def _refuse_another(settings: TrainSettings, plan: MemoryPlan) -> None:
-    saved = saved_plan(settings.out / "memory")
-    if saved is None or saved == plan:
-        return
+def _is_of(plan: MemoryPlan, memory: Path, settings: TrainSettings) -> bool:
+    """Whether the run folder holds this very memory, whole or begun; another is refused, or may be overwritten."""
+    try:
+        saved = saved_plan(memory)
+    except MemoryFolderError:
+        if settings.overwrite:
+            return False
+        raise
+    if saved is None or saved == plan or settings.overwrite:
+        return saved == plan
     differs = [name for name in vars(plan) if getattr(saved, name) != getattr(plan, name)]
     raise MemoryFolderError(
         f"{settings.out}: expected no other memory here, found one that differs in {', '.join(differs)}; "

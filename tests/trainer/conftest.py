@@ -147,7 +147,7 @@ def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
-    from trainer.checkpoint import load_pretrained
+    from trainer.pretrained import load_pretrained
 
     return load_pretrained(str(tiny_bert.folder), "auto", 32, 8, "cpu")
 
@@ -155,7 +155,7 @@ def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
 @pytest.fixture(scope="session")
 def minilm() -> Any:
     """The packaged all-MiniLM-L6-v2."""
-    from trainer.checkpoint import load_pretrained
+    from trainer.pretrained import load_pretrained
 
     return load_pretrained("minilm", "auto", 128, 32, "cpu")
 

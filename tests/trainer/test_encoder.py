@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from trainer.checkpoint import _packaged_folder, load_pretrained
 from trainer.encoder import Encoder, batches_by_length, choose_device
 from trainer.errors import EncoderError
+from trainer.pretrained import _packaged_folder, load_pretrained
 
 TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden chair red blue paint", "the lawn the lawn"]
 

@@ -184,7 +184,7 @@ class TestInterruptedMemory:
     def test_killed_process_loses_only_its_window(
         self, writer: Writer, tiny_bert: Any, toy: Path, tmp_path: Path
     ) -> None:
-        writer.write(tmp_path / "whole", weights_sha256="f" * 64)
+        writer.write(tmp_path / "whole", encoder_sha256="f" * 64)
         killed = subprocess.run(
             [sys.executable, "-c", KILLED_MID_WINDOW, toy, tiny_bert.folder, tmp_path / "memory"],
             cwd=REPOSITORY,
@@ -194,7 +194,7 @@ class TestInterruptedMemory:
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         with pytest.raises(MemoryFolderError, match="expected a memory, found one that is not finished"):
             open_memory(tmp_path / "memory")
-        assert writer.write(tmp_path / "memory", weights_sha256="f" * 64) == KEYS - 12
+        assert writer.write(tmp_path / "memory", encoder_sha256="f" * 64) == KEYS - 12
         np.testing.assert_allclose(
             open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys, atol=1e-6
         )
@@ -205,7 +205,7 @@ KILLED_MID_WINDOW = """
 import os, signal, sys
 from pathlib import Path
 from trainer import memory
-from trainer.checkpoint import load_pretrained
+from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
 

@@ -139,7 +139,7 @@ def test_other_encoder_is_refused_by_what_differs(train: Train, tiny_distilbert:
     train()
     outcome = train("--encoder", tiny_distilbert.folder)
     assert outcome.status == 2
-    assert "differs in encoder, weights_sha256;" in outcome.err
+    assert "differs in encoder, encoder_sha256;" in outcome.err
 
 
 def test_overwrite_replaces_memory_and_checkpoint(train: Train, run_folder: Path) -> None:

@@ -145,7 +145,7 @@ def _inspected(name: str) -> Module | None:
     contents = vars(imported)
     for key in sorted(filter(is_public, contents)):
         value = contents.get(f"__{key}__", contents[key])  # so sys keeps the hooks that others may replace
-        if inspect.isbuiltin(value):
+        if inspect.isbuiltin(value) and value.__name__ == key:  # else an alias, whoever made it
             module.definitions[key] = _own_docstring(value, "")
         elif inspect.isclass(value) and (value.__module__ == "builtins") == (name == "builtins"):
             module.definitions[key] = _own_docstring(value, "")

@@ -1,0 +1,167 @@
+"""`evaluate`: its numbers are those of the served answers; its grid, its filters, its labels matched by uid."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect
+from index_builder.evaluate import evaluate
+from index_builder.settings import EvaluateSettings
+from service.predictor import Predictor
+from service.store import Store
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def measure(road: Any, dataset: Path | None = None, **settings: Any) -> list[dict[str, Any]]:
+    given = {"dataset": dataset or road.dataset, "store": road.store, "threads": 1} | settings
+    return evaluate(EvaluateSettings.model_validate(given)).rows
+
+
+@pytest.fixture
+def dataset(road: Any, tmp_path: Path) -> Path:
+    """A copy of the topics that a test may change."""
+    return shutil.copytree(road.dataset, tmp_path / "dataset")
+
+
+def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
+    """P@1, P@3, R@10 and nDCG@3 in percent, from what the predictor answers."""
+    predictor = Predictor.open(road.store / "bundles" / road.version, threads=1)
+    chosen = predictor.options(top_k=100, **options)
+    answers = predictor.predict([row["text"] for row in rows], chosen).answers
+    hits = [[label.uid in row["labels"] for label in answer.labels] for row, answer in zip(rows, answers, strict=True)]
+    discounts = 1 / np.log2(np.arange(3) + 2)
+    ideal = [discounts[: len(row["labels"])].sum() for row in rows]
+    return {
+        "P@1": 100 * np.mean([hit[0] for hit in hits]),
+        "P@3": 100 * np.mean([sum(hit[:3]) / 3 for hit in hits]),
+        "nDCG@3": 100
+        * np.mean([discounts[: len(hit)] @ hit[:3] / best for hit, best in zip(hits, ideal, strict=True)]),
+        "R@10": 100 * np.mean([sum(hit[:10]) / len(row["labels"]) for hit, row in zip(hits, rows, strict=True)]),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"lambda_": 0.0}, {"lambda_": 1.0}, {"temperature": 1.0, "top_b": 5}])
+def test_metrics_are_those_of_the_served_answers(road: Any, options: dict[str, float]) -> None:
+    (row,) = measure(road, **{name.rstrip("_"): [value] for name, value in options.items()})
+    expected = by_hand(road, read(road.dataset / "test.jsonl"), **options)
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert row["P@1"] > 50
+
+
+def test_rows_come_in_the_order_of_the_grid(road: Any) -> None:
+    grid = {"lambda": [1, 0, 0.5], "temperature": [0.04, 1], "top_b": [3, 200]}
+    rows = measure(road, **grid)
+    found = [(row["lambda"], row["temperature"], row["top_b"]) for row in rows]
+    assert found == [(a, b, c) for a in grid["lambda"] for b in grid["temperature"] for c in grid["top_b"]]
+    for row in rows[::5]:
+        assert measure(road, **{name: [row[name]] for name in grid}) == [row]
+
+
+def test_limit_measures_only_the_first_texts(road: Any) -> None:
+    (row,) = measure(road, limit=3)
+    assert row["P@1"] == pytest.approx(by_hand(road, read(road.dataset / "test.jsonl")[:3])["P@1"])
+
+
+def test_blocks_of_queries_change_nothing(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measure(road)
+    monkeypatch.setattr("index_builder.evaluate._BLOCK_QUERIES", 2)
+    assert measure(road) == [pytest.approx(whole[0])]
+
+
+def test_filtered_predictions_are_left_out_and_the_next_one_moves_up(road: Any, dataset: Path) -> None:
+    labels, tests = [row["uid"] for row in read(dataset / "labels.jsonl")], read(dataset / "test.jsonl")
+    (plain,) = measure(road, dataset)
+    pairs = [f"{row} {labels.index(test['labels'][0])}\n" for row, test in enumerate(tests)]
+    (dataset / "filter_labels_test.txt").write_text("".join(pairs))
+    (filtered,) = measure(road, dataset)
+    assert plain["P@1"] > 0 == filtered["P@1"] == filtered["R@100"]
+    wrong = [(labels.index(test["labels"][0]) + 1) % len(labels) for test in tests]
+    (dataset / "filter_labels_test.txt").write_text("".join(f"{row} {label}\n" for row, label in enumerate(wrong)))
+    (moved,) = measure(road, dataset)
+    assert moved["P@3"] >= plain["P@3"]
+
+
+def test_labels_in_another_order_are_matched_by_uid(road: Any, dataset: Path) -> None:
+    write(dataset / "labels.jsonl", read(dataset / "labels.jsonl")[::-1])
+    assert measure(road, dataset) == measure(road)
+
+
+def test_labels_that_the_bundle_lacks_count_as_missed(road: Any, dataset: Path) -> None:
+    write(dataset / "labels.jsonl", [{"uid": "New", "text": "new"}, *read(dataset / "labels.jsonl")])
+    tests = read(dataset / "test.jsonl")
+    write(dataset / "test.jsonl", [row | {"labels": [*row["labels"], "New"]} for row in tests])
+    (row,), (plain,) = measure(road, dataset), measure(road)
+    assert (row["P@1"], row["R@10"]) == pytest.approx((plain["P@1"], plain["R@10"] / 2))
+
+
+def test_bundle_that_knows_none_of_the_labels_is_refused(
+    road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("labels", "train", "test"):
+        path = dataset / f"{name}.jsonl"
+        rows = [row | {"uid": f"other {row['uid']}", "labels": []} for row in read(path)]
+        write(path, [{key: row[key] for key in ("uid", "text")} if name == "labels" else row for row in rows])
+    assert recollect.main(["evaluate", str(dataset), "--store", str(road.store)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert "expected labels that the bundle knows, found none" in err
+
+
+def test_dataset_without_test_texts_is_refused(road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for spoil in ((dataset / "test.jsonl").unlink, lambda: (dataset / "test.jsonl").write_text("")):
+        spoil() if (dataset / "test.jsonl").exists() else (dataset / "test.jsonl").write_text("")
+        assert recollect.main(["evaluate", str(dataset), "--store", str(road.store)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1), err
+        assert "test" in err
+
+
+def test_json_holds_version_queries_and_rows(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,.5", "--json"]
+    assert recollect.main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["version", "queries", "rows"]
+    assert (told["version"], told["queries"]) == (road.version, 7)
+    assert [row["lambda"] for row in told["rows"]] == [0, 0.5]
+    assert list(told["rows"][0])[:4] == ["lambda", "temperature", "top_b", "P@1"]
+
+
+def test_table_has_aligned_columns_under_their_names(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,1"]) == 0
+    title, header, *rows = capsys.readouterr().out.splitlines()
+    assert title == f"version {road.version}, 7 queries, in percent"
+    assert [row.split()[:3] for row in rows] == [["0", "0.04", "200"], ["1", "0.04", "200"]]
+    assert {len(row) for row in rows} == {len(header)}
+    assert header.split()[:4] == ["lambda", "tau", "b", "P@1"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--lambda", "0,1.5"], ["--lambda", ""], ["--top-b", "0"], ["--temperature", "a"], ["--propensity", "1"]]
+    + [["--limit", "-1"], ["--version", "nowhere"], ["--version", "../x"]],
+)
+def test_wrong_flag_is_refused_by_name(road: Any, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1), err
+    assert flags[0].strip("-") in err
+
+
+def test_store_is_left_as_it_was(road: Any) -> None:
+    before = sorted(road.store.rglob("*"))
+    measure(road)
+    assert sorted(road.store.rglob("*")) == before
+    assert Store(road.store).current() == road.version

