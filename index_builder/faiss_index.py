@@ -9,7 +9,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from index_builder.errors import BuildError
 from service.manifest import IndexInfo
@@ -57,7 +57,7 @@ def build_index(
     index, effort = _empty_index(kind, *keys.shape)
     if not index.is_trained:
         index.train(_training_sample(keys, index, first_row))
-    for _, block in _blocks(keys, first_row):
+    for block in _blocks(keys, first_row):
         index.add(block)
         progress(len(block))
     return index, IndexInfo(kind=kind, keys=index.ntotal, effort=effort)
@@ -109,11 +109,11 @@ def _training_sample(keys: Float[np.ndarray, "key dim"], index: Any, first_row: 
     return sample
 
 
-def _blocks(keys: Float[np.ndarray, "key dim"], first_row: int) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
+def _blocks(keys: Float[np.ndarray, "key dim"], first_row: int) -> Iterator[Float[np.ndarray, "block dim"]]:
     for start in range(0, len(keys), _BLOCK_KEYS):
         block = np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
         _check_units(block, first_row + start + np.arange(len(block)))
-        yield start, block
+        yield block
 
 
 def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"]) -> None:
@@ -131,7 +131,7 @@ def _exact_similarities(
 ) -> Float[np.ndarray, "query top_b"]:
     """The similarities of the top-b keys by brute force, block by block, in no order."""
     best = np.empty((len(queries), 0), dtype=np.float32)
-    for _, block in _blocks(keys, 0):
+    for block in _blocks(keys, 0):
         best = np.concatenate([best, queries @ block.T], axis=1)
         if best.shape[1] > top_b:
             best = np.partition(best, best.shape[1] - top_b, axis=1)[:, -top_b:]

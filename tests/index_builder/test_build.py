@@ -112,7 +112,7 @@ def test_memory_of_another_dimension_is_refused(run: Path, tmp_path: Path) -> No
 def test_memory_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
     header = json.loads((run / "memory" / "memory.json").read_text())
     (run / "memory" / "memory.json").write_text(json.dumps(header | {"encoder_sha256": "0" * 64}))
-    with pytest.raises(BuildError, match="found other weights"):
+    with pytest.raises(BuildError, match="found another encoder"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 

@@ -149,7 +149,7 @@ def test_verify_names_the_altered_file(store: Path, capsys: pytest.CaptureFixtur
     Ran(capsys, "verify", "v1", "--store", store).refused(name, "SHA-256")
 
 
-@pytest.mark.parametrize("verb", [("predict", "x"), ("rollback",), ("verify", "v1"), ("activate", "v1")])
+@pytest.mark.parametrize("verb", [("predict", "x"), ("rollback",), ("verify", "v1"), ("activate", "v1"), ("versions",)])
 def test_missing_store_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
 ) -> None:
