@@ -21,7 +21,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from index_builder.errors import BuildError, CheckFailed
-from index_builder.faiss_index import build_index, choose_kind, recall, write_index
+from index_builder.faiss_index import build_index, choose_kind, tune_effort, write_index
 from index_builder.onnx_export import cosines, export_encoder
 from index_builder.settings import BuildSettings
 from service.bundle import describe_files
@@ -38,7 +38,6 @@ from service.manifest import (
     Manifest,
 )
 from service.predictor import Predictor
-from service.searcher import KeyIndex
 from service.store import Store
 from service.strings import save_array, write_table
 from trainer.checkpoint import encoder_digest, load_checkpoint
@@ -133,9 +132,15 @@ def _field(path: Path, field: str) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                yield json.loads(line)[field]
+                yield _string(json.loads(line)[field])
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(f"{path}: expected JSON lines with {field!r}, found: {error!r}; train again") from None
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} for a string")
+    return value
 
 
 def _check_encoder(memory: Memory, encoder: Encoder, exported: QueryEncoder, precision: str) -> dict[str, float]:
@@ -176,10 +181,10 @@ def _write_indexes(memory: Memory, folder: Path, kind: str, metrics: dict[str, f
     ):
         chosen, path = choose_kind(kind, len(keys)), folder / f"{part}_keys.faiss"
         with tqdm(total=len(keys), unit="key", unit_scale=True, desc=f"index {part}s ({chosen})") as bar:
-            index, infos[part] = build_index(keys, chosen, first_row, bar.update)
+            index, info = build_index(keys, chosen, first_row, bar.update)
         write_index(index, path)
         del index  # the copy on disk is what is measured, and served
-        found = recall(KeyIndex(path, infos[part]), keys, queries, top_b)
+        infos[part], found = tune_effort(path, info, keys, queries, top_b)
         if found < _WORST_RECALL:
             raise CheckFailed(
                 f"{path.name} ({chosen}): expected a recall at {top_b} of {_WORST_RECALL} or more, found {found:.3f}; "

@@ -28,6 +28,8 @@ _ROUNDING = 1e-5
 
 _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT, _HNSW_SEARCH_EFFORT = 32, 100, 300
 _IVF_TRAINING_KEYS_PER_LIST = 64
+# Recall at which a search effort is left as it is.
+_GOOD_RECALL = 0.95
 
 
 def choose_kind(kind: str, keys: int) -> str:
@@ -81,6 +83,21 @@ def recall(
     found = index.search(queries, top_b).keys
     similarities = np.einsum("qd,qbd->qb", queries, keys[np.maximum(found, 0)], dtype=np.float32)
     return float(((similarities >= bar) & (found >= 0)).mean())
+
+
+def tune_effort(
+    path: Path, info: IndexInfo, keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
+) -> tuple[IndexInfo, float]:
+    """Double a written index's search effort until its recall is good, or more effort can find no more.
+
+    Returns:
+        What the manifest says of the index, and its recall.
+    """
+    while True:
+        found = recall(KeyIndex(path, info), keys, queries, top_b)
+        if found >= _GOOD_RECALL or not 0 < info.effort < len(keys):
+            return info, found
+        info = info.model_copy(update={"effort": 2 * info.effort})
 
 
 def _empty_index(kind: str, keys: int, dim: int) -> tuple[Any, int]:

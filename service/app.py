@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
-import anyio
 from fastapi import FastAPI
 
 from service import problems
@@ -23,10 +24,10 @@ def create_app(live: Live, settings: ServeSettings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.places = anyio.CapacityLimiter(threads_or_cores(settings.threads))
-        live.follow()
-        yield
-        await anyio.to_thread.run_sync(live.close)
+        with ThreadPoolExecutor(threads_or_cores(settings.threads), thread_name_prefix="predict") as app.state.workers:
+            live.follow()
+            yield
+            await asyncio.to_thread(live.close)
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
     app.state.live = live

@@ -41,7 +41,8 @@ def predict(settings: PredictSettings) -> None:
     options = predictor.options(**chosen)
     answer = predictor.predict([query], options).answers[0]
     if settings.json_:
-        _say(json.dumps({"version": version, "labels": [_plain(label) for label in answer.labels]}, ensure_ascii=False))
+        plain: dict[str, Any] = {"version": version, "labels": [_plain(label) for label in answer.labels]}
+        _say(json.dumps(plain | ({"truncated": True} if answer.truncated else {}), ensure_ascii=False))
         return
     for label in answer.labels:
         _say(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))

@@ -33,6 +33,7 @@ class Live:
         self._poll_seconds = poll_seconds
         self._serving: tuple[Predictor, datetime] | None = None
         self._refused: str | None = None
+        self._complaint: str | None = None
         self._stop = threading.Event()
         self._follower: threading.Thread | None = None
 
@@ -80,8 +81,11 @@ class Live:
         while not self._stop.wait(self._poll_seconds):
             try:
                 self._refresh()
+                self._complaint = None
             except (StoreError, OSError) as error:
-                log.error("store_unreadable", store=str(self._store.root), error=str(error), serving=self.version())
+                if self._complaint != str(error):  # once, not at every poll
+                    self._complaint = str(error)
+                    log.error("store_unreadable", error=str(error), serving=self.version())
 
     def _refresh(self) -> None:
         current = self._store.current()

@@ -138,6 +138,9 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while its builder lives
         try:
             yield folder
+        except OSError as error:
+            error.filename = error.filename or str(self.bundles)  # a full disk names no file
+            raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)

@@ -5,6 +5,7 @@ A table is two arrays: `<name>.utf8.npy`, all strings joined, and `<name>.offset
 
 from __future__ import annotations
 
+import array
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,18 +59,18 @@ class StringTable:
 
 def write_table(folder: Path, name: str, strings: Iterable[str]) -> StringTable:
     """Write a table and open it; the strings are streamed, only their UTF-8 is held."""
-    utf8, offsets = bytearray(), [0]
+    utf8, offsets = bytearray(), array.array("q", [0])
     for string in strings:
         utf8 += string.encode()
         offsets.append(len(utf8))
     utf8_file, offsets_file = table_files(name)
-    save_array(folder / utf8_file, np.frombuffer(bytes(utf8), dtype=np.uint8))
-    save_array(folder / offsets_file, np.array(offsets, dtype=np.int64))
+    save_array(folder / utf8_file, np.frombuffer(utf8, dtype=np.uint8))
+    save_array(folder / offsets_file, np.frombuffer(offsets, dtype=np.int64))
     return StringTable.open(folder, name)
 
 
-def save_array(path: Path, array: np.ndarray) -> None:
+def save_array(path: Path, content: np.ndarray) -> None:
     """Write an .npy file; unlike `np.save`, which leaves its last bytes to C's stdio, it notices a full disk."""
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(np.ascontiguousarray(array).data)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(content))
+        file.write(np.ascontiguousarray(content).data)

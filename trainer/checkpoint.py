@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -48,9 +49,12 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
                 os.fsync(file.fileno())
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
-    except BaseException:
+    except SafetensorError as error:
+        raise EncoderError(
+            f"{folder}: the weights cannot be written ({error}); make room, or choose another --out"
+        ) from None
+    finally:
         shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 def load_checkpoint(folder: Path, device: str) -> Encoder:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -114,9 +114,6 @@ def write_memory(folder: Path, plan: MemoryPlan, labels: Entries, instances: Spl
         _write_entries(folder / "labels.jsonl", labels)
         _write_entries(folder / "instances.jsonl", instances.entries)
         _write_values(folder, instances.labels, len(labels))
-        for name in ("labels.jsonl", "instances.jsonl", "value_indptr.npy", "value_indices.npy"):
-            with (folder / name).open("rb") as written:
-                os.fsync(written.fileno())
     with _open_keys(folder / "keys.npy", plan, done) as file, _progress_bar(plan.keys, done) as bar:
         for start, texts, max_length in _windows(labels, instances.entries, encoder, done):
             vectors = encoder.encode(texts, max_length, bar.update)
@@ -194,13 +191,22 @@ def _write_entries(path: Path, entries: Entries) -> None:
             batch = pa.table({"uid": entries.uids, "text": entries.texts}).slice(start, _WINDOW_TEXTS)
             for record in batch.to_pylist():
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        _flush(file)
 
 
 def _write_values(folder: Path, instances: LabelSets, labels: int) -> None:
     pairs = instances.indptr[-1]
     own = np.arange(labels)
-    np.save(folder / "value_indptr.npy", np.concatenate([instances.indptr, pairs + own + 1]).astype(np.int64))
-    np.save(folder / "value_indices.npy", np.concatenate([instances.indices, own]).astype(np.int32))
+    _save_array(folder / "value_indptr.npy", np.concatenate([instances.indptr, pairs + own + 1]).astype(np.int64))
+    _save_array(folder / "value_indices.npy", np.concatenate([instances.indices, own]).astype(np.int32))
+
+
+def _save_array(path: Path, array: np.ndarray) -> None:
+    """As `np.save`, which does not notice a disk that fills up while its last bytes are written."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
+        _flush(file)
 
 
 def _header(plan: MemoryPlan) -> dict[str, Any]:
@@ -216,12 +222,11 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     with aside.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=2)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+        _flush(file)
     aside.replace(path)
 
 
-def _flush(file: BinaryIO) -> None:
+def _flush(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
 

@@ -45,7 +45,11 @@ def train(settings: TrainSettings) -> None:
         _say(f"{memory}: already done, {plan.keys:,} keys")
         return
     start = time.monotonic()
-    encoded = write_memory(memory, plan, dataset.labels, instances, encoder)
+    try:
+        encoded = write_memory(memory, plan, dataset.labels, instances, encoder)
+    except OSError as error:
+        error.filename = error.filename or str(memory)  # a full disk names no file
+        raise
     seconds = time.monotonic() - start
     _say(f"{memory}: {plan.keys:,} keys, {encoded:,} encoded now at {encoded / seconds:,.0f} texts/s")
 

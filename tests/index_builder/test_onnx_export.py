@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import write_tiny_encoder
 
 from index_builder.onnx_export import cosines, export_encoder
 from service.encoder import QueryEncoder
 from service.manifest import EncoderInfo
+from tests.index_builder.conftest import write_tiny_encoder
 from trainer.checkpoint import load_checkpoint
 from trainer.encoder import Encoder
 from trainer.pretrained import load_pretrained

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from http_helpers import add_version, answers_with, copy_store, flip_bit, serving
 
 import recollect
+from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, serving
 
 QUERY = "How doctors treat high blood pressure"
 

@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from http_helpers import Server, add_version, copy_store, relabel, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.service.http_helpers import Server, add_version, copy_store, relabel, serving
 
 QUERY = "How doctors treat high blood pressure"
 # The topics' labels in their order, some under names that are awkward in a URL.
@@ -69,7 +70,7 @@ def test_because_lists_the_terms_largest_first_and_they_add_up_to_the_score(clie
 
 def test_answer_says_where_the_time_went(client: httpx.Client) -> None:
     stages = client.post("/predict", json={"query": QUERY}).headers["server-timing"].split(", ")
-    assert [stage.split(";dur=")[0] for stage in stages] == ["tokenize", "encode", "search", "combine"]
+    assert [stage.split(";dur=")[0] for stage in stages] == ["queue", "tokenize", "encode", "search", "combine"]
     assert all(float(stage.split(";dur=")[1]) >= 0 for stage in stages)
 
 

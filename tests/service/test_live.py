@@ -13,7 +13,12 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from http_helpers import (
+
+from service.app import create_app
+from service.live import Live
+from service.settings import ServeSettings
+from service.store import Store
+from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
     add_version,
@@ -24,11 +29,6 @@ from http_helpers import (
     rehash,
     serving,
 )
-
-from service.app import create_app
-from service.live import Live
-from service.settings import ServeSettings
-from service.store import Store
 
 TOP_K = {"v3": 3, "v5": 5}
 POLL = ("--poll-seconds", "0.05")
