@@ -3,7 +3,9 @@
 ServiceError
 ├── BundleError     a bundle's file is missing, altered or of an unknown format
 ├── StoreError      a store lacks the version asked for, or a version's name is malformed
-└── QueryError      a query cannot be answered as asked
+├── QueryError      a query cannot be answered as asked
+├── AddressError    the service cannot listen where it was told to
+└── NotReadyError   no bundle is loaded yet
 """
 
 
@@ -22,4 +24,12 @@ class StoreError(ServiceError):
 
 
 class QueryError(ServiceError):
+    pass
+
+
+class AddressError(ServiceError):
+    pass
+
+
+class NotReadyError(ServiceError):
     pass

@@ -13,15 +13,11 @@ from datetime import UTC, datetime
 
 import structlog
 
-from service.errors import ServiceError, StoreError
+from service.errors import NotReadyError, StoreError
 from service.predictor import Predictor
 from service.store import Store
 
 log = structlog.get_logger(__name__)
-
-
-class NotReadyError(ServiceError):
-    """No bundle is loaded yet."""
 
 
 class Live:

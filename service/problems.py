@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from service.live import NotReadyError
+from service.errors import NotReadyError
 from service.schemas import Problem
 
 _TITLES = {

@@ -11,16 +11,12 @@ import structlog
 import uvicorn
 
 from service.app import create_app
-from service.errors import ServiceError
+from service.errors import AddressError
 from service.live import Live
 from service.settings import ServeSettings, threads_or_cores, unknown_variables
 from service.store import Store
 
 log = structlog.get_logger(__name__)
-
-
-class AddressError(ServiceError):
-    """The service cannot listen where it was told to."""
 
 
 def serve(settings: ServeSettings) -> None:
