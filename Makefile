@@ -24,11 +24,11 @@ lint: .venv/dev.stamp
 	touch $@
 
 .venv/demo.stamp: .venv/pip.stamp pyproject.toml
-	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[build,serve]"
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[build,serve]"
 	touch $@
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml
-	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
 	touch $@
 
 clean:

@@ -27,10 +27,14 @@ def evaluate(settings: EvaluateSettings) -> None:
 
 def demo(settings: DemoSettings) -> None:
     from index_builder.demo import demo as run_demo
-    from index_builder.demo import serve_settings
 
-    print(run_demo(settings), flush=True)  # noqa: T201
-    if settings.serve:
-        from service.cli import serve
+    if not settings.serve:
+        print(run_demo(settings))  # noqa: T201
+        return
+    from service.server import listen, serve, url
+    from service.settings import ServeSettings
 
-        serve(serve_settings(settings))
+    with listen(settings.host, settings.port) as listener:  # a taken port is known before the work, not after
+        print(run_demo(settings))  # noqa: T201
+        print(f"\nServing at {url(listener)}, to try at {url(listener)}/docs; Ctrl-C stops.", flush=True)  # noqa: T201
+        serve(ServeSettings(store=settings.folder / "store", host=settings.host, port=settings.port), listener)

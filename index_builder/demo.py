@@ -8,7 +8,6 @@ from index_builder.build import build, say
 from index_builder.evaluate import evaluate, table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
 from service.predictor import Predictor
-from service.settings import ServeSettings
 from service.store import Store
 from trainer.sample import write_sample
 from trainer.settings import TrainSettings
@@ -33,10 +32,6 @@ def demo(settings: DemoSettings) -> str:
     evaluation = evaluate(sweep)
     lines = [f"{evaluation.queries:,} held-out sentences, in percent:", *table(evaluation), ""]
     return "\n".join(lines + _ask(Store(store).path(version)))
-
-
-def serve_settings(settings: DemoSettings) -> ServeSettings:
-    return ServeSettings(store=settings.folder / "store", host=settings.host, port=settings.port)
 
 
 def _ask(bundle: Path) -> list[str]:

@@ -17,9 +17,11 @@ from service.settings import (
 
 
 def serve(settings: ServeSettings) -> None:
+    from service.server import listen
     from service.server import serve as serve_http
 
-    serve_http(settings)
+    with listen(settings.host, settings.port) as listener:
+        serve_http(settings, listener)
 
 
 def predict(settings: PredictSettings) -> None:

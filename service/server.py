@@ -19,27 +19,36 @@ from service.store import Store
 log = structlog.get_logger(__name__)
 
 
-def serve(settings: ServeSettings) -> None:
-    """Serve until a signal says stop.
+def serve(settings: ServeSettings, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT says stop.
 
     Raises:
-        AddressError: If the port is taken or the address is not ours.
         StoreError, BundleError: If the store's current version cannot be served.
     """
     _configure_logs()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
     for name in unknown_variables(settings):
         log.warning("unknown_environment_variable", name=name)
-    with _listen(settings.host, settings.port) as listener:
-        live = Live(Store(settings.store), threads_or_cores(settings.threads), settings.poll_seconds)
-        live.open_current()
-        host, port = listener.getsockname()[:2]
-        log.info("serving", url=f"http://{f'[{host}]' if ':' in host else host}:{port}", version=live.version())
-        config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)
-        uvicorn.Server(config).run(sockets=[listener])
+    live = Live(Store(settings.store), threads_or_cores(settings.threads), settings.poll_seconds)
+    live.open_current()
+    log.info("serving", url=url(listener), version=live.version())
+    config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def url(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take an address; requests wait there until `serve` answers them.
+
+    Raises:
+        AddressError: If the port is taken or the address is not ours.
+    """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import recollect
-from index_builder.demo import serve_settings
-from index_builder.settings import DemoSettings
 from service.store import Store
 
 
@@ -36,6 +36,24 @@ def test_demo_prints_table_question_and_answer_and_may_run_again(
         assert told.err.count("sample: ") == 2 - run
 
 
-def test_demo_serves_its_own_store(tmp_path: Path) -> None:
-    settings = serve_settings(DemoSettings(folder=tmp_path, port=0))
-    assert (settings.store, settings.host, settings.port) == (tmp_path / "store", "127.0.0.1", 0)
+def test_demo_tells_its_url_and_serves_its_own_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+    monkeypatch.setattr("index_builder.demo.demo", lambda settings: "the table")
+    monkeypatch.setattr("service.server.serve", lambda settings, listener: served.append((settings.store, listener)))
+    assert recollect.main(["demo", str(tmp_path), "--port", "0"]) == 0
+    (store, listener), told = served[0], capsys.readouterr().out
+    assert store == tmp_path / "store"
+    assert re.search(
+        r"^the table\n\nServing at http://127\.0\.0\.1:[1-9]\d+, to try at .*/docs; Ctrl-C stops\.$", told, re.M
+    )
+    assert listener.fileno() == -1  # closed
+
+
+def test_demo_refuses_a_taken_port_before_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert recollect.main(["demo", str(tmp_path / "demo"), "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}: expected an address to listen on" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
