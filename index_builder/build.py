@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
 from tqdm import tqdm
 
 from index_builder.errors import BuildError, CheckFailed
@@ -38,6 +37,7 @@ from service.manifest import (
     Manifest,
 )
 from service.predictor import Predictor
+from service.settings import threads_or_cores
 from service.store import Store
 from service.strings import save_array, write_table
 from trainer.checkpoint import encoder_digest, load_checkpoint
@@ -64,7 +64,7 @@ def build(settings: BuildSettings) -> str:
         CheckFailed: If the exported encoder strays from PyTorch's, or an index misses too many keys.
         MemoryFolderError, EncoderError: If the run cannot be read.
     """
-    threads = settings.threads or os.cpu_count() or 1
+    threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
     memory = open_memory(settings.run / "memory")
@@ -113,11 +113,9 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
 def _write_tables(memory: Memory, folder: Path) -> None:
     """Values, label counts, uids and texts, in the form that maps."""
     instances, labels = memory.plan.instances, memory.plan.labels
-    indptr = memory.value_indptr[: instances + 1]
-    indices = memory.value_indices[: indptr[-1]]
-    save_array(folder / "value_indptr.npy", indptr)
-    save_array(folder / "value_indices.npy", indices)
-    save_array(folder / "label_counts.npy", np.bincount(indices, minlength=labels).astype(np.int32))
+    save_array(folder / "value_indptr.npy", memory.value_indptr)
+    save_array(folder / "value_indices.npy", memory.value_indices)
+    save_array(folder / "label_counts.npy", np.bincount(memory.value_indices, minlength=labels).astype(np.int32))
     for part, rows in (("label", labels), ("instance", instances)):
         source = memory.folder / f"{part}s.jsonl"
         for field in ("uid", "text"):
@@ -206,7 +204,7 @@ def _write_manifest(
         counts=Counts(
             instances=memory.plan.instances,
             labels=memory.plan.labels,
-            pairs=int(memory.value_indptr[memory.plan.instances]),
+            pairs=len(memory.value_indices),
         ),
         dim=memory.plan.dim,
         encoder=encoder,
@@ -223,6 +221,6 @@ def _digest(files: dict[str, FileInfo]) -> str:
     return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
 
 
-def _sample(rows: int, wanted: int) -> Float[np.ndarray, " sample"]:
+def _sample(rows: int, wanted: int) -> Int[np.ndarray, " sample"]:
     """Rows spread evenly over all, so that short and long, early and late texts are among them."""
     return np.unique(np.linspace(0, rows - 1, num=min(rows, wanted), dtype=np.int64))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from service.bundle import LabelTable
 from service.predictor import Predictor
 from service.scoring import Ranking, cast_votes, rank
 from service.searcher import Neighbours
+from service.settings import threads_or_cores
 from service.store import Store
 from trainer.dataset import Entries, Split
 from trainer.formats import open_dataset
@@ -72,8 +72,8 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         BuildError: If the bundle knows none of the dataset's labels.
     """
     store = Store(settings.store)
-    version = store.require_current() if settings.version == "current" else settings.version
-    predictor = Predictor.open(store.path(version), settings.threads or os.cpu_count() or 1)
+    version = store.resolve(settings.version)
+    predictor = Predictor.open(store.path(version), threads_or_cores(settings.threads))
     dataset = open_dataset(settings.dataset, settings.format)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test

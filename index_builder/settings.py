@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, NoDecode, SettingsConfigDict
 
+from service.schemas import Lambda, Temperature, TopB
+
 
 def _split(value: object) -> object:
     """A list as flags and variables write it: 0,.1,.5."""
@@ -15,9 +17,6 @@ def _split(value: object) -> object:
 
 
 Listed = (NoDecode, BeforeValidator(_split))
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Temperature = Annotated[float, Field(ge=1e-4, le=100)]
-KeyCount = Annotated[int, Field(ge=1)]
 
 
 class BuilderSettings(BaseSettings):
@@ -50,13 +49,13 @@ class EvaluateSettings(BuilderSettings):
     format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
         "auto", description="the dataset's layout; auto recognises it from the folder's files"
     )
-    lambda_: Annotated[list[Fraction], *Listed] = Field(
+    lambda_: Annotated[list[Lambda], *Listed] = Field(
         [], alias="lambda", description="one or several, as in 0,0.1,0.5; none: the bundle's own"
     )
     temperature: Annotated[list[Temperature], *Listed] = Field(
         [], description="one or several tau; none: the bundle's own"
     )
-    top_b: Annotated[list[KeyCount], *Listed] = Field(
+    top_b: Annotated[list[TopB], *Listed] = Field(
         [], description="one or several numbers of keys; none: the bundle's own"
     )
     propensity: Annotated[tuple[float, Annotated[float, Field(gt=0)]], *Listed] = Field(

@@ -24,10 +24,11 @@ def create_app(live: Live, settings: ServeSettings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with ThreadPoolExecutor(threads_or_cores(settings.threads), thread_name_prefix="predict") as app.state.workers:
-            live.follow()
-            yield
-            await asyncio.to_thread(live.close)
+        app.state.workers = ThreadPoolExecutor(threads_or_cores(settings.threads), thread_name_prefix="predict")
+        live.follow()
+        yield
+        await asyncio.to_thread(live.close)
+        await asyncio.to_thread(app.state.workers.shutdown, cancel_futures=True)
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
     app.state.live = live

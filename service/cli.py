@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import sys
 from typing import Any
 
 from service.settings import (
@@ -29,7 +29,7 @@ def predict(settings: PredictSettings) -> None:
 
     from service.errors import QueryError
     from service.predictor import Predictor
-    from service.schemas import Query
+    from service.schemas import PredictResponse, Query, Result
     from service.store import Store
 
     try:
@@ -37,15 +37,17 @@ def predict(settings: PredictSettings) -> None:
     except ValidationError as error:
         raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
     store = Store(settings.store)
-    version = store.require_current() if settings.version == "current" else settings.version
+    version = store.resolve(settings.version)
     predictor = Predictor.open(store.path(version), threads=1)
     chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
     options = predictor.options(**chosen)
     answer = predictor.predict([query], options).answers[0]
     if settings.json_:
-        plain: dict[str, Any] = {"version": version, "labels": [_plain(label) for label in answer.labels]}
-        _say(json.dumps(plain | ({"truncated": True} if answer.truncated else {}), ensure_ascii=False))
+        response = PredictResponse(version=version, **dict(Result.of(answer)))
+        _say(response.model_dump_json(exclude_none=True))
         return
+    if answer.truncated:
+        _warn(f"the query is longer than the {predictor.manifest.encoder.max_length} tokens that the encoder reads")
     for label in answer.labels:
         _say(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
         for reason in label.because or []:
@@ -53,12 +55,17 @@ def predict(settings: PredictSettings) -> None:
 
 
 def versions(settings: VersionsSettings) -> None:
-    from service.errors import BundleError
+    from service.errors import BundleError, StoreError
     from service.store import Store
 
     store = Store(settings.store)
     store.require()
-    current, rows = store.current(), []
+    rows = []
+    try:
+        current = store.current()
+    except StoreError as error:  # what there is to activate is what mends it
+        current = None
+        _warn(str(error))
     for version in store.versions():
         row: dict[str, Any] = {"version": version, "current": version == current}
         try:
@@ -101,16 +108,10 @@ def verify(settings: VerifySettings) -> None:
     from service.store import Store
 
     store = Store(settings.store)
-    manifest = store.manifest(settings.version)
-    Predictor.open(store.path(settings.version), threads=1)
-    _say(f"{settings.version}: {len(manifest.files)} files as published, and it answers")
-
-
-def _plain(label: Any) -> dict[str, Any]:
-    """A label as `POST /predict` writes it."""
-    row = dataclasses.asdict(label)
-    del row["position"]
-    return {name: value for name, value in row.items() if value is not None}
+    version = store.resolve(settings.version)
+    manifest = store.manifest(version)
+    Predictor.open(store.path(version), threads=1)
+    _say(f"{version}: {len(manifest.files)} files as published, and it answers")
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -123,4 +124,9 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def _say(line: str) -> None:
-    print(line)  # noqa: T201
+    """Print a line; a text's own control characters must not reach the terminal."""
+    print("".join(each if each.isprintable() else repr(each)[1:-1] for each in line))  # noqa: T201
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201

@@ -19,6 +19,9 @@ from service.store import Store
 
 log = structlog.get_logger(__name__)
 
+# A refused version is tried again after so long: what was wrong may have passed, as a full memory does.
+_RETRY_SECONDS = 30.0
+
 
 class Live:
     """The predictor in use, and the thread that keeps it current."""
@@ -29,6 +32,7 @@ class Live:
         self._poll_seconds = poll_seconds
         self._serving: tuple[Predictor, datetime] | None = None
         self._refused: str | None = None
+        self._retry_at = 0.0
         self._complaint: str | None = None
         self._stop = threading.Event()
         self._follower: threading.Thread | None = None
@@ -85,13 +89,13 @@ class Live:
 
     def _refresh(self) -> None:
         current = self._store.current()
-        if current == self.version():
+        if current in (None, self.version()):
             self._refused = None
-        elif current is not None and current != self._refused:
+        elif self._refused != current or time.monotonic() >= self._retry_at:
             try:
-                self._open(current)
+                self._open(str(current))
             except Exception as error:  # whatever is wrong with it, the old version goes on
-                self._refused = current
+                self._refused, self._retry_at = current, time.monotonic() + _RETRY_SECONDS
                 log.error("bundle_refused", version=current, error=str(error), serving=self.version())
 
     def _open(self, version: str) -> None:

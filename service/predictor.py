@@ -16,12 +16,16 @@ from service.bundle import Bundle, open_bundle
 from service.encoder import QueryEncoder
 from service.errors import BundleError
 from service.manifest import Manifest
-from service.scoring import Ranking, Values, Votes, cast_votes, rank
+from service.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
 from service.searcher import Searcher
 from service.stopwatch import Stopwatch
 
-# How much further a filtered search looks each time it has not found enough.
+# How much further a filtered search looks each time it has not found enough, and how far at most: as far as any
+# request may ask for, so that no filter costs more.
 _WIDEN = 4
+_MOST_KEYS = 10_000
+# Keys whose votes are laid out at a time: what bounds the memory of a large batch.
+_BLOCK_KEYS = 16_384
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class ScoredLabel:
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's labels; `exhausted` if a filter admits fewer than asked for in the whole memory."""
+    """A query's labels; `exhausted` if a filter admits fewer than asked for among all keys that may be looked at."""
 
     labels: list[ScoredLabel]
     truncated: bool
@@ -135,12 +139,15 @@ class Predictor:
         """Answer some of the memory's own texts.
 
         Raises:
-            BundleError: If an answer is missing or no number.
+            BundleError: If their vectors are no unit vectors.
         """
         rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
-        for answer in self.predict([self.bundle.instance_texts[row] for row in rows.tolist()], self.options()).answers:
-            if not answer.labels or not np.isfinite([label.score for label in answer.labels]).all():
-                raise BundleError(f"{self.bundle.folder}: expected an answer to its own texts, found none")
+        texts = [self.bundle.instance_texts[row] for row in rows.tolist()]
+        if not np.allclose(np.linalg.norm(self.encode(texts), axis=1), 1, atol=1e-3):
+            raise BundleError(
+                f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found others; build again"
+            )
+        self.predict(texts, self.options())
 
     def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
         """Unit vectors of queries."""
@@ -154,7 +161,7 @@ class Predictor:
         vectors = self.encoder.encode(tokens)
         watch.lap("encode")
         # A filtered query is ranked alone: how far it looks must not depend on the batch it came in.
-        step = 1 if options.filtered else max(1, len(queries))
+        step = 1 if options.filtered else max(1, _BLOCK_KEYS // options.top_b)
         answers: list[Answer] = []
         for start in range(0, len(queries), step):
             part = slice(start, start + step)
@@ -165,12 +172,13 @@ class Predictor:
         self, vectors: Float[np.ndarray, "query dim"], truncated: list[bool], options: Options, watch: Stopwatch
     ) -> list[Answer]:
         ranking, votes, exhausted = self._rank(vectors, options, watch)
+        terms = explaining(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
         answers = []
         for query in range(len(vectors)):
             best = slice(rows[query], min(rows[query] + options.top_k, rows[query + 1]))
             labels = [
-                self._describe(query, int(label), float(score), votes if options.explain else None)
+                self._describe(query, int(label), float(score), terms)
                 for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
                 if score >= options.threshold
             ]
@@ -184,10 +192,10 @@ class Predictor:
         """Rank the admitted labels, looking further than b where a filter leaves fewer than k.
 
         Returns:
-            The ranking, its terms, and for which queries the whole memory has fewer than k.
+            The ranking, its terms, and for which queries the keys looked at, all or `_MOST_KEYS`, have fewer than k.
         """
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number for each calling thread
-        top_b = options.top_b
+        top_b, farthest = options.top_b, min(self.searcher.keys, _MOST_KEYS)
         while True:
             neighbours = self.searcher.search(vectors, top_b, options.lambda_)
             watch.lap("search")
@@ -198,20 +206,14 @@ class Predictor:
             ranking = _admitted(ranking, options)
             found = np.bincount(ranking.query, minlength=len(vectors))
             watch.lap("combine")
-            if (found >= options.wanted).all() or top_b >= self.searcher.keys:
+            if (found >= options.wanted).all() or top_b >= farthest:
                 return ranking, votes, found < options.top_k
-            top_b = min(top_b * _WIDEN, self.searcher.keys)
+            top_b = min(top_b * _WIDEN, farthest)
 
-    def _describe(self, query: int, label: int, score: float, votes: Votes | None) -> ScoredLabel:
+    def _describe(self, query: int, label: int, score: float, terms: Votes | None) -> ScoredLabel:
         table = self.bundle.labels
-        because = None if votes is None else self._reasons(query, label, votes)
+        because = None if terms is None else [self._reason(key, share) for key, share in terms.of(query, label)]
         return ScoredLabel(label, table.uids[label], table.texts[label], score, because)
-
-    def _reasons(self, query: int, label: int, votes: Votes) -> list[Reason]:
-        """The terms of one label's score, largest first."""
-        rows = np.flatnonzero((votes.query == query) & (votes.label == label))
-        rows = rows[np.argsort(-votes.share[rows], kind="stable")]
-        return [self._reason(int(votes.key[row]), float(votes.share[row])) for row in rows]
 
     def _reason(self, key: int, share: float) -> Reason:
         instances = self.values.instances

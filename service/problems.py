@@ -23,6 +23,9 @@ _TITLES = {
     504: ("deadline_passed", "Deadline passed"),
 }
 _RETRY_AFTER_SECONDS = "1"
+# What an answer repeats of a request: so many faults, so much of a field's name.
+_MOST_ERRORS = 10
+_FIELD_CHARACTERS = 80
 
 
 class ProblemError(Exception):
@@ -67,7 +70,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        errors = [_field_problem(each) for each in error.errors()]
+        errors = [_field_problem(each) for each in error.errors()[:_MOST_ERRORS]]
         first = errors[0]
         return problem_response(422, f"{first['field']}: {first['message']}", errors=errors)
 
@@ -87,4 +90,4 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     if not where:
         return {"field": "body", "message": "expected a JSON object, sent as Content-Type: application/json"}
     message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(where), "message": message}
+    return {"field": ".".join(where)[:_FIELD_CHARACTERS], "message": message}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
 
 from service.live import Live
-from service.predictor import Answer, Answers, Options, Predictor
+from service.predictor import Options, Predictor
 from service.problems import ProblemError, documented
 from service.schemas import (
     Health,
@@ -20,11 +22,13 @@ from service.schemas import (
     PredictRequest,
     PredictResponse,
     Result,
-    ScoredLabel,
     VersionResponse,
 )
 
 router = APIRouter()
+
+# Keys that one request may have explained, over all its queries: each may name several labels, each with a text.
+_EXPLAINED_KEYS = 2_000
 
 
 def _live(request: Request) -> Live:
@@ -35,37 +39,29 @@ def _live(request: Request) -> Live:
 LiveDependency = Annotated[Live, Depends(_live)]
 
 
-@router.post(
-    "/predict",
-    response_model=PredictResponse,
-    response_model_exclude_none=True,
-    responses=documented(413, 422, 503, 504),
-)
-async def predict(body: PredictRequest, live: LiveDependency, request: Request, response: Response) -> PredictResponse:
+@router.post("/predict", response_model=PredictResponse, responses=documented(413, 422, 503, 504))
+async def predict(body: PredictRequest, live: LiveDependency, request: Request) -> Response:
     """The labels that fit a query best."""
     predictor = live.predictor()
-    answers = await _answer(predictor, [body.query], body, request)
-    _tell(response, predictor, answers)
-    return PredictResponse(version=predictor.version, **dict(_result(answers.answers[0])))
+
+    def compose(results: list[Result]) -> BaseModel:
+        return PredictResponse(version=predictor.version, **dict(results[0]))
+
+    return await _answer(predictor, [body.query], body, request, compose)
 
 
-@router.post(
-    "/predict/batch",
-    response_model=PredictBatchResponse,
-    response_model_exclude_none=True,
-    responses=documented(413, 422, 503, 504),
-)
-async def predict_batch(
-    body: PredictBatchRequest, live: LiveDependency, request: Request, response: Response
-) -> PredictBatchResponse:
+@router.post("/predict/batch", response_model=PredictBatchResponse, responses=documented(413, 422, 503, 504))
+async def predict_batch(body: PredictBatchRequest, live: LiveDependency, request: Request) -> Response:
     """The labels that fit each of several queries best."""
     limit: int = request.app.state.max_batch
     if len(body.queries) > limit:
         raise ProblemError(413, f"queries: expected at most {limit}, found {len(body.queries):,}", "batch_too_large")
     predictor = live.predictor()
-    answers = await _answer(predictor, body.queries, body, request)
-    _tell(response, predictor, answers)
-    return PredictBatchResponse(version=predictor.version, results=[_result(each) for each in answers.answers])
+
+    def compose(results: list[Result]) -> BaseModel:
+        return PredictBatchResponse(version=predictor.version, results=results)
+
+    return await _answer(predictor, body.queries, body, request, compose)
 
 
 @router.get("/labels/{uid:path}", response_model=LabelResponse, responses=documented(404, 503))
@@ -76,7 +72,7 @@ async def label(uid: str, live: LiveDependency, response: Response) -> LabelResp
     position = labels.position(uid)
     if position is None:
         raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {predictor.version}", "unknown_label")
-    _tell(response, predictor)
+    response.headers["X-Index-Version"] = predictor.version
     count = int(labels.counts[position])
     return LabelResponse(version=predictor.version, uid=uid, text=labels.texts[position], training_count=count)
 
@@ -85,7 +81,7 @@ async def label(uid: str, live: LiveDependency, response: Response) -> LabelResp
 async def version(live: LiveDependency, response: Response) -> VersionResponse:
     """What is served, and since when."""
     predictor, since = live.serving()
-    _tell(response, predictor)
+    response.headers["X-Index-Version"] = predictor.version
     manifest = {name: getattr(predictor.manifest, name) for name in VersionResponse.model_fields if name != "since"}
     return VersionResponse(since=since, **manifest)
 
@@ -104,15 +100,28 @@ async def health_ready(live: LiveDependency) -> Health:
 
 
 async def _answer(
-    predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
-) -> Answers:
-    """Run the predictor off the event loop; a request that waits past its deadline is never started."""
+    predictor: Predictor,
+    queries: list[str],
+    body: PredictRequest | PredictBatchRequest,
+    request: Request,
+    compose: Callable[[list[Result]], BaseModel],
+) -> Response:
+    """Answer and compose off the event loop; a request that waits past its deadline is never started."""
+    options = _options(predictor, body)
+    if options.explain and len(queries) * options.top_b > _EXPLAINED_KEYS:
+        raise ProblemError(
+            422,
+            f"explain: expected at most {_EXPLAINED_KEYS:,} keys to explain, found {len(queries):,} x top_b "
+            f"{options.top_b:,}; ask for fewer",
+        )
     submitted = time.perf_counter()
 
-    def work() -> Answers:
+    def work() -> Response:
         queued = (time.perf_counter() - submitted) * 1e3
-        answers = predictor.predict(queries, _options(predictor, body))
-        return Answers(answers.answers, {"queue": queued, **answers.milliseconds})
+        answers = predictor.predict(queries, options)
+        content = compose([Result.of(answer) for answer in answers.answers]).model_dump_json(exclude_none=True)
+        headers = _headers(predictor, {"queue": queued, **answers.milliseconds})
+        return Response(content, media_type="application/json", headers=headers)
 
     workers: Executor = request.app.state.workers
     seconds = None if body.timeout_ms is None else body.timeout_ms / 1000
@@ -144,14 +153,7 @@ def _positions(predictor: Predictor, uids: list[str]) -> frozenset[int]:
     return frozenset(position for position in found if position is not None)
 
 
-def _result(answer: Answer) -> Result:
-    labels = [ScoredLabel.model_validate(each) for each in answer.labels]
-    return Result(labels=labels, truncated=answer.truncated or None, exhausted=answer.exhausted or None)
-
-
-def _tell(response: Response, predictor: Predictor, answers: Answers | None = None) -> None:
+def _headers(predictor: Predictor, milliseconds: dict[str, float]) -> dict[str, str]:
     """Name the version that answered, and where the time went."""
-    response.headers["X-Index-Version"] = predictor.version
-    if answers:
-        stages = (f"{stage};dur={spent:.3f}" for stage, spent in answers.milliseconds.items())
-        response.headers["Server-Timing"] = ", ".join(stages)
+    stages = (f"{stage};dur={spent:.3f}" for stage, spent in milliseconds.items())
+    return {"X-Index-Version": predictor.version, "Server-Timing": ", ".join(stages)}

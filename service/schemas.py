@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import unicodedata
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from service.manifest import Counts, Defaults, EncoderInfo, Indexes
+
+if TYPE_CHECKING:  # settings share these types, and `--help` must not load an encoder
+    from service.predictor import Answer
 
 
 def _has_words(query: str) -> str:
@@ -85,6 +88,11 @@ class Result(_Response):
     labels: list[ScoredLabel]
     truncated: bool | None = None
     exhausted: bool | None = None
+
+    @classmethod
+    def of(cls, answer: Answer) -> Result:
+        labels = [ScoredLabel.model_validate(label) for label in answer.labels]
+        return cls(labels=labels, truncated=answer.truncated or None, exhausted=answer.exhausted or None)
 
 
 class PredictResponse(Result, _Versioned):

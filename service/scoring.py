@@ -7,6 +7,7 @@ over the b keys found. The cost grows with b and the labels of a key, never with
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,12 @@ class Votes:
     key: Int[np.ndarray, " vote"]
     label: Int[np.ndarray, " vote"]
     share: Float[np.ndarray, " vote"]
+
+    def of(self, query: int, label: int) -> Iterator[tuple[int, float]]:
+        """The key and share of each term of one score, in votes sorted by `explaining`."""
+        start, stop = np.searchsorted(self.query, [query, query + 1])
+        first, last = start + np.searchsorted(self.label[start:stop], [label, label + 1])
+        yield from zip(self.key[first:last].tolist(), self.share[first:last].tolist(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,12 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
         label=np.concatenate([values.indices[starts[voter] + nth], key[is_label] - values.instances]),
         share=np.concatenate([lambda_ * weight[~is_label][voter], (1 - lambda_) * weight[is_label]]),
     )
+
+
+def explaining(votes: Votes) -> Votes:
+    """The same votes, by query, then by label, then by falling share."""
+    order = np.lexsort((-votes.share, votes.label, votes.query))
+    return Votes(votes.query[order], votes.key[order], votes.label[order], votes.share[order])
 
 
 def rank(votes: Votes, values: Values) -> Ranking:

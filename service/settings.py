@@ -69,12 +69,15 @@ class RollbackSettings(ServiceSettings):
     """Return to the version that was current before."""
 
 
-class VerifySettings(ActivateSettings):
+class VerifySettings(ServiceSettings):
     """Check a version: its manifest, every file's SHA-256, and that it answers its own texts."""
+
+    version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it, or current")
 
 
 def threads_or_cores(threads: int) -> int:
-    return threads or os.cpu_count() or 1
+    """Threads asked for, or the cores that this process may use."""
+    return threads or len(os.sched_getaffinity(0))
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

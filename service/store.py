@@ -72,6 +72,14 @@ class Store:
             raise StoreError(f"{self.root}: no version is current; `recollect activate` one of: {known}")
         return current
 
+    def resolve(self, version: str) -> str:
+        """The version's name; `current` stands for the one that is.
+
+        Raises:
+            StoreError: If nothing is current.
+        """
+        return self.require_current() if version == "current" else version
+
     def path(self, version: str) -> Path:
         """A published version's folder.
 
@@ -116,6 +124,7 @@ class Store:
         Raises:
             StoreError: If there is none.
         """
+        self.require()
         with self._lock():
             history = self._history()
             others = set(self.versions()) - set(history[-1:])

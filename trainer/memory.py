@@ -2,11 +2,12 @@
 
     memory/   memory.json          counts, dimension, how the keys were made, defaults for scoring
               keys.npy             [N+L, d] unit vectors: instances first, then labels, in dataset order
-              value_indptr.npy     [N+L+1]  row i votes for value_indices[value_indptr[i] : value_indptr[i+1]];
-              value_indices.npy             an instance for its labels (its row of Y), a label for itself
+              value_indptr.npy     [N+1]    instance i votes for its labels, its row of Y:
+              value_indices.npy             value_indices[value_indptr[i] : value_indptr[i + 1]]
               labels.jsonl  instances.jsonl  {"uid", "text"}, row by row
 
-lambda is not in the values: it is applied when a query is answered. `memory.json` is written last; until then
+A label key votes for its own label, so the identity that stands under Y in the paper is not stored; nor is lambda,
+which is applied when a query is answered. `memory.json` is written last; until then
 `progress.json` says how many keys are done, and a run that was interrupted goes on from there.
 """
 
@@ -25,7 +26,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from trainer.dataset import Entries, LabelSets, Split, fingerprint
+from trainer.dataset import Entries, Split, fingerprint
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 
@@ -78,7 +79,7 @@ class Memory:
     plan: MemoryPlan
     defaults: dict[str, float]
     keys: Float[np.ndarray, "key dim"]
-    value_indptr: Int[np.ndarray, "key+1"]
+    value_indptr: Int[np.ndarray, " pointer"]
     value_indices: Int[np.ndarray, " pair"]
 
 
@@ -113,7 +114,8 @@ def write_memory(folder: Path, plan: MemoryPlan, labels: Entries, instances: Spl
         _write_progress(folder, plan, 0)
         _write_entries(folder / "labels.jsonl", labels)
         _write_entries(folder / "instances.jsonl", instances.entries)
-        _write_values(folder, instances.labels, len(labels))
+        _save_array(folder / "value_indptr.npy", instances.labels.indptr)
+        _save_array(folder / "value_indices.npy", instances.labels.indices)
     with _open_keys(folder / "keys.npy", plan, done) as file, _progress_bar(plan.keys, done) as bar:
         for start, texts, max_length in _windows(labels, instances.entries, encoder, done):
             vectors = encoder.encode(texts, max_length, bar.update)
@@ -137,7 +139,7 @@ def open_memory(folder: Path) -> Memory:
         raise MemoryFolderError(f"{folder}: expected a memory, found {found}; run `recollect train` (again)")
     plan, header = _read_header(path, "defaults")
     keys = _map_array(folder / "keys.npy", (plan.keys, plan.dim), plan.key_dtype)
-    indptr = _map_array(folder / "value_indptr.npy", (plan.keys + 1,), "int64")
+    indptr = _map_array(folder / "value_indptr.npy", (plan.instances + 1,), "int64")
     indices = _map_array(folder / "value_indices.npy", (int(indptr[-1]),), "int32")
     if (np.diff(indptr) < 0).any() or (len(indices) and not 0 <= indices.min() <= indices.max() < plan.labels):
         raise MemoryFolderError(f"{folder}: values point past the {plan.labels:,} labels; run `recollect train` again")
@@ -192,13 +194,6 @@ def _write_entries(path: Path, entries: Entries) -> None:
             for record in batch.to_pylist():
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         _flush(file)
-
-
-def _write_values(folder: Path, instances: LabelSets, labels: int) -> None:
-    pairs = instances.indptr[-1]
-    own = np.arange(labels)
-    _save_array(folder / "value_indptr.npy", np.concatenate([instances.indptr, pairs + own + 1]).astype(np.int64))
-    _save_array(folder / "value_indices.npy", np.concatenate([instances.indices, own]).astype(np.int32))
 
 
 def _save_array(path: Path, array: np.ndarray) -> None:

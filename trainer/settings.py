@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 
@@ -21,6 +21,12 @@ class SampleSettings(TrainerSettings):
     folder: CliPositionalArg[Path] = Field(description="folder to write; must be absent or empty")
 
 
+def _no_training(epochs: int) -> int:
+    if epochs != 0:
+        raise ValueError("0, as this release trains no encoder: it remembers with a pretrained one")
+    return epochs
+
+
 class TrainSettings(TrainerSettings):
     """Encode a dataset's instances and labels into a run folder: checkpoint/ and memory/."""
 
@@ -29,8 +35,8 @@ class TrainSettings(TrainerSettings):
     format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
         "auto", description="the dataset's layout; auto recognises it from the folder's files"
     )
-    epochs: int = Field(
-        0, ge=0, le=0, description="passes over the instances; 0, the only choice so far, trains nothing"
+    epochs: Annotated[int, AfterValidator(_no_training)] = Field(
+        0, description="passes over the instances; 0, the only choice so far, trains nothing"
     )
     encoder: str = Field(
         "minilm", description="Hugging Face encoder by name or folder; minilm is the packaged all-MiniLM-L6-v2"

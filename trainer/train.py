@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.checkpoint import encoder_digest, save_checkpoint
@@ -36,22 +40,38 @@ def train(settings: TrainSettings) -> None:
     )
     plan = MemoryPlan.of(dataset.labels, instances, encoder, encoder_digest(encoder), settings.key_dtype)
     memory, checkpoint = settings.out / "memory", settings.out / "checkpoint"
-    same = _is_of(plan, memory, settings)
-    if not same:
-        shutil.rmtree(memory, ignore_errors=True)
-    if not same or not checkpoint.is_dir():
-        save_checkpoint(encoder, checkpoint)
-    if is_complete(memory):
-        _say(f"{memory}: already done, {plan.keys:,} keys")
-        return
-    start = time.monotonic()
-    try:
+    with _alone_in(settings.out):
+        same = _is_of(plan, memory, settings)
+        if not same:
+            shutil.rmtree(memory, ignore_errors=True)
+        if not same or not checkpoint.is_dir():
+            save_checkpoint(encoder, checkpoint)
+        if is_complete(memory):
+            _say(f"{memory}: already done, {plan.keys:,} keys")
+            return
+        start = time.monotonic()
         encoded = write_memory(memory, plan, dataset.labels, instances, encoder)
+        seconds = time.monotonic() - start
+        _say(f"{memory}: {plan.keys:,} keys, {encoded:,} encoded now at {encoded / seconds:,.0f} texts/s")
+
+
+@contextlib.contextmanager
+def _alone_in(run: Path) -> Iterator[None]:
+    """Keep a second `recollect train` out of a run folder, and name the folder where a full disk names none."""
+    run.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise MemoryFolderError(
+            f"{run}: another `recollect train` writes here; wait for it, or choose another --out"
+        ) from None
     except OSError as error:
-        error.filename = error.filename or str(memory)  # a full disk names no file
+        error.filename = error.filename or str(run)
         raise
-    seconds = time.monotonic() - start
-    _say(f"{memory}: {plan.keys:,} keys, {encoded:,} encoded now at {encoded / seconds:,.0f} texts/s")
+    finally:
+        os.close(descriptor)
 
 
 def _is_of(plan: MemoryPlan, memory: Path, settings: TrainSettings) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from index_builder.errors import BuildError
-from index_builder.faiss_index import FLAT_KEYS, build_index, choose_kind, recall, write_index
+from index_builder.faiss_index import FLAT_KEYS, build_index, choose_kind, exact_bars, recall, tune_effort, write_index
 from service.searcher import KeyIndex
 
 
@@ -44,7 +44,9 @@ def test_approximate_kinds_find_nearly_all(tmp_path: Path, kind: str) -> None:
     keys = unit_vectors(3_000)
     index = opened(keys, kind, tmp_path)
     assert index.shape == (3_000, 16)
-    assert recall(index, keys, keys[:50], 10) >= (0.95 if kind == "hnsw" else 0.3)  # random keys have no clusters
+    assert recall(index, keys, keys[:50], exact_bars(keys, keys[:50], 10), 10) >= (
+        0.95 if kind == "hnsw" else 0.3
+    )  # random keys have no clusters
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
@@ -55,7 +57,7 @@ def test_few_keys_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
     found = index.search(keys[:3], 100)
     assert found.keys.shape == (min(rows, 3), rows)
     assert all(sorted(row) == list(range(rows)) for row in found.keys.tolist())
-    assert recall(index, keys, keys[:3], 100) == 1
+    assert recall(index, keys, keys[:3], exact_bars(keys, keys[:3], 100), 100) == 1
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
@@ -96,7 +98,19 @@ def test_recall_counts_what_the_index_misses(tmp_path: Path, monkeypatch: pytest
     expected = (exact < 20).mean()
     found = KeyIndex(tmp_path / "half.faiss", info)
     assert 0 < expected < 1
-    assert recall(found, keys, keys, 10) == pytest.approx(expected)
+    assert recall(found, keys, keys, exact_bars(keys, keys, 10), 10) == pytest.approx(expected)
+
+
+def test_effort_is_doubled_until_recall_is_good_or_it_no_longer_pays(tmp_path: Path) -> None:
+    keys = unit_vectors(4_000)
+    index, info = build_index(keys, "ivf", 0, lambda rows: None)
+    write_index(index, tmp_path / "keys.faiss")
+    timid = info.model_copy(update={"effort": 1})
+    tuned, found = tune_effort(tmp_path / "keys.faiss", timid, keys, keys[:50], 100)
+    bars = exact_bars(keys, keys[:50], 100)
+    assert tuned.effort in (2, 4, 8)
+    assert found == recall(KeyIndex(tmp_path / "keys.faiss", tuned), keys, keys[:50], bars, 100)
+    assert found > recall(KeyIndex(tmp_path / "keys.faiss", timid), keys, keys[:50], bars, 100)
 
 
 def test_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import recollect
-from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, serving
+from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, relabel, serving
 
 QUERY = "How doctors treat high blood pressure"
 
@@ -188,3 +188,32 @@ def test_serve_says_what_is_wrong_with_the_store(store: Path, tmp_path: Path) ->
     assert "CURRENT" in refused_to_serve(store, "--port", "0")
     (store / "CURRENT").unlink()
     assert "no version is current" in refused_to_serve(store, "--port", "0")
+
+
+def test_versions_lists_what_to_activate_when_current_names_none(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (store / "CURRENT").write_text("../x\n")
+    ran = Ran(capsys, "versions", "--store", store)
+    assert ran.status == 0
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["v1", "v2"]
+    assert "CURRENT: expected a version's name" in ran.err
+
+
+def test_verify_checks_the_current_version_by_that_name(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Ran(capsys, "verify", "current", "--store", store).out.startswith("v1: ")
+
+
+def test_predict_shows_control_characters_instead_of_obeying_them(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_version(store, "v1", "v3", relabel([f"evil \x1b[2J{row}\nline" for row in range(8)]))
+    ran = Ran(capsys, "predict", QUERY, "--store", store, "--version", "v3", "--top-k", 1)
+    assert "evil \\x1b[2J1\\nline" in ran.out
+    assert len(ran.out.splitlines()) == 1
+
+
+def test_predict_says_when_the_query_was_cut(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capsys, "predict", QUERY * 100, "--store", two_versions)
+    assert ran.err == "the query is longer than the 128 tokens that the encoder reads\n"
+    assert '"truncated":true' in Ran(capsys, "predict", QUERY * 100, "--store", two_versions, "--json").out

@@ -275,3 +275,20 @@ def test_misspelled_environment_variable_is_warned_about(server: Server) -> None
 def test_log_holds_no_query(server: Server, client: httpx.Client) -> None:
     client.post("/predict", json={"query": "zyzzyva, in private"})
     assert "zyzzyva" not in server.log()
+
+
+def test_no_request_may_have_more_explained_than_an_answer_can_carry(client: httpx.Client) -> None:
+    problem = is_problem(
+        client.post("/predict", json={"query": QUERY, "explain": True, "top_b": 2_001}), 422, "invalid_request"
+    )
+    assert problem["detail"].startswith("explain: expected at most 2,000 keys to explain, found 1 x top_b 2,001")
+    many = {"queries": [QUERY] * 11, "explain": True, "top_b": 200}
+    is_problem(client.post("/predict/batch", json=many), 422, "invalid_request")
+    assert client.post("/predict", json={"query": QUERY, "explain": True, "top_b": 2_000}).status_code == 200
+
+
+def test_refusal_repeats_little_of_a_request_that_is_wrong_in_many_places(client: httpx.Client) -> None:
+    wrong = {f"{number}" + "x" * 500: 1 for number in range(1_000)}
+    response = client.post("/predict", json={"query": QUERY, **wrong})
+    assert len(is_problem(response, 422, "invalid_request")["errors"]) == 10
+    assert len(response.content) < 5_000

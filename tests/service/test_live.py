@@ -229,3 +229,24 @@ def test_log_is_one_json_event_a_line(server: Server) -> None:
     lines = [json.loads(line) for line in server.log().splitlines()]
     assert [line["event"] for line in lines] == ["bundle_opened", "serving"]
     assert all({"timestamp", "level"} <= line.keys() for line in lines)
+
+
+def test_refused_version_is_tried_again_after_a_while(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.live._RETRY_SECONDS", 0.0)
+    live = Live(Store(store), threads=1, poll_seconds=0.02)
+    live.open_current()
+    before, broken = live.version(), store / "bundles" / "v5" / "tokenizer.json"
+    content = broken.read_bytes()
+    broken.write_bytes(b"{}")
+    live.follow()
+    try:
+        (store / "CURRENT").write_text("v5\n")
+        time.sleep(0.2)
+        assert live.version() == before
+        broken.write_bytes(content)
+        deadline = time.monotonic() + 20
+        while live.version() != "v5":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        live.close()

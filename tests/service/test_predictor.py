@@ -39,11 +39,10 @@ def scores(answer: Answer) -> dict[str, float]:
 def reference(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> np.ndarray:
     """Scores by the dense formula in float64, over the part of the memory that lambda gives a vote."""
     instances, labels = memory.plan.instances, memory.plan.labels
-    values = np.zeros((instances + labels, labels))
-    for row in range(instances + labels):
-        values[row, memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]]] = 1
-    values[:instances] *= lambda_
-    values[instances:] *= 1 - lambda_
+    votes = np.zeros((instances, labels))
+    for row in range(instances):
+        votes[row, memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]]] = 1
+    values = np.concatenate([lambda_ * votes, (1 - lambda_) * np.eye(labels)])
     part = {0.0: slice(instances, None), 1.0: slice(instances)}.get(lambda_, slice(None))
     similarities, values = memory.keys[part].astype(np.float64) @ vector.astype(np.float64), values[part]
     best = np.argsort(-similarities, kind="stable")[:top_b]
@@ -213,3 +212,21 @@ def test_a_bundle_whose_parts_disagree_is_not_served(predictor: Predictor, chang
     bundle = dataclasses.replace(open_bundle(predictor.bundle.folder), manifest=manifest.model_copy(update=change))
     with pytest.raises(BundleError, match=rf"{file}: manifest expects shape .*, found .*; rebuild"):
         Predictor(bundle, threads=1)
+
+
+def test_filter_looks_no_further_than_any_request_may(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    search = predictor.searcher.search
+    monkeypatch.setattr(predictor.searcher, "search", lambda *asked: looked.append(asked[1]) or search(*asked))
+    monkeypatch.setattr("service.predictor._MOST_KEYS", 5)
+    never_seen = predictor.bundle.labels.position("Never seen")
+    assert ask(predictor, "x", top_b=1, lambda_=1.0, allow=frozenset({never_seen})) == Answer([], False, True)
+    assert looked == [1, 4, 5]
+
+
+def test_large_batch_is_answered_in_parts_and_alike(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = [f"a query about taxes, number {number}" for number in range(9)]
+    whole = predictor.predict(queries, predictor.options()).answers
+    monkeypatch.setattr("service.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys at a time
+    for parts, expected in zip(predictor.predict(queries, predictor.options()).answers, whole, strict=True):
+        assert scores(parts) == pytest.approx(scores(expected), abs=1e-6)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index_builder.faiss_index import build_index, recall, write_index
+from index_builder.faiss_index import build_index, exact_bars, recall, write_index
 from service.bundle import open_bundle
 from service.manifest import IndexInfo
 from service.searcher import KeyIndex, Neighbours, Searcher, merge
@@ -99,7 +99,7 @@ def test_every_kind_of_index_finds_most_of_the_exact_keys(
 ) -> None:
     keys, queries = clustered
     index = open_index(keys, kind, tmp_path / "index.faiss")
-    assert recall(index, keys, queries, 20) >= least
+    assert recall(index, keys, queries, exact_bars(keys, queries, 20), 20) >= least
     found = index.search(queries, 20)
     assert (np.diff(found.similarities, axis=1) <= 0).all()
     assert (found.keys[:, 0] == np.arange(40)).mean() >= least

@@ -90,12 +90,12 @@ class TestFinishedMemory:
         assert memory.keys.shape == (KEYS, writer.encoder.dim)
         np.testing.assert_allclose(memory.keys, expected, atol=1e-6)
 
-    def test_instance_votes_for_its_labels_and_label_for_itself(self, writer: Writer, tmp_path: Path) -> None:
+    def test_instance_votes_for_its_labels(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         memory = open_memory(tmp_path / "memory")
         votes = [row.tolist() for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
         relevance = writer.instances.labels.to_csr(5)
-        assert votes == [row.indices.tolist() for row in relevance] + [[label] for label in range(5)]
+        assert votes == [row.indices.tolist() for row in relevance]
 
     def test_entries_stand_row_by_row_beside_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
         writer.write(tmp_path / "memory")

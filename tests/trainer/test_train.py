@@ -1,5 +1,6 @@
 """`recollect train` from the command line: what it writes, what it resumes, what it refuses."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -273,3 +274,15 @@ class TestProcess:
         assert done.returncode == 0, done.stderr
         saved = json.loads((tmp_path / "run" / "checkpoint" / "recollect.json").read_text())
         assert (saved["name"], saved["pooling"]) == ("acme/tiny", "cls")
+
+
+def test_second_train_into_the_same_run_is_refused_while_the_first_writes(train: Train, run_folder: Path) -> None:
+    train()
+    descriptor = os.open(run_folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        outcome = train()
+    finally:
+        os.close(descriptor)
+    assert outcome.status == 2
+    assert "another `recollect train` writes here" in outcome.err
