@@ -107,18 +107,18 @@ async def _answer(
     compose: Callable[[list[Result]], BaseModel],
 ) -> Response:
     """Answer and compose off the event loop; a request that waits past its deadline is never started."""
-    options = _options(predictor, body)
-    if options.explain and len(queries) * options.top_b > _EXPLAINED_KEYS:
+    top_b = body.top_b or predictor.manifest.defaults.top_b
+    if body.explain and len(queries) * top_b > _EXPLAINED_KEYS:
         raise ProblemError(
             422,
             f"explain: expected at most {_EXPLAINED_KEYS:,} keys to explain, found {len(queries):,} x top_b "
-            f"{options.top_b:,}; ask for fewer",
+            f"{top_b:,}; ask for fewer",
         )
     submitted = time.perf_counter()
 
     def work() -> Response:
         queued = (time.perf_counter() - submitted) * 1e3
-        answers = predictor.predict(queries, options)
+        answers = predictor.predict(queries, _options(predictor, body))
         content = compose([Result.of(answer) for answer in answers.answers]).model_dump_json(exclude_none=True)
         headers = _headers(predictor, {"queue": queued, **answers.milliseconds})
         return Response(content, media_type="application/json", headers=headers)
