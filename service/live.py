@@ -89,11 +89,11 @@ class Live:
 
     def _refresh(self) -> None:
         current = self._store.current()
-        if current in (None, self.version()):
+        if current is None or current == self.version():
             self._refused = None
         elif self._refused != current or time.monotonic() >= self._retry_at:
             try:
-                self._open(str(current))
+                self._open(current)
             except Exception as error:  # whatever is wrong with it, the old version goes on
                 self._refused, self._retry_at = current, time.monotonic() + _RETRY_SECONDS
                 log.error("bundle_refused", version=current, error=str(error), serving=self.version())

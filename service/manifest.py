@@ -34,6 +34,9 @@ BUNDLE_FILES: frozenset[str] = frozenset(
     }
 )
 
+# Keys that one query may retrieve: what bounds the cost of an answer.
+MOST_KEYS = 10_000
+
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 _MANIFEST_LIMIT_BYTES = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,13 @@ from jaxtyping import Bool, Float
 from service.bundle import Bundle, open_bundle
 from service.encoder import QueryEncoder
 from service.errors import BundleError
-from service.manifest import Manifest
+from service.manifest import MOST_KEYS, Manifest
 from service.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
 from service.searcher import Searcher
 from service.stopwatch import Stopwatch
 
-# How much further a filtered search looks each time it has not found enough, and how far at most: as far as any
-# request may ask for, so that no filter costs more.
+# How much further a filtered search looks each time it has not found enough, up to `MOST_KEYS`.
 _WIDEN = 4
-_MOST_KEYS = 10_000
 # Keys whose votes are laid out at a time: what bounds the memory of a large batch.
 _BLOCK_KEYS = 16_384
 
@@ -84,7 +82,7 @@ class Answers:
     """The answers to a batch, and the milliseconds each stage took."""
 
     answers: list[Answer]
-    milliseconds: dict[str, float] = field(default_factory=dict)
+    milliseconds: dict[str, float]
 
 
 class Predictor:
@@ -192,10 +190,10 @@ class Predictor:
         """Rank the admitted labels, looking further than b where a filter leaves fewer than k.
 
         Returns:
-            The ranking, its terms, and for which queries the keys looked at, all or `_MOST_KEYS`, have fewer than k.
+            The ranking, its terms, and for which queries the keys looked at, all or `MOST_KEYS`, have fewer than k.
         """
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number for each calling thread
-        top_b, farthest = options.top_b, min(self.searcher.keys, _MOST_KEYS)
+        top_b, farthest = options.top_b, min(self.searcher.keys, MOST_KEYS)
         while True:
             neighbours = self.searcher.search(vectors, top_b, options.lambda_)
             watch.lap("search")

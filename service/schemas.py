@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from service.manifest import Counts, Defaults, EncoderInfo, Indexes
+from service.manifest import MOST_KEYS, Counts, Defaults, EncoderInfo, Indexes
 
 if TYPE_CHECKING:  # settings share these types, and `--help` must not load an encoder
     from service.predictor import Answer
@@ -28,7 +28,7 @@ def _has_words(query: str) -> str:
 Query = Annotated[str, AfterValidator(_has_words), Field(examples=["turn an object into a JSON string"])]
 Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1: instances alone")]
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the found keys")]
-TopB = Annotated[int, Field(ge=1, le=10_000, description="keys to retrieve")]
+TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="keys to retrieve")]
 TopK = Annotated[int, Field(ge=1, le=1_000, description="labels to answer with, at most")]
 
 

@@ -218,7 +218,7 @@ def test_filter_looks_no_further_than_any_request_may(predictor: Predictor, monk
     looked: list[int] = []
     search = predictor.searcher.search
     monkeypatch.setattr(predictor.searcher, "search", lambda *asked: looked.append(asked[1]) or search(*asked))
-    monkeypatch.setattr("service.predictor._MOST_KEYS", 5)
+    monkeypatch.setattr("service.predictor.MOST_KEYS", 5)
     never_seen = predictor.bundle.labels.position("Never seen")
     assert ask(predictor, "x", top_b=1, lambda_=1.0, allow=frozenset({never_seen})) == Answer([], False, True)
     assert looked == [1, 4, 5]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,10 @@ CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc",
 LABELS = ("garden chair", "red paint", "blue lawn", "quick dog", "lazy fox")
 _WORDS = " ".join(CORPUS).split()
 TEXTS = tuple(" ".join(_WORDS[start : start + 3]) for start in range(14))
+
+
+# What encoders are compared on: cased, accented, shortest, longer than any limit.
+SAMPLE_TEXTS = ["quick Brown fox", "Café naïve ABC abc", "x", "lazy dog " * 30]
 
 
 @pytest.fixture
@@ -143,6 +148,19 @@ def tiny_distilbert(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncode
 @pytest.fixture(scope="session")
 def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
     return make_tiny_encoder("roberta")
+
+
+@pytest.fixture
+def encoder_folder(tiny_bert: TinyEncoder, tmp_path: Path) -> Path:
+    """A copy of the tiny BERT, free to be spoilt."""
+    return Path(shutil.copytree(tiny_bert.folder, tmp_path / "encoder"))
+
+
+def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Any:
+    """A small encoder as `--encoder` loads it."""
+    from trainer.pretrained import load_pretrained
+
+    return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,3 @@
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,22 +7,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from tests.trainer.conftest import SAMPLE_TEXTS, load
 from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from trainer.encoder import Encoder
 from trainer.errors import EncoderError
-from trainer.pretrained import load_pretrained
-
-TEXTS = ["quick Brown fox", "Café naïve ABC abc", "x", "lazy dog " * 30]
-
-
-def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Encoder:
-    return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
-
-
-@pytest.fixture
-def encoder_folder(tiny_bert: Any, tmp_path: Path) -> Path:
-    """A copy of the tiny BERT, free to be spoilt."""
-    return Path(shutil.copytree(tiny_bert.folder, tmp_path / "encoder"))
 
 
 class TestSavedCheckpoint:
@@ -36,7 +23,7 @@ class TestSavedCheckpoint:
         encoder = load(request.getfixturevalue(f"tiny_{kind}").folder, pooling)
         save_checkpoint(encoder, tmp_path / "checkpoint")
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        np.testing.assert_array_equal(loaded.encode(TEXTS, 32), encoder.encode(TEXTS, 32))
+        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
         assert (loaded.config, loaded.pad_id) == (encoder.config, encoder.pad_id)
         assert encoder_digest(loaded) == encoder_digest(encoder)
 
@@ -46,12 +33,14 @@ class TestSavedCheckpoint:
     ) -> None:
         encoder = load(request.getfixturevalue(f"tiny_{kind}").folder)
         save_checkpoint(encoder, tmp_path / "checkpoint")
-        np.testing.assert_array_equal(load(tmp_path / "checkpoint").encode(TEXTS, 32), encoder.encode(TEXTS, 32))
+        np.testing.assert_array_equal(
+            load(tmp_path / "checkpoint").encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32)
+        )
 
     def test_of_the_packaged_encoder_gives_identical_vectors(self, minilm: Encoder, tmp_path: Path) -> None:
         save_checkpoint(minilm, tmp_path / "checkpoint")
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        np.testing.assert_array_equal(loaded.encode(TEXTS, 128), minilm.encode(TEXTS, 128))
+        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 128), minilm.encode(SAMPLE_TEXTS, 128))
 
     def test_keeps_its_tokenizer_whatever_transformers_would_make_of_it(
         self, tiny_distilbert: Any, tmp_path: Path
@@ -60,10 +49,10 @@ class TestSavedCheckpoint:
         save_checkpoint(encoder, tmp_path / "checkpoint")
         (tmp_path / "checkpoint" / "tokenizer_config.json").unlink()
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        np.testing.assert_array_equal(loaded.encode(TEXTS, 32), encoder.encode(TEXTS, 32))
+        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
     def test_holds_safetensors_and_a_tokenizer_without_limits(self, tiny_encoder: Encoder, tmp_path: Path) -> None:
-        tiny_encoder.encode(TEXTS, 5)
+        tiny_encoder.encode(SAMPLE_TEXTS, 5)
         save_checkpoint(tiny_encoder, tmp_path / "run" / "checkpoint")
         names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
         assert names == {

@@ -10,21 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5Model
 
-from trainer.encoder import Encoder
+from tests.trainer.conftest import load
 from trainer.errors import EncoderError
 from trainer.pretrained import _packaged_folder, load_pretrained
-
-TEXTS = ["quick Brown fox", "Café naïve ABC abc", "x", "lazy dog " * 30]
-
-
-def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Encoder:
-    return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
-
-
-@pytest.fixture
-def encoder_folder(tiny_bert: Any, tmp_path: Path) -> Path:
-    """A copy of the tiny BERT, free to be spoilt."""
-    return Path(shutil.copytree(tiny_bert.folder, tmp_path / "encoder"))
 
 
 class TestPackagedEncoder:
