@@ -20,7 +20,7 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from index_builder.errors import BuildError, CheckFailed
-from index_builder.faiss_index import build_index, choose_kind, tune_effort, write_index
+from index_builder.faiss_index import build_index, check_units, choose_kind, tune_effort, write_index
 from index_builder.onnx_export import cosines, export_encoder
 from index_builder.settings import BuildSettings
 from service.bundle import describe_files
@@ -172,10 +172,12 @@ def _write_indexes(memory: Memory, folder: Path, kind: str, metrics: dict[str, f
     """Index instance keys and label keys; their recall at the default b goes into `metrics`."""
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
     queries = np.asarray(memory.keys[_sample(instances, _PARITY_TEXTS)], dtype=np.float32)
+    if memory.defaults["label_key_alpha"]:
+        check_units(memory.keys[instances:], instances)  # the mix would hide a damaged text key
     infos: dict[str, IndexInfo] = {}
     for part, first_row, keys in (
-        ("instance", 0, memory.keys[:instances]),
-        ("label", instances, memory.keys[instances:]),
+        ("instance", 0, memory.instance_keys),
+        ("label", instances, memory.label_keys()),
     ):
         chosen, path = choose_kind(kind, len(keys)), folder / f"{part}_keys.faiss"
         with tqdm(total=len(keys), unit="key", unit_scale=True, desc=f"index {part}s ({chosen})") as bar:
@@ -196,6 +198,7 @@ def _write_indexes(memory: Memory, folder: Path, kind: str, metrics: dict[str, f
 def _write_manifest(
     memory: Memory, folder: Path, encoder: EncoderInfo, indexes: Indexes, metrics: dict[str, float]
 ) -> Manifest:
+    answering = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -209,7 +212,7 @@ def _write_manifest(
         dim=memory.plan.dim,
         encoder=encoder,
         index=indexes,
-        defaults=Defaults(**memory.defaults, top_k=_DEFAULT_TOP_K),
+        defaults=Defaults(**answering, top_k=_DEFAULT_TOP_K),
         metrics=metrics,
         files=files,
     )

@@ -9,9 +9,9 @@ from index_builder.evaluate import evaluate, table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
 from service.predictor import Predictor
 from service.store import Store
+from trainer.run import write_run
 from trainer.sample import write_sample
 from trainer.settings import TrainSettings
-from trainer.train import train
 
 _QUESTION = "compute the square root of a number"
 
@@ -26,7 +26,7 @@ def demo(settings: DemoSettings) -> str:
     if not dataset.is_dir():
         say("sample: reading the standard library's documentation")
         write_sample(dataset)
-    train(TrainSettings(dataset=dataset, out=run, max_length=64, overwrite=True))
+    write_run(TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64, overwrite=True))
     version = build(BuildSettings(run=run, store=store, activate=True))
     sweep = EvaluateSettings.model_validate({"dataset": dataset, "store": store, "lambda": [0, 0.1, 0.5, 0.9, 1]})
     evaluation = evaluate(sweep)

@@ -14,6 +14,10 @@ from jaxtyping import Float, Int
 from index_builder.errors import BuildError
 from service.manifest import IndexInfo
 from service.searcher import KeyIndex
+from trainer.label_keys import LabelKeys
+
+# Keys in rows: mapped, or mixed as they are read.
+Keys = Float[np.ndarray, "key dim"] | LabelKeys
 
 # Up to here exact search takes a few milliseconds on one core: nothing to gain from an approximation.
 FLAT_KEYS = 50_000
@@ -41,9 +45,7 @@ def choose_kind(kind: str, keys: int) -> str:
     return kind
 
 
-def build_index(
-    keys: Float[np.ndarray, "key dim"], kind: str, first_row: int, progress: Callable[[int], object]
-) -> tuple[Any, IndexInfo]:
+def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int], object]) -> tuple[Any, IndexInfo]:
     """Build an index over mapped keys, reading them block by block.
 
     Args:
@@ -68,6 +70,16 @@ def build_index(
     return index, IndexInfo(kind=kind, keys=index.ntotal, effort=effort)
 
 
+def check_units(keys: Keys, first_row: int) -> None:
+    """Refuse keys that are no unit vectors.
+
+    Raises:
+        BuildError: Naming the first one's row.
+    """
+    for start, block in _blocks(keys):
+        _check_units(block, first_row + start + np.arange(len(block)))
+
+
 def write_index(index: Any, path: Path) -> None:
     """Write an index; a full disk is an OSError, as for any other file."""
     with path.open("wb") as file:
@@ -76,7 +88,7 @@ def write_index(index: Any, path: Path) -> None:
 
 def recall(
     index: KeyIndex,
-    keys: Float[np.ndarray, "key dim"],
+    keys: Keys,
     queries: Float[np.ndarray, "query dim"],
     bars: Float[np.ndarray, " query"],
     top_b: int,
@@ -92,13 +104,12 @@ def recall(
         top_b: Keys to find.
     """
     found = index.search(queries, min(top_b, len(keys))).keys
-    similarities = np.einsum("qd,qbd->qb", queries, keys[np.maximum(found, 0)], dtype=np.float32)
+    rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
+    similarities = np.einsum("qd,qbd->qb", queries, keys[rows][places.reshape(found.shape)], dtype=np.float32)
     return float(((similarities >= bars[:, None] - _ROUNDING) & (found >= 0)).mean())
 
 
-def exact_bars(
-    keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
-) -> Float[np.ndarray, " query"]:
+def exact_bars(keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int) -> Float[np.ndarray, " query"]:
     """The similarity of each query's b-th best key, by brute force, block by block."""
     best = np.empty((len(queries), 0), dtype=np.float32)
     for _, block in _blocks(keys):
@@ -110,7 +121,7 @@ def exact_bars(
 
 
 def tune_effort(
-    path: Path, info: IndexInfo, keys: Float[np.ndarray, "key dim"], queries: Float[np.ndarray, "query dim"], top_b: int
+    path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
 ) -> tuple[IndexInfo, float]:
     """Double a written index's search effort until its recall is good, a few times at most.
 
@@ -143,7 +154,7 @@ def _empty_index(kind: str, keys: int, dim: int) -> tuple[Any, int]:
     raise ValueError(f"unknown kind of index: {kind}")
 
 
-def _training_sample(keys: Float[np.ndarray, "key dim"], index: Any, first_row: int) -> Float[np.ndarray, "sample dim"]:
+def _training_sample(keys: Keys, index: Any, first_row: int) -> Float[np.ndarray, "sample dim"]:
     wanted = getattr(index, "nlist", 1024) * _IVF_TRAINING_KEYS_PER_LIST
     rows = np.linspace(0, len(keys) - 1, num=min(wanted, len(keys)), dtype=np.int64)
     sample = np.ascontiguousarray(keys[rows], dtype=np.float32)
@@ -151,7 +162,7 @@ def _training_sample(keys: Float[np.ndarray, "key dim"], index: Any, first_row: 
     return sample
 
 
-def _blocks(keys: Float[np.ndarray, "key dim"]) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
+def _blocks(keys: Keys) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
     """Each block, in float32, after the row it starts at."""
     for start in range(0, len(keys), _BLOCK_KEYS):
         yield start, np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)

@@ -99,11 +99,11 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
     """The topics, encoded by the packaged MiniLM, built with a flat index in fp32, and activated."""
     from index_builder.build import build
     from index_builder.settings import BuildSettings
+    from trainer.run import write_run
     from trainer.settings import TrainSettings
-    from trainer.train import train
 
     folder = tmp_path_factory.mktemp("road")
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"
-    train(TrainSettings(dataset=dataset, out=run))
+    write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
     version = build(BuildSettings(run=run, store=store, index="flat", activate=True))
     return Road(dataset, run, store, version)

@@ -132,7 +132,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (["activate", "../x", "--store", "x"], "version '../x': expected letters, digits, '_' and '-'"),
         (["predict", "hi", "--store", "/none"], "/none: expected a bundle store, found none; run `recollect build`"),
         (["rollback", "--store", "/none"], "/none: expected a bundle store, found none; run `recollect build`"),
-        (["train", "d", "--out", "r", "--epochs", "3"], "--epochs: expected 0, as this release trains no encoder"),
+        (["train", "d", "--out", "r", "--epochs", "-1"], "--epochs: expected greater than or equal to 0; found '-1'"),
     ],
 )
 def test_what_is_wrong_with_the_arguments_is_told_in_one_line(

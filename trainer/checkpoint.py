@@ -1,8 +1,8 @@
 """The checkpoint folder: an encoder in the Hugging Face layout, and how its vectors are made.
 
-    checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
+    checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json  [adapter.safetensors]
 
-`recollect.json` holds pooling and length limits.
+`recollect.json` holds pooling, length limits and, where there is an adapter, the width of its hidden layer.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from trainer.encoder import Encoder, EncoderConfig, UnitVectorModel
+from trainer.adapter import Adapter
+from trainer.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
 from trainer.errors import EncoderError
-from trainer.pretrained import load_transformer
+from trainer.pretrained import check_lengths, load_pretrained, load_transformer
 
-_CONFIG = "recollect.json"
+_CONFIG, _ADAPTER = "recollect.json", "adapter.safetensors"
 _FORMAT_VERSION = 1
 
 
@@ -38,9 +41,13 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         pad = encoder.tokenizer.id_to_token(encoder.pad_id)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
         tokenizer.save_pretrained(aside)
+        adapter = encoder.model.adapter
+        if adapter is not None:
+            save_file(adapter.state_dict(), aside / _ADAPTER)
         config = {
             "format_version": _FORMAT_VERSION,
             "pad_id": encoder.pad_id,
+            "adapter_hidden": adapter and adapter.hidden,
             **dataclasses.asdict(encoder.config),
         }
         (aside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -55,6 +62,24 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def load_encoder(
+    name: str, pooling: Pooling | Literal["auto"], max_length: int, label_max_length: int, device: str
+) -> Encoder:
+    """Load an encoder to start from: a checkpoint folder of ours, with its adapter, or what `load_pretrained` finds.
+
+    Raises:
+        EncoderError: If it cannot be found, read or trusted, or knows fewer positions than the lengths ask for.
+    """
+    if not (Path(name) / _CONFIG).is_file():
+        return load_pretrained(name, pooling, max_length, label_max_length, device)
+    saved = load_checkpoint(Path(name), device)
+    chosen = saved.config.pooling if pooling == "auto" else pooling
+    config = EncoderConfig(name, chosen, max_length, label_max_length)
+    check_lengths(config, saved.model.transformer)
+    model = UnitVectorModel(saved.model.transformer, chosen, saved.model.adapter)
+    return Encoder(config, model, saved.tokenizer, saved.pad_id, device)
 
 
 def load_checkpoint(folder: Path, device: str) -> Encoder:
@@ -72,6 +97,9 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         if version != _FORMAT_VERSION:
             raise EncoderError(f"{path}: expected format_version {_FORMAT_VERSION}, found {version}; train again")
         pad_id = saved.pop("pad_id")
+        hidden = saved.pop("adapter_hidden", None)
+        if not (hidden is None or (type(hidden) is int and hidden > 0)):
+            raise ValueError(f"adapter_hidden {hidden!r}")
         config = EncoderConfig(**saved)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None
@@ -80,7 +108,19 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise EncoderError(f"{folder}/tokenizer.json: expected a tokenizer, found: {error}; train again") from None
-    return Encoder(config, UnitVectorModel(transformer, config.pooling), tokenizer, pad_id, device)
+    adapter = None if hidden is None else _load_adapter(folder, int(transformer.config.hidden_size), hidden)
+    return Encoder(config, UnitVectorModel(transformer, config.pooling, adapter), tokenizer, pad_id, device)
+
+
+def _load_adapter(folder: Path, dim: int, hidden: int) -> Adapter:
+    adapter = Adapter(dim, hidden)
+    try:
+        adapter.load_state_dict(load_file(folder / _ADAPTER))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise EncoderError(
+            f"{folder / _ADAPTER}: expected an adapter of {dim} dimensions, found: {error}; train again"
+        ) from None
+    return adapter
 
 
 def encoder_digest(encoder: Encoder) -> str:

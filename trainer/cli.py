@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
-from trainer.settings import SampleSettings, TrainSettings
+from trainer.settings import SampleSettings, TrainSettings, TuneSettings
 
 
 def sample(settings: SampleSettings) -> None:
@@ -18,6 +19,15 @@ def sample(settings: SampleSettings) -> None:
 
 
 def train(settings: TrainSettings) -> None:
-    from trainer.train import train as train_run
+    from trainer.run import write_run
 
-    train_run(settings)
+    write_run(settings)
+
+
+def tune(settings: TuneSettings) -> None:
+    from trainer.tune import table
+    from trainer.tune import tune as tune_memory
+
+    tuning = tune_memory(settings)
+    lines = [json.dumps(tuning.as_json())] if settings.json_ else table(tuning)
+    print("\n".join(lines))  # noqa: T201

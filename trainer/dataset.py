@@ -47,6 +47,11 @@ class LabelSets:
     def __len__(self) -> int:
         return len(self.indptr) - 1
 
+    @classmethod
+    def of(cls, relevance: sparse.csr_matrix) -> LabelSets:
+        """The non-zeros of a relevance matrix."""
+        return cls(relevance.indptr.astype(np.int64), relevance.indices.astype(np.int32))
+
     def to_csr(self, labels: int) -> sparse.csr_matrix:
         """The relevance matrix Y, "row label", with ones."""
         ones = np.ones(len(self.indices), dtype=np.float32)

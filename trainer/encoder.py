@@ -6,7 +6,7 @@ length, so little is spent on padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,7 +17,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trainer.adapter import Adapter
 from trainer.errors import EncoderError
+from trainer.tokens import Inputs, Texts, TokenTable, batches_by_length
 
 Pooling = Literal["mean", "cls"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -39,10 +41,11 @@ class EncoderConfig:
 class UnitVectorModel(nn.Module):
     """Token ids in, unit vectors out: the graph that is trained, exported and served."""
 
-    def __init__(self, transformer: PreTrainedModel, pooling: Pooling) -> None:
+    def __init__(self, transformer: PreTrainedModel, pooling: Pooling, adapter: Adapter | None = None) -> None:
         super().__init__()
         self.transformer: PreTrainedModel = transformer
         self.pooling = pooling
+        self.adapter = adapter
 
     def forward(
         self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
@@ -53,7 +56,15 @@ class UnitVectorModel(nn.Module):
         else:
             mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-        return nn.functional.normalize(pooled, dim=-1)
+        vectors = nn.functional.normalize(pooled, dim=-1)
+        return vectors if self.adapter is None else self.adapter(vectors)
+
+    def learning(self) -> UnitVectorModel:
+        """Itself, with gradients for all weights that have a part in the vectors."""
+        self.requires_grad_(True)
+        if isinstance(pooler := getattr(self.transformer, "pooler", None), nn.Module):
+            pooler.requires_grad_(False)
+        return self
 
 
 class Encoder:
@@ -90,14 +101,7 @@ class Encoder:
         Raises:
             EncoderError: If the model answers with something that is no finite number.
         """
-        tokens = self._tokenise(texts, max_length)
-        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        for rows in batches_by_length([len(ids) for ids in tokens], _BATCH_TOKENS[self.device]):
-            input_ids, attention_mask = self._pad([tokens[row] for row in rows])
-            with torch.inference_mode():
-                vectors[rows] = self.model(input_ids, attention_mask).float().cpu().numpy()
-            if progress:
-                progress(len(rows))
+        vectors = embed(self.model, self.tokenise(texts, max_length), self.dim, self.device, progress)
         if not np.isfinite(vectors).all():
             row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
             raise EncoderError(
@@ -105,35 +109,30 @@ class Encoder:
             )
         return vectors
 
-    def _tokenise(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
-        self.tokenizer.enable_truncation(max_length)
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
+    def without_adapter(self) -> Encoder:
+        """The encoder that the adapter, if there is one, stands on; the weights are shared."""
+        return self.with_adapter(None)
 
-    def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        longest = len(rows[0])
-        input_ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
-        lengths = np.array([len(ids) for ids in rows])
-        mask = np.arange(longest) < lengths[:, None]
-        input_ids[mask] = np.concatenate(rows)
-        return (
-            torch.from_numpy(input_ids).to(self.device),
-            torch.from_numpy(mask.astype(np.int64)).to(self.device),
-        )
+    def with_adapter(self, adapter: Adapter | None) -> Encoder:
+        """This encoder's transformer under another adapter; the weights are shared."""
+        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter)
+        return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
+
+    def tokenise(self, texts: Texts, max_length: int) -> TokenTable:
+        return TokenTable.of(texts, self.tokenizer, max_length, self.pad_id)
 
 
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[Int[np.ndarray, " row"]]:
-    """Cut rows into batches of like length, longest first, so that memory peaks at once and padding stays small.
-
-    Args:
-        lengths: Tokens of each row.
-        batch_tokens: Limit of a batch's size, padding included; a longer row is a batch of its own.
-    """
-    order = np.argsort(lengths, kind="stable")[::-1]
-    start = 0
-    while start < len(order):
-        rows = max(1, batch_tokens // max(1, lengths[order[start]]))
-        yield order[start : start + rows]
-        start += rows
+def embed(
+    model: nn.Module, inputs: Inputs, dim: int, device: str, progress: Callable[[int], object] | None = None
+) -> Float[np.ndarray, "row dim"]:
+    """The vectors that a model, in the mode it is in, makes of all rows; nothing is kept for gradients."""
+    vectors = np.empty((len(inputs), dim), dtype=np.float32)
+    for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device]):
+        with torch.inference_mode():
+            vectors[rows] = model(*inputs.batch(rows, device)).float().cpu().numpy()
+        if progress:
+            progress(len(rows))
+    return vectors
 
 
 def choose_device(device: str) -> str:

@@ -3,6 +3,7 @@
 TrainerError
 ├── DatasetError      a dataset folder breaks its contract
 ├── EncoderError      an encoder cannot be found, trusted or run
+├── TrainingError     a training cannot begin, go on or come to a good end
 └── MemoryFolderError a run folder holds what it should not, or lacks what it should hold
 """
 
@@ -18,6 +19,10 @@ class DatasetError(TrainerError):
 
 
 class EncoderError(TrainerError):
+    pass
+
+
+class TrainingError(TrainerError):
     pass
 
 

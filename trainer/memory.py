@@ -7,8 +7,9 @@
               labels.jsonl  instances.jsonl  {"uid", "text"}, row by row
 
 A label key votes for its own label, so the identity that stands under Y in the paper is not stored; nor is lambda,
-which is applied when a query is answered. `memory.json` is written last; until then
-`progress.json` says how many keys are done, and a run that was interrupted goes on from there.
+which is applied when a query is answered, nor are enriched label keys, which are mixed when a bundle is built
+(`trainer.label_keys`): `memory.json` only names the weights to use. It is written last; until then `progress.json`
+says how many keys are done, and a run that was interrupted goes on from there.
 """
 
 from __future__ import annotations
@@ -16,25 +17,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from trainer.dataset import Entries, Split, fingerprint
-from trainer.encoder import Encoder
+from trainer.adapter import Adapter
+from trainer.dataset import Entries, LabelSets, Split, fingerprint
+from trainer.encoder import Encoder, embed
 from trainer.errors import MemoryFolderError
+from trainer.label_keys import LabelKeys
+from trainer.ranks import Ranks
+from trainer.tokens import VectorTable
 
 FORMAT_VERSION = 1
 KeyDtype = Literal["float32", "float16"]
 
-# RAE-XMC, section 4: the settings of its own experiments.
-DEFAULTS: dict[str, float] = {"lambda": 0.5, "temperature": 0.04, "top_b": 200}
+# RAE-XMC, section 4: the settings of its own experiments; a label's key is its text's vector.
+DEFAULTS: dict[str, float] = {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "label_key_alpha": 0.0}
 
 # Texts encoded between two saves: sorted by length among themselves, and all that an interruption can lose.
 _WINDOW_TEXTS = 4_096
@@ -82,6 +88,57 @@ class Memory:
     value_indptr: Int[np.ndarray, " pointer"]
     value_indices: Int[np.ndarray, " pair"]
 
+    @property
+    def label_sets(self) -> LabelSets:
+        """Y: the labels of each instance."""
+        return LabelSets(self.value_indptr, self.value_indices)
+
+    @property
+    def instance_keys(self) -> Float[np.ndarray, "instance dim"]:
+        return self.keys[: self.plan.instances]
+
+    def label_keys(self, alpha: float | None = None) -> LabelKeys:
+        """The label keys to search; `alpha` is the weight of the instances in them, by default the memory's own."""
+        weight = self.defaults["label_key_alpha"] if alpha is None else alpha
+        return LabelKeys(self.keys[self.plan.instances :], self.instance_keys, self.label_sets, float(weight))
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Keys from texts, through the encoder; each rank encodes its share."""
+
+    encoder: Encoder
+    labels: Entries
+    instances: Entries
+    ranks: Ranks
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        config, first_label = self.encoder.config, len(self.instances)
+        if start < first_label:
+            texts, max_length = self.instances.texts[start:stop], config.max_length
+        else:
+            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
+        first, last = self.ranks.bounds(len(texts))
+        vectors = self.encoder.encode(texts[first:last].to_pylist(), max_length, progress)
+        return self.ranks.join_arrays(vectors, len(texts), self.encoder.device)
+
+
+@dataclass(frozen=True)
+class AdaptedKeys:
+    """Keys from a frozen encoder's, through an adapter."""
+
+    adapter: Adapter
+    frozen: Float[np.ndarray, "key dim"]
+    device: str
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        vectors = torch.from_numpy(np.array(self.frozen[start:stop], dtype=np.float32))
+        return embed(self.adapter, VectorTable(vectors), vectors.shape[1], self.device, progress)
+
+
+# What makes the keys of a stretch of rows, all of them instances or all of them labels.
+KeySource = EncodedTexts | AdaptedKeys
+
 
 def saved_plan(folder: Path) -> MemoryPlan | None:
     """The plan of the memory that `folder` holds, whole or begun; None if it holds none."""
@@ -91,40 +148,68 @@ def saved_plan(folder: Path) -> MemoryPlan | None:
     return None
 
 
+def differences(first: MemoryPlan, second: MemoryPlan) -> list[str]:
+    """The attributes in which two plans differ."""
+    return [name for name in vars(first) if getattr(first, name) != getattr(second, name)]
+
+
+def check_same(folder: Path, plan: MemoryPlan, saved: MemoryPlan) -> None:
+    """Refuse a memory that was made of something else.
+
+    Raises:
+        MemoryFolderError: Naming what differs.
+    """
+    if differs := differences(saved, plan):
+        raise MemoryFolderError(
+            f"{folder}: expected no other memory here, found one that differs in {', '.join(differs)}; "
+            "choose another --out, or replace it with --overwrite"
+        )
+
+
 def is_complete(folder: Path) -> bool:
     return (folder / "memory.json").is_file()
 
 
-def write_memory(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split, encoder: Encoder) -> int:
-    """Encode every instance and label once and write the memory, going on where an interrupted run stopped.
+def write_memory(
+    folder: Path,
+    plan: MemoryPlan,
+    labels: Entries,
+    instances: Split,
+    source: KeySource,
+    ranks: Ranks,
+    label_key_alpha: float = 0.0,
+) -> int:
+    """Make the key of every instance and label once and write the memory, going on where an interrupted run stopped.
 
     Args:
         folder: Empty, absent, or holding a memory begun with the same plan.
-        plan: What `MemoryPlan.of` says of the other arguments.
+        plan: What decides the content.
         labels: The label texts.
         instances: The training texts and their labels.
-        encoder: Makes the keys.
+        source: Makes the keys.
+        ranks: The processes that take part; the first one writes.
+        label_key_alpha: Weight of the instances in label keys, to be used by default.
 
     Returns:
-        How many texts were encoded now; the others were already done.
+        How many keys were made now; the others were already done.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    done = _rows_done(folder, plan)
-    if done == 0:
-        _write_progress(folder, plan, 0)
-        _write_entries(folder / "labels.jsonl", labels)
-        _write_entries(folder / "instances.jsonl", instances.entries)
-        _save_array(folder / "value_indptr.npy", instances.labels.indptr)
-        _save_array(folder / "value_indices.npy", instances.labels.indices)
-    with _open_keys(folder / "keys.npy", plan, done) as file, _progress_bar(plan.keys, done) as bar:
-        for start, texts, max_length in _windows(labels, instances.entries, encoder, done):
-            vectors = encoder.encode(texts, max_length, bar.update)
-            file.write(vectors.astype(plan.key_dtype).tobytes())
-            _flush(file)
-            _write_progress(folder, plan, start + len(texts))
-    _write_json(folder / "memory.json", _header(plan) | {"defaults": DEFAULTS})
-    (folder / "progress.json").unlink()
-    return plan.keys - done
+    done = ranks.agree(_begin(folder, plan, labels, instances) if ranks.first else 0)
+    with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
+        for start, stop in _windows(plan, done):
+            vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
+            if ranks.first:
+                file.write(vectors.astype(plan.key_dtype).tobytes())
+                _flush(file)
+                _write_progress(folder, plan, stop)
+    if ranks.first:
+        write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
+        (folder / "progress.json").unlink()
+    return plan.keys - int(done)
+
+
+def write_defaults(folder: Path, plan: MemoryPlan, defaults: dict[str, float]) -> None:
+    """Write `memory.json`, which completes a memory, or gives a complete one other defaults."""
+    _write_json(folder / "memory.json", _header(plan) | {"defaults": defaults})
 
 
 def open_memory(folder: Path) -> Memory:
@@ -143,21 +228,39 @@ def open_memory(folder: Path) -> Memory:
     indices = _map_array(folder / "value_indices.npy", (int(indptr[-1]),), "int32")
     if (np.diff(indptr) < 0).any() or (len(indices) and not 0 <= indices.min() <= indices.max() < plan.labels):
         raise MemoryFolderError(f"{folder}: values point past the {plan.labels:,} labels; run `recollect train` again")
-    return Memory(folder, plan, header["defaults"], keys, indptr, indices)
+    return Memory(folder, plan, DEFAULTS | header["defaults"], keys, indptr, indices)
 
 
-def _windows(labels: Entries, instances: Entries, encoder: Encoder, done: int) -> Iterator[tuple[int, list[str], int]]:
-    """First row, texts and length limit of each stretch still to encode: instances, then labels."""
-    config = encoder.config
-    first_row = 0
-    for entries, max_length in ((instances, config.max_length), (labels, config.label_max_length)):
-        for start in range(max(0, done - first_row), len(entries), _WINDOW_TEXTS):
-            yield first_row + start, entries.texts[start : start + _WINDOW_TEXTS].to_pylist(), max_length
-        first_row += len(entries)
+def _begin(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split) -> int:
+    """Write all but the keys, unless that is done; returns how many keys are done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = _rows_done(folder, plan)
+    if done == 0:
+        _write_progress(folder, plan, 0)
+        _write_entries(folder / "labels.jsonl", labels)
+        _write_entries(folder / "instances.jsonl", instances.entries)
+        _save_array(folder / "value_indptr.npy", instances.labels.indptr)
+        _save_array(folder / "value_indices.npy", instances.labels.indices)
+    return done
 
 
-def _progress_bar(keys: int, done: int) -> tqdm[None]:
-    return tqdm(total=keys, initial=done, unit="text", unit_scale=True, desc="encode", dynamic_ncols=True)
+def _windows(plan: MemoryPlan, done: int) -> Iterator[tuple[int, int]]:
+    """Where each stretch still to do starts and stops: instances, then labels."""
+    for first, last in ((0, plan.instances), (plan.instances, plan.keys)):
+        for start in range(max(done, first), last, _WINDOW_TEXTS):
+            yield start, min(start + _WINDOW_TEXTS, last)
+
+
+def _progress_bar(keys: int, done: int, ranks: Ranks) -> tqdm[None]:
+    return tqdm(
+        total=keys,
+        initial=done,
+        unit="text",
+        unit_scale=True,
+        desc="encode",
+        dynamic_ncols=True,
+        disable=not ranks.first,
+    )
 
 
 def _rows_done(folder: Path, plan: MemoryPlan) -> int:
@@ -168,8 +271,10 @@ def _rows_done(folder: Path, plan: MemoryPlan) -> int:
     return int(header["keys_done"]) if saved == plan else 0
 
 
-def _open_keys(path: Path, plan: MemoryPlan, done: int) -> BinaryIO:
-    """`keys.npy` with its header, cut after the rows that are done, open for more."""
+def _open_keys(path: Path, plan: MemoryPlan, done: int, ranks: Ranks) -> BinaryIO:
+    """`keys.npy` with its header, cut after the rows that are done, open for more; nowhere on other ranks."""
+    if not ranks.first:
+        return open(os.devnull, "wb")
     if done == 0:
         header = {"descr": np.dtype(plan.key_dtype).str, "fortran_order": False, "shape": (plan.keys, plan.dim)}
         with path.open("wb") as created:
@@ -235,6 +340,8 @@ def _read_header(path: Path, *also: str) -> tuple[MemoryPlan, dict[str, Any]]:
         plan = MemoryPlan(**{field.name: header[field.name] for field in dataclasses.fields(MemoryPlan)})
         for name in also:
             header[name]
+        if not isinstance(header.get("defaults", {}), dict):
+            raise TypeError("defaults are no object")
     except (ValueError, KeyError, TypeError) as error:
         raise MemoryFolderError(f"{path}: expected a memory's header, found: {error!r}; train again") from None
     return plan, header

@@ -55,7 +55,7 @@ def load_pretrained(
     tokenizer, pad_id = _load_tokenizer(source, where)
     chosen = _declared_pooling(source) if pooling == "auto" else pooling
     config = EncoderConfig(name, chosen, max_length, label_max_length)
-    _check_lengths(config, transformer)
+    check_lengths(config, transformer)
     _check_vocabulary(tokenizer, transformer, where)
     return Encoder(config, UnitVectorModel(transformer, config.pooling), tokenizer, pad_id, device)
 
@@ -98,7 +98,7 @@ def _unreadable(where: str, error: Exception) -> EncoderError:
     )
 
 
-def _check_lengths(config: EncoderConfig, transformer: PreTrainedModel) -> None:
+def check_lengths(config: EncoderConfig, transformer: PreTrainedModel) -> None:
     limit = getattr(transformer.config, "max_position_embeddings", None)
     table = getattr(getattr(transformer, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)

@@ -5,14 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, NoDecode, SettingsConfigDict
+
+
+def _split(value: object) -> object:
+    """A list as flags and variables write it: 0,.1,.5."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+Listed = (NoDecode, BeforeValidator(_split), Field(min_length=1))
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class TrainerSettings(BaseSettings):
     """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
-    model_config = SettingsConfigDict(env_prefix="RECOLLECT_", frozen=True, cli_kebab_case=True)
+    model_config = SettingsConfigDict(
+        env_prefix="RECOLLECT_",
+        frozen=True,
+        cli_kebab_case=True,
+        allow_inf_nan=False,
+        env_prefix_target="all",
+        cli_hide_none_type=True,
+    )
 
 
 class SampleSettings(TrainerSettings):
@@ -21,22 +38,13 @@ class SampleSettings(TrainerSettings):
     folder: CliPositionalArg[Path] = Field(description="folder to write; must be absent or empty")
 
 
-def _no_training(epochs: int) -> int:
-    if epochs != 0:
-        raise ValueError("0, as this release trains no encoder: it remembers with a pretrained one")
-    return epochs
-
-
 class TrainSettings(TrainerSettings):
-    """Encode a dataset's instances and labels into a run folder: checkpoint/ and memory/."""
+    """Train an encoder on a dataset and remember the dataset with it: checkpoint/ and memory/ in a run folder."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
     format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
         "auto", description="the dataset's layout; auto recognises it from the folder's files"
-    )
-    epochs: Annotated[int, AfterValidator(_no_training)] = Field(
-        0, description="passes over the instances; 0, the only choice so far, trains nothing"
     )
     encoder: str = Field(
         "minilm", description="Hugging Face encoder by name or folder; minilm is the packaged all-MiniLM-L6-v2"
@@ -46,6 +54,83 @@ class TrainSettings(TrainerSettings):
     )
     max_length: int = Field(128, ge=3, le=8192, description="tokens at which instances and queries are cut")
     label_max_length: int = Field(32, ge=3, le=8192, description="tokens at which label texts are cut")
+    train: Literal["adapter", "full"] = Field(
+        "adapter", description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"
+    )
+    method: Literal["rae", "dexml", "softtopk", "infonce"] = Field("rae", description="loss and pool of keys")
+    epochs: int | None = Field(
+        None, ge=0, description="passes over the instances; 0 trains nothing; unset: 15 for an adapter, 3 for full"
+    )
+    max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: as many as the epochs have")
+    batch_size: int | None = Field(
+        None, ge=1, description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full"
+    )
+    temperature: float | None = Field(None, gt=0, description="tau of the loss; unset: the method's, 0.04 or 0.05")
+    positives: int | None = Field(
+        None, ge=0, description="true labels pulled closer a query and visit; 0: all; unset: the method's"
+    )
+    hard_negatives: int | None = Field(
+        None, ge=0, description="mined labels pushed away a query; unset: 2 for rae, for dexml and softtopk all labels"
+    )
+    mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: an epoch")
+    mine_top: int = Field(50, ge=1, description="nearest labels of an instance among which its negatives are drawn")
+    mine_search: Literal["exact", "approximate"] = Field(
+        "exact", description="how to find them: brute force, or inverted lists for millions of labels on a CPU"
+    )
+    micro_batch: int = Field(
+        0, ge=0, description="texts that go through the encoder at once, by gradient cache; 0: as memory allows"
+    )
+    validation_fraction: float = Field(
+        0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, 4,000 at most"
+    )
+    seed: int = Field(0, ge=0, description="decides every random draw")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train and encode")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"
+    )
+    label_keys: Literal["text", "enriched"] = Field(
+        "text", description="a label's key: its text's vector, or that mixed with the mean of its instances'"
+    )
+    label_key_alpha: float = Field(0.5, ge=0, le=1, description="weight of the instances in enriched label keys")
     key_dtype: Literal["float32", "float16"] = Field("float32", description="type in which keys are stored")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to encode")
-    overwrite: CliImplicitFlag[bool] = Field(False, description="replace another memory in the run folder")
+    vectors: Path | None = Field(
+        None, description="memory/ of a run with --epochs 0 whose keys an adapter trains on, instead of encoding again"
+    )
+    save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training's state")
+    resume: CliImplicitFlag[bool] = Field(False, description="go on with the training that the run folder holds")
+    overwrite: CliImplicitFlag[bool] = Field(False, description="replace what the run folder holds")
+
+    @property
+    def alpha(self) -> float:
+        """Weight of the instances in label keys."""
+        return self.label_key_alpha if self.label_keys == "enriched" else 0.0
+
+
+class TuneSettings(TrainerSettings):
+    """Choose lambda, tau, b and the label keys' alpha on held-out instances, and make them the memory's defaults."""
+
+    run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
+    metric: Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"] = Field(
+        "nDCG@5", description="what to make as great as can be"
+    )
+    queries: int = Field(2_000, ge=1, description="held-out instances to ask, at most")
+    lambda_: Annotated[list[Share], *Listed] = Field(
+        [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1], alias="lambda", description="lambdas to try"
+    )
+    temperature: Annotated[list[Positive], *Listed] = Field(
+        [0.02, 0.03, 0.04, 0.05, 0.07, 0.1], description="tau to try"
+    )
+    top_b: Annotated[list[Annotated[int, Field(ge=1, le=1000)]], *Listed] = Field(
+        [25, 50, 100, 200, 400], description="numbers of keys to try"
+    )
+    label_key_alpha: Annotated[list[Share], *Listed] = Field(
+        [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: its text alone"
+    )
+    propensity: Annotated[tuple[float, Positive], *Listed] = Field(
+        (0.55, 1.5), description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"
+    )
+    seed: int = Field(0, ge=0, description="decides which instances are asked, where training held out none")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")

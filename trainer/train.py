@@ -1,95 +1,201 @@
-"""From a dataset to a run folder: `checkpoint/`, an encoder, and `memory/`, what it remembers."""
+"""The training loop, top to bottom: mine when due, draw a batch, take its gradient, step; validate, save when due."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import shutil
-import sys
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint import encoder_digest, save_checkpoint
-from trainer.encoder import choose_device
-from trainer.errors import MemoryFolderError
-from trainer.formats import open_dataset
-from trainer.memory import MemoryPlan, is_complete, saved_plan, write_memory
-from trainer.pretrained import load_pretrained
-from trainer.settings import TrainSettings
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.batches import Batches, Purpose, generator
+from trainer.dataset import LabelSets
+from trainer.errors import TrainingError
+from trainer.gradient_cache import Embedder
+from trainer.keys import KeyMaker
+from trainer.negatives import mine
+from trainer.objective import Objective
+from trainer.ranks import Ranks
+from trainer.recipe import Recipe
+from trainer.run_log import RunLog
+from trainer.stopwatch import Stopwatch
+from trainer.tokens import Inputs
+from trainer.training_state import Learner, Progress, load_state, save_state
+from trainer.validation import Validation
+
+# DEXML: weight decay .01, but none on norms and biases. The clip is the customary one.
+_WEIGHT_DECAY, _CLIP = 0.01, 1.0
+# Tokens whose graphs are kept at once; a larger batch goes through the gradient cache.
+_KEPT_TOKENS = {"cpu": 16_384, "cuda": 131_072}
+# Tokens of one micro-batch: enough to fill the cores, few enough to hold little padding.
+_MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
 
-def train(settings: TrainSettings) -> None:
-    """Write a run folder, going on where an interrupted run with the same settings stopped.
+@dataclass(frozen=True)
+class Task:
+    """What there is to learn, and from what.
+
+    Attributes:
+        model: What learns: the whole encoder, or an adapter.
+        dim: Size of its vectors.
+        queries: Its inputs for all instances.
+        labels: Its inputs for all labels.
+        label_sets: The labels of each instance.
+        validation: Which instances are held out, and how they are asked.
+        keep: Writes the model's checkpoint; called when it is the best so far.
+    """
+
+    model: nn.Module
+    dim: int
+    queries: Inputs
+    labels: Inputs
+    label_sets: LabelSets
+    validation: Validation
+    keep: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a training runs, and how it spares that place; none of it decides the weights.
+
+    Attributes:
+        ranks: The processes that train together.
+        device: `cpu` or `cuda`.
+        micro_batch: Rows that go through the model at once; 0: as memory allows.
+        save_minutes: Minutes between two saves of the state.
+    """
+
+    ranks: Ranks
+    device: str
+    micro_batch: int = 0
+    save_minutes: float = 5
+
+
+def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Stopwatch) -> Progress:
+    """Train the task's model, going on from the newest state in `folder` if there is one.
+
+    Args:
+        task: What there is to learn.
+        recipe: How.
+        folder: Run folder; takes `metrics.jsonl` and `state/`.
+        machine: Where.
+        watch: Told where the time goes.
+
+    Returns:
+        Where the training ended, and its best checkpoint.
 
     Raises:
-        DatasetError: If the dataset breaks its contract.
-        EncoderError: If the encoder cannot be loaded or the device is absent.
-        MemoryFolderError: If the run folder holds a memory made of something else.
+        TrainingError: If the loss is no finite number, or the state cannot be saved or read.
     """
-    dataset = open_dataset(settings.dataset, settings.format)
-    instances = dataset.read_split("train")
-    _say(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
-    encoder = load_pretrained(
-        settings.encoder,
-        settings.pooling,
-        settings.max_length,
-        settings.label_max_length,
-        choose_device(settings.device),
+    ranks, device = machine.ranks, machine.device
+    torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
+    model = task.model.to(device).train()
+    batches = Batches(
+        task.label_sets,
+        len(task.labels),
+        np.flatnonzero(~task.validation.held_out),
+        recipe.batch_size,
+        recipe.positives,
+        recipe.hard_negatives,
+        recipe.seed,
     )
-    plan = MemoryPlan.of(dataset.labels, instances, encoder, encoder_digest(encoder), settings.key_dtype)
-    memory, checkpoint = settings.out / "memory", settings.out / "checkpoint"
-    with _alone_in(settings.out):
-        same = _is_of(plan, memory, settings)
-        if not same:
-            shutil.rmtree(memory, ignore_errors=True)
-        if not same or not checkpoint.is_dir():
-            save_checkpoint(encoder, checkpoint)
-        if is_complete(memory):
-            _say(f"{memory}: already done, {plan.keys:,} keys")
+    embedder = _embedder(model, task, recipe, machine)
+    objective = Objective(recipe.loss, recipe.temperature, embedder, task.queries, task.labels, ranks)
+    keys = KeyMaker(model, task.queries, task.labels, task.dim, device, ranks)
+    learner = Learner(model, _optimizer(model), negatives=None, device=device)
+    progress = load_state(folder / "state", learner, ranks)
+    began, saved = time.monotonic() - progress.seconds, time.monotonic()
+
+    with RunLog(folder, recipe.steps, progress, ranks.first) as log:
+        if progress.step == 0:
+            with watch("validate"):
+                _validate(task, keys, progress, ranks, log)
+        while progress.step < recipe.steps:
+            step = progress.step
+            if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
+                with watch("mine"):
+                    now = keys.at(step)
+                    learner.negatives = mine(
+                        now.instances, now.labels, task.label_sets, recipe.mine_top, recipe.mine_search, device, ranks
+                    )
+            with watch("batch"):
+                batch = batches.at(step, learner.negatives)
+            with watch("gradient"):
+                loss = objective.backward(batch)
+            with watch("optimizer"):
+                norm = _descend(learner, recipe.rate(step))
+            if not math.isfinite(loss + norm):
+                raise _diverged(loss, step, recipe, progress, folder)
+            progress.step, progress.seconds = step + 1, time.monotonic() - began
+            log.step(loss, recipe.rate(step), len(batch.rows))
+            if progress.step % batches.per_epoch == 0 or progress.step == recipe.steps:
+                with watch("validate"):
+                    _validate(task, keys, progress, ranks, log)
+            if ranks.agree(time.monotonic() - saved >= 60 * machine.save_minutes):
+                with watch("save"):
+                    save_state(folder / "state", progress, learner, ranks)
+                saved = time.monotonic()
+    return progress
+
+
+def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log: RunLog) -> None:
+    """Keep the model if it is the best so far; without anything held out, the newest is the best."""
+    if task.validation.held_out.any():
+        now = keys.at(progress.step)
+        score = ranks.agree(task.validation.score(now) if ranks.first else None)
+        log.write(validation_ndcg_5=score)
+        if progress.best is not None and score <= progress.best:
             return
-        start = time.monotonic()
-        encoded = write_memory(memory, plan, dataset.labels, instances, encoder)
-        seconds = time.monotonic() - start
-        _say(f"{memory}: {plan.keys:,} keys, {encoded:,} encoded now at {encoded / seconds:,.0f} texts/s")
+        progress.best = score
+    progress.best_step = progress.step
+    if ranks.first:
+        task.keep()
 
 
-@contextlib.contextmanager
-def _alone_in(run: Path) -> Iterator[None]:
-    """Keep a second `recollect train` out of a run folder, and name the folder where a full disk names none."""
-    run.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(run, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise MemoryFolderError(
-            f"{run}: another `recollect train` writes here; wait for it, or choose another --out"
-        ) from None
-    except OSError as error:
-        error.filename = error.filename or str(run)
-        raise
-    finally:
-        os.close(descriptor)
+def _descend(learner: Learner, rate: float) -> float:
+    """One step down the gradient; returns the gradient's length before it was clipped."""
+    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), _CLIP)
+    for group in learner.optimizer.param_groups:
+        group["lr"] = rate
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
+    return float(norm)
 
 
-def _is_of(plan: MemoryPlan, memory: Path, settings: TrainSettings) -> bool:
-    """Whether the run folder holds this very memory, whole or begun; another is refused, or may be overwritten."""
-    try:
-        saved = saved_plan(memory)
-    except MemoryFolderError:
-        if settings.overwrite:
-            return False
-        raise
-    if saved is None or saved == plan or settings.overwrite:
-        return saved == plan
-    differs = [name for name in vars(plan) if getattr(saved, name) != getattr(plan, name)]
-    raise MemoryFolderError(
-        f"{settings.out}: expected no other memory here, found one that differs in {', '.join(differs)}; "
-        "choose another --out, or replace it with --overwrite"
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, norms and biases do not."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(
+        [
+            {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": _WEIGHT_DECAY},
+            {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+        ]
     )
 
 
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)  # noqa: T201
+def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
+    """Keep every graph of a batch that is small, and recompute those of a large one."""
+    kind = machine.device.partition(":")[0]
+    labels = len(task.labels) if recipe.hard_negatives is None else recipe.batch_size * (1 + recipe.hard_negatives)
+    tokens = recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean()
+    return Embedder(
+        model,
+        task.dim,
+        machine.device,
+        autocast=recipe.precision == "bf16",
+        micro_tokens=_MICRO_TOKENS[kind],
+        micro_rows=machine.micro_batch or 2**31,
+        cache=bool(machine.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[kind]),
+    )
+
+
+def _diverged(loss: float, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
+    kept = f"the checkpoint of step {progress.best_step} is kept in {folder / 'checkpoint'}"
+    return TrainingError(
+        f"step {step + 1}: expected a finite loss and gradient, found a loss of {loss}; {kept}: start again with "
+        f"--overwrite and a --learning-rate below {recipe.learning_rate:g}"
+    )

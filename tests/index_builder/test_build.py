@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 
@@ -19,7 +20,10 @@ from index_builder.errors import BuildError
 from index_builder.settings import BuildSettings
 from service.predictor import Predictor
 from service.store import Store
+from tests.conftest import TOPICS
+from trainer.checkpoint import load_checkpoint
 from trainer.errors import MemoryFolderError
+from trainer.memory import open_memory, write_defaults
 
 ChangeArray = Callable[[str, Callable[[np.ndarray], Any]], None]
 QUERY = "Who must pay tax on the sale of a house"
@@ -81,6 +85,32 @@ def test_every_kind_of_index_builds_even_over_eight_labels(
     assert (manifest.index.instances.kind, manifest.index.labels.kind) == (kind, kind)
     assert manifest.metrics["recall_labels"] == 1
     assert len(answers(tmp_path, version)) == 8
+
+
+def test_memory_that_says_so_is_served_with_enriched_label_keys(run: Path, quick_export: None, tmp_path: Path) -> None:
+    memory = open_memory(run / "memory")
+    write_defaults(run / "memory", memory.plan, memory.defaults | {"label_key_alpha": 0.5})
+    version = build(BuildSettings(run=run, store=tmp_path / "store", index="flat"))
+    folder = Store(tmp_path / "store").path(version)
+    instances, texts = np.split(memory.keys.astype(np.float64), [28])
+    votes = [row.tolist() for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
+    expected = texts.copy()
+    for label in range(7):  # the eighth has no instance
+        total = instances[[row for row, labels in enumerate(votes) if label in labels]].sum(axis=0)
+        mixed = 0.5 * texts[label] + 0.5 * total / np.linalg.norm(total)
+        expected[label] = mixed / np.linalg.norm(mixed)
+    assert np.abs(expected - texts).max() > 0.01
+    served = {part: faiss.read_index(str(folder / f"{part}_keys.faiss")) for part in ("instance", "label")}
+    np.testing.assert_allclose(served["label"].reconstruct_n(0, 8), expected, atol=1e-6)
+    np.testing.assert_array_equal(served["instance"].reconstruct_n(0, 28), memory.keys[:28])
+
+    metrics = Store(tmp_path / "store").manifest(version).metrics
+    assert (metrics["recall_instances"], metrics["recall_labels"]) == (1, 1)
+    predictor = Predictor.open(folder, threads=1)
+    labels = predictor.predict([QUERY], predictor.options(lambda_=0.0, temperature=1.0, top_k=8)).answers[0].labels
+    weights = np.exp(expected @ load_checkpoint(run / "checkpoint", "cpu").encode([QUERY], 64)[0])
+    found = {label.uid: label.score for label in labels}
+    assert found == pytest.approx(dict(zip(TOPICS, weights / weights.sum(), strict=True)), abs=1e-5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 2.0])

@@ -11,6 +11,8 @@ import pytest
 from index_builder.errors import BuildError
 from index_builder.faiss_index import FLAT_KEYS, build_index, choose_kind, exact_bars, recall, tune_effort, write_index
 from service.searcher import KeyIndex
+from trainer.dataset import LabelSets
+from trainer.label_keys import LabelKeys
 
 
 def unit_vectors(rows: int, dim: int = 16, dtype: str = "float32") -> np.ndarray:
@@ -18,7 +20,15 @@ def unit_vectors(rows: int, dim: int = 16, dtype: str = "float32") -> np.ndarray
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype)
 
 
-def opened(keys: np.ndarray, kind: str, folder: Path) -> KeyIndex:
+def enriched(labels: int) -> LabelKeys:
+    """Label keys, half text and half instances: two instances a label, none for each seventh."""
+    vectors, rows = unit_vectors(3 * labels, dtype="float16"), np.arange(2 * labels, dtype=np.int32) % labels
+    kept = rows % 7 != 0
+    sets = LabelSets(np.concatenate([[0], np.cumsum(kept)]), rows[kept])
+    return LabelKeys(vectors[:labels], vectors[labels:], sets, 0.5)
+
+
+def opened(keys: np.ndarray | LabelKeys, kind: str, folder: Path) -> KeyIndex:
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
     return KeyIndex(folder / "keys.faiss", info)
@@ -99,6 +109,44 @@ def test_recall_counts_what_the_index_misses(tmp_path: Path, monkeypatch: pytest
     found = KeyIndex(tmp_path / "half.faiss", info)
     assert 0 < expected < 1
     assert recall(found, keys, keys, exact_bars(keys, keys, 10), 10) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_enriched_label_keys_are_indexed_as_they_are_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 64)
+    keys, queries = enriched(300), unit_vectors(20)
+    index = opened(keys, kind, tmp_path)
+    found = index.search(queries, 300)
+    assert index.shape == (300, 16)
+    assert all(sorted(row) == list(range(300)) for row in found.keys.tolist())
+    expected = np.take_along_axis(queries @ keys[:].T, found.keys, axis=1)
+    np.testing.assert_allclose(found.similarities, expected, atol=0.02 if kind == "hnsw" else 1e-5)  # eight bits a key
+
+
+def test_recall_of_enriched_label_keys_is_that_of_the_same_keys_in_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 7)
+    keys, queries = enriched(60), unit_vectors(25)
+    mixed = keys[:]
+    bars = exact_bars(mixed, queries, 10)
+    np.testing.assert_allclose(exact_bars(keys, queries, 10), bars, atol=1e-6)
+    half = opened(mixed[:30], "flat", tmp_path)
+    assert 0 < recall(half, mixed, queries, bars, 10) < 1
+    assert recall(half, keys, queries, bars, 10) == recall(half, mixed, queries, bars, 10)
+    assert recall(opened(keys, "flat", tmp_path), keys, queries, bars, 10) == 1
+
+
+def test_effort_is_tuned_for_enriched_label_keys(tmp_path: Path) -> None:
+    keys, queries = enriched(3_000), unit_vectors(50)
+    index, info = build_index(keys, "ivf", 0, lambda rows: None)
+    write_index(index, tmp_path / "keys.faiss")
+    timid = info.model_copy(update={"effort": 1})
+    tuned, found = tune_effort(tmp_path / "keys.faiss", timid, keys, queries, 50)
+    assert tuned.effort > 1
+    assert found == recall(KeyIndex(tmp_path / "keys.faiss", tuned), keys, queries, exact_bars(keys, queries, 50), 50)
 
 
 def test_effort_is_doubled_until_recall_is_good_or_it_no_longer_pays(tmp_path: Path) -> None:

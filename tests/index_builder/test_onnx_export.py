@@ -14,6 +14,7 @@ from index_builder.onnx_export import cosines, export_encoder
 from service.encoder import QueryEncoder
 from service.manifest import EncoderInfo
 from tests.index_builder.conftest import write_tiny_encoder
+from trainer.adapter import Adapter
 from trainer.checkpoint import load_checkpoint
 from trainer.encoder import Encoder
 from trainer.pretrained import load_pretrained
@@ -45,6 +46,18 @@ def test_tiny_encoders_export_for_every_length_and_batch(tmp_path: Path, kind: s
     export_encoder(encoder, tmp_path, "fp32")
     assert compare(encoder, tmp_path / "encoder.onnx", list(range(1, 129))) >= 0.999999
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder", "encoder.onnx", "tokenizer.json"]
+
+
+def test_encoder_with_an_adapter_exports_with_it(tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path / "encoder", "bert")
+    frozen = load_pretrained(str(folder), "mean", 128, 32, "cpu")
+    torch.manual_seed(7)
+    adapter = Adapter(frozen.dim, 48)
+    torch.nn.init.normal_(adapter.narrow.weight, std=0.5)
+    encoder = frozen.with_adapter(adapter)
+    export_encoder(encoder, tmp_path, "fp32")
+    assert compare(encoder, tmp_path / "encoder.onnx", [1, 2, 7, 8, 33, 128]) >= 0.999999
+    assert compare(frozen, tmp_path / "encoder.onnx", [8]) < 0.9
 
 
 def test_minilm_exports_for_every_length_and_batch(road: Any) -> None:

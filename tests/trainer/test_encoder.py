@@ -5,12 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from trainer.encoder import Encoder, batches_by_length, choose_device
+from trainer.encoder import Encoder, choose_device
 from trainer.errors import EncoderError
 from trainer.pretrained import _packaged_folder, load_pretrained
 
@@ -113,19 +111,21 @@ def test_weights_that_are_not_finite_are_refused_with_the_text(make_tiny_encoder
         encoder.encode(["lazy dog", "quick fox"], 32)
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 40))
-def test_batches_cover_each_row_once_longest_first_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
-    batches = [rows.tolist() for rows in batches_by_length(lengths, batch_tokens)]
-    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
-    in_order = [lengths[row] for rows in batches for row in rows]
-    assert in_order == sorted(lengths, reverse=True)
-    assert all(len(rows) == 1 or len(rows) * lengths[rows[0]] <= batch_tokens for rows in batches)
-
-
-@pytest.mark.parametrize(("batch_tokens", "sizes"), [(4, [1] * 7), (14, [2, 2, 2, 1]), (15, [3, 3, 1]), (99, [7])])
-def test_batches_are_as_large_as_the_budget_allows(batch_tokens: int, sizes: list[int]) -> None:
-    assert [len(rows) for rows in batches_by_length([5] * 7, batch_tokens)] == sizes
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_learning_model_has_a_gradient_for_every_weight_that_makes_its_vectors(
+    kind: str, pooling: Any, request: pytest.FixtureRequest
+) -> None:
+    encoder = load_pretrained(str(request.getfixturevalue(f"tiny_{kind}").folder), pooling, 32, 8, "cpu")
+    encoder.model.requires_grad_(False)
+    model = encoder.model.learning()
+    (model(*encoder.tokenise(TEXTS, 32).batch(np.arange(len(TEXTS)), "cpu")) ** 3).sum().backward()
+    learning = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert learning == {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert {name for name, _ in model.named_parameters()} - learning <= {
+        "transformer.pooler.dense.weight",
+        "transformer.pooler.dense.bias",
+    }
 
 
 @pytest.mark.parametrize(

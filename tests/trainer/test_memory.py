@@ -8,11 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from trainer.adapter import Adapter
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.formats import Dataset, open_dataset
-from trainer.memory import DEFAULTS, MemoryPlan, is_complete, open_memory, saved_plan, write_memory
+from trainer.memory import (
+    DEFAULTS,
+    AdaptedKeys,
+    EncodedTexts,
+    KeySource,
+    MemoryPlan,
+    is_complete,
+    open_memory,
+    saved_plan,
+    write_defaults,
+    write_memory,
+)
+from trainer.ranks import ALONE
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -42,8 +56,13 @@ class Writer:
         return MemoryPlan(**(vars(plan) | changes))
 
     def write(self, folder: Path, **changes: Any) -> int:
+        source = EncodedTexts(self.encoder, self.dataset.labels, self.instances.entries, ALONE)
+        return self.write_from(source, folder, **changes)
+
+    def write_from(self, source: KeySource, folder: Path, label_key_alpha: float = 0.0, **changes: Any) -> int:
         self.encoded, self._windows = [], 0
-        return write_memory(folder, self.plan(**changes), self.dataset.labels, self.instances, self.encoder)
+        plan, labels = self.plan(**changes), self.dataset.labels
+        return write_memory(folder, plan, labels, self.instances, source, ALONE, label_key_alpha)
 
     def write_until(self, window: int, folder: Path) -> None:
         """Write, and be interrupted when the encoder is given its n-th window, counted from 0."""
@@ -114,6 +133,50 @@ class TestFinishedMemory:
         assert {path.name for path in memory.folder.iterdir()} == {
             "memory.json", "keys.npy", "value_indptr.npy", "value_indices.npy", "labels.jsonl", "instances.jsonl",
         }  # fmt: skip
+
+    def test_defaults_name_the_weight_of_instances_in_label_keys(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write(tmp_path / "text")
+        writer.write(tmp_path / "enriched", label_key_alpha=0.25)
+        text, enriched = open_memory(tmp_path / "text"), open_memory(tmp_path / "enriched")
+        assert (text.defaults["label_key_alpha"], enriched.defaults["label_key_alpha"]) == (0, 0.25)
+        np.testing.assert_array_equal(enriched.keys, text.keys)
+
+    def test_other_defaults_change_nothing_else(self, writer: Writer, tmp_path: Path) -> None:
+        writer.write(tmp_path / "memory")
+        before = bytes_of(tmp_path / "memory")
+        tuned = {"lambda": 0.1, "temperature": 0.05, "top_b": 50, "label_key_alpha": 0.75}
+        write_defaults(tmp_path / "memory", writer.plan(), tuned)
+        assert open_memory(tmp_path / "memory").defaults == tuned
+        assert saved_plan(tmp_path / "memory") == writer.plan()
+        after = bytes_of(tmp_path / "memory")
+        assert after.keys() == before.keys()
+        assert {name for name in after if after[name] != before[name]} == {"memory.json"}
+
+    def test_written_before_label_keys_could_be_enriched_opens_with_text_keys(
+        self, writer: Writer, tmp_path: Path
+    ) -> None:
+        writer.write(tmp_path / "memory")
+        old = {name: value for name, value in DEFAULTS.items() if name != "label_key_alpha"}
+        write_defaults(tmp_path / "memory", writer.plan(), old)
+        memory = open_memory(tmp_path / "memory")
+        assert memory.defaults == DEFAULTS
+        np.testing.assert_array_equal(memory.label_keys()[:], memory.keys[14:])
+
+    def test_keys_through_an_adapter_are_those_of_the_encoder_that_has_it(self, writer: Writer, tmp_path: Path) -> None:
+        torch.manual_seed(7)
+        adapter = Adapter(writer.encoder.dim, 48).eval()
+        torch.nn.init.normal_(adapter.narrow.weight)
+        writer.write(tmp_path / "frozen")
+        frozen = open_memory(tmp_path / "frozen").keys
+        assert writer.write_from(AdaptedKeys(adapter, frozen, "cpu"), tmp_path / "adapted") == KEYS
+        assert writer.encoded == []
+        adapted = EncodedTexts(
+            writer.encoder.with_adapter(adapter), writer.dataset.labels, writer.instances.entries, ALONE
+        )
+        writer.write_from(adapted, tmp_path / "encoded")
+        keys = open_memory(tmp_path / "adapted").keys
+        assert np.abs(keys - frozen).max() > 0.1
+        np.testing.assert_allclose(keys, open_memory(tmp_path / "encoded").keys, atol=1e-6)
 
     def test_half_precision_keys_are_the_rounded_vectors(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "single")
@@ -208,6 +271,7 @@ from trainer import memory
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
+from trainer.ranks import ALONE
 
 memory._WINDOW_TEXTS = 4
 real, windows = Encoder.encode, []
@@ -222,7 +286,8 @@ dataset = open_dataset(Path(sys.argv[1]))
 split = dataset.read_split("train")
 encoder = load_pretrained(sys.argv[2], "auto", 32, 8, "cpu")
 plan = memory.MemoryPlan.of(dataset.labels, split, encoder, "f" * 64, "float32")
-memory.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, encoder)
+source = memory.EncodedTexts(encoder, dataset.labels, split.entries, ALONE)
+memory.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, source, ALONE)
 """
 
 

@@ -1,4 +1,4 @@
-"""`recollect train` from the command line: what it writes, what it resumes, what it refuses."""
+"""`recollect train` from the command line: what it writes without training, what it resumes, what it refuses."""
 
 import fcntl
 import json
@@ -14,9 +14,15 @@ import numpy as np
 import pytest
 
 import recollect
-from trainer.checkpoint import load_checkpoint
+from tests.trainer.conftest import load
+from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
-from trainer.memory import open_memory
+from trainer.errors import MemoryFolderError, TrainingError
+from trainer.memory import DEFAULTS, open_memory
+from trainer.recipe import Recipe
+from trainer.run_folder import RunFolder
+from trainer.settings import TrainSettings
+from trainer.training_state import Progress
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -32,10 +38,11 @@ Train = Callable[..., Outcome]
 
 @pytest.fixture
 def train(toy: Path, tiny_bert: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Train:
-    """Runs `recollect train` on the toy with the tiny encoder; flags given later win."""
+    """Runs `recollect train --epochs 0` on the toy with the tiny encoder; flags given later win."""
 
     def run(*flags: object, dataset: Path = toy) -> Outcome:
-        usual = ["--out", tmp_path / "run", "--encoder", tiny_bert.folder, "--max-length", 32, "--label-max-length", 8]
+        usual = ["--out", tmp_path / "run", "--encoder", tiny_bert.folder, "--epochs", 0]
+        usual += ["--max-length", 32, "--label-max-length", 8]
         capfd.readouterr()
         status = recollect.main([str(argument) for argument in ("train", dataset, *usual, *flags)])
         return Outcome(status, *capfd.readouterr())
@@ -56,19 +63,41 @@ def refuse_to_encode(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(Encoder, "encode", encode)
 
 
-def test_training_writes_a_checkpoint_and_the_memory_it_makes(train: Train, run_folder: Path) -> None:
+def test_no_epochs_write_the_pretrained_encoder_and_the_memory_it_makes(
+    train: Train, run_folder: Path, tiny_bert: Any
+) -> None:
     outcome = train()
     assert (outcome.status, outcome.out) == (0, "")
     assert "14 instances, 5 labels" in outcome.err
-    assert "19 keys, 19 encoded now" in outcome.err
+    assert "19 keys, 19 made now at " in outcome.err
     assert sorted(path.name for path in run_folder.iterdir()) == ["checkpoint", "memory"]
     memory = open_memory(run_folder / "memory")
     encoder = load_checkpoint(run_folder / "checkpoint", "cpu")
     texts = [json.loads(line)["text"] for line in (run_folder / "memory" / "labels.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(memory.keys[14:], encoder.encode(texts, 8), atol=1e-6)
+    assert memory.defaults == DEFAULTS
+    assert encoder.model.adapter is None
+    assert encoder_digest(encoder) == encoder_digest(load(tiny_bert.folder)) == memory.plan.encoder_sha256
 
 
-def test_training_again_encodes_nothing(train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "alpha"),
+    [
+        (["--label-keys", "enriched"], 0.5),
+        (["--label-keys", "enriched", "--label-key-alpha", 0.25], 0.25),
+        (["--label-keys", "text", "--label-key-alpha", 0.25], 0),
+    ],
+)
+def test_memory_says_how_label_keys_are_to_be_mixed(
+    train: Train, run_folder: Path, flags: list[object], alpha: float
+) -> None:
+    assert train(*flags).status == 0
+    memory = open_memory(run_folder / "memory")
+    assert memory.defaults == DEFAULTS | {"label_key_alpha": alpha}
+    np.testing.assert_array_equal(memory.label_keys(0.0)[:], memory.keys[14:])
+
+
+def test_run_again_encodes_nothing(train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]) -> None:
     train()
     before = (run_folder / "memory" / "keys.npy").stat().st_mtime_ns
     refuse_to_encode()
@@ -78,7 +107,7 @@ def test_training_again_encodes_nothing(train: Train, run_folder: Path, refuse_t
     assert (run_folder / "memory" / "keys.npy").stat().st_mtime_ns == before
 
 
-def test_training_again_restores_a_lost_checkpoint(
+def test_run_again_restores_a_lost_checkpoint(
     train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]
 ) -> None:
     train()
@@ -88,7 +117,7 @@ def test_training_again_restores_a_lost_checkpoint(
     assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 32
 
 
-def test_interrupted_training_says_so_and_goes_on_when_run_again(
+def test_interrupted_run_says_so_and_goes_on_when_run_again(
     train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Encoder.encode
@@ -103,7 +132,7 @@ def test_interrupted_training_says_so_and_goes_on_when_run_again(
         outcome = train()
     assert outcome.status == 130
     assert outcome.err.endswith("recollect train: interrupted\n")
-    assert "19 keys, 5 encoded now" in train().err
+    assert "19 keys, 5 made now at " in train().err
     assert open_memory(run_folder / "memory").keys.shape == (19, 32)
 
 
@@ -171,7 +200,9 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
     "limit beyond positions": (["--max-length", 65], "--max-length 65: expected at most 64"),
     "limit too small": (["--max-length", 2], "--max-length: expected greater than or equal to 3; found '2'"),
     "limit no number": (["--max-length", "long"], "--max-length: expected a valid integer"),
-    "epochs": (["--epochs", 1], "--epochs: expected "),
+    "epochs": (["--epochs", -1], "--epochs: expected greater than or equal to 0; found '-1'"),
+    "weight above 1": (["--label-key-alpha", 1.5], "--label-key-alpha: expected less than or equal to 1; found '1.5'"),
+    "unknown method": (["--method", "svm"], "--method: expected 'rae', 'dexml', 'softtopk' or 'infonce'; found 'svm'"),
     "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean' or 'cls'; found 'max'"),
     "unknown format": (["--format", "csv"], "--format: expected 'auto', 'native', 'xmc', 'pecos' or 'parquet'"),
     "format of other files": (["--format", "pecos"], "expected Y.txt or label_map.txt or output-items.txt"),
@@ -269,7 +300,7 @@ class TestProcess:
         (snapshot / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
         (cached / "refs").mkdir()
         (cached / "refs" / "main").write_text("a" * 40)
-        limits = ["--max-length", 32, "--label-max-length", 8]
+        limits = ["--epochs", 0, "--max-length", 32, "--label-max-length", 8]
         done = self.run(toy, "--out", tmp_path / "run", "--encoder", "acme/tiny", *limits, HF_HOME=str(tmp_path))
         assert done.returncode == 0, done.stderr
         saved = json.loads((tmp_path / "run" / "checkpoint" / "recollect.json").read_text())
@@ -286,3 +317,138 @@ def test_second_train_into_the_same_run_is_refused_while_the_first_writes(train:
         os.close(descriptor)
     assert outcome.status == 2
     assert "another `recollect train` writes here" in outcome.err
+
+
+class TestRefusedTraining:
+    """Before its first step."""
+
+    def refused(self, train: Train, *flags: object) -> str:
+        outcome = train("--epochs", 1, "--batch-size", 4, *flags)
+        assert (outcome.status, outcome.out) == (2, "")
+        message = outcome.err.splitlines()[-1]
+        assert message.startswith("recollect train: ")
+        return message
+
+    def test_one_label_is_too_few_to_tell_apart(self, train: Train, toy: Path) -> None:
+        (toy / "labels.jsonl").write_text('{"uid": "L0", "text": "only"}\n')
+        (toy / "train.jsonl").write_text('{"uid": "i0", "text": "red", "labels": [0]}\n')
+        message = self.refused(train)
+        assert "expected at least two labels, and instances that have them, found 1 label; " in message
+        assert message.endswith("use --epochs 0")
+
+    def test_instances_without_labels_teach_nothing(self, train: Train, toy: Path) -> None:
+        (toy / "train.jsonl").write_text('{"uid": "i0", "text": "red", "labels": []}\n')
+        assert "found no instance with a label; there is nothing to tell apart" in self.refused(train)
+
+    def test_whole_encoder_learns_from_no_vectors(self, train: Train, run_folder: Path) -> None:
+        message = self.refused(train, "--train", "full", "--vectors", run_folder / "memory")
+        assert "--vectors: expected --train adapter, as only an adapter learns from vectors, found full" in message
+
+    def test_batch_larger_than_the_dataset_is_refused(self, train: Train) -> None:
+        assert "--batch-size 99: expected at most 1" in self.refused(train, "--batch-size", 99)
+
+    @pytest.mark.parametrize("flags", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
+    def test_vectors_of_another_encoder_are_refused_by_what_differs(
+        self, train: Train, tmp_path: Path, flags: list[object]
+    ) -> None:
+        train("--out", tmp_path / "vectors")
+        message = self.refused(train, "--train", "adapter", "--vectors", tmp_path / "vectors" / "memory", *flags)
+        assert "found a memory that differs in encoder; leave the flag out, or make one with --epochs 0" in message
+
+    def test_memory_made_without_training_is_not_trained_over(self, train: Train, run_folder: Path) -> None:
+        train()
+        before = {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
+        assert "expected no memory here, found one made without training" in self.refused(train)
+        assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
+
+
+class TestRunFolder:
+    @pytest.fixture
+    def folder(self, run_folder: Path) -> RunFolder:
+        run_folder.mkdir()
+        return RunFolder(run_folder)
+
+    def recipe(self, **settings: Any) -> Recipe:
+        given = TrainSettings(dataset=Path("data"), out=Path("run"), batch_size=4, **settings)
+        encoder = {"name": "tiny", "pooling": "mean", "max_length": 32, "label_max_length": 8}
+        return Recipe.of(given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, device="cpu")
+
+    def test_without_a_training_holds_none(self, folder: RunFolder) -> None:
+        assert folder.training() is None
+
+    def test_takes_a_training_and_says_how_it_ended(self, folder: RunFolder) -> None:
+        assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
+        begun = folder.training()
+        assert begun is not None
+        assert (begun["done"], begun["progress"]) == (False, None)
+        assert self.recipe().differences(begun["recipe"]) == []
+        folder.write_training(self.recipe(), Progress(step=8, best=51.5, best_step=4, seconds=2.0))
+        done = folder.training()
+        assert done is not None
+        assert (done["done"], done["progress"]["best_step"]) == (True, 4)
+        assert not folder.begin_training(self.recipe(), resume=False, overwrite=False)
+
+    def test_training_that_saved_no_state_yet_begins_anew(self, folder: RunFolder) -> None:
+        folder.begin_training(self.recipe(), resume=False, overwrite=False)
+        assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
+
+    def test_unfinished_training_goes_on_only_when_asked_to(self, folder: RunFolder) -> None:
+        folder.begin_training(self.recipe(), resume=False, overwrite=False)
+        folder.state.mkdir()
+        with pytest.raises(TrainingError, match="expected no unfinished training, found one; go on with --resume"):
+            folder.begin_training(self.recipe(), resume=False, overwrite=False)
+        assert folder.begin_training(self.recipe(), resume=True, overwrite=False)
+        assert folder.state.is_dir()
+        assert folder.begin_training(self.recipe(), resume=False, overwrite=True)
+        assert not folder.state.exists()
+
+    @pytest.mark.parametrize("done", [False, True])
+    @pytest.mark.parametrize("resume", [False, True])
+    def test_other_training_is_refused_by_what_differs(self, folder: RunFolder, done: bool, resume: bool) -> None:
+        folder.write_training(self.recipe(), Progress(step=8) if done else None)
+        before = folder.training()
+        with pytest.raises(TrainingError, match=r"found one that differs in steps, epochs, seed; .* --overwrite"):
+            folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=False)
+        assert folder.training() == before
+        assert folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=True)
+
+    @pytest.mark.parametrize(
+        "content", ["", "{", "[]", "{}", '{"format_version": 1}', '{"format_version": 2, "recipe": {"seed": 0}}']
+    )
+    def test_training_that_cannot_be_read_is_refused_until_overwritten(self, folder: RunFolder, content: str) -> None:
+        (folder.path / "training.json").write_text(content)
+        with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 1, found: "):
+            folder.begin_training(self.recipe(), resume=True, overwrite=False)
+        assert folder.begin_training(self.recipe(), resume=False, overwrite=True)
+
+    def test_overwriting_clears_all_that_a_training_leaves_and_nothing_else(self, folder: RunFolder) -> None:
+        (folder.path / "notes.txt").write_text("mine")
+        for name in ("checkpoint", "memory", "state", "frozen", "tensorboard"):
+            (folder.path / name).mkdir()
+        (folder.path / "metrics.jsonl").write_text("{}\n")
+        folder.begin_training(self.recipe(), resume=False, overwrite=True)
+        assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training.json"]
+
+    def test_training_is_not_replaced_by_a_memory_made_without_one(self, train: Train, folder: RunFolder) -> None:
+        folder.begin_training(self.recipe(), resume=False, overwrite=False)
+        outcome = train()
+        assert outcome.status == 2
+        assert "expected no training here, found one; choose another --out" in outcome.err
+        assert folder.training() is not None
+        assert train("--overwrite").status == 0
+        assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoint", "memory"]
+
+    def test_full_disk_names_the_folder_where_the_system_names_none(self, folder: RunFolder) -> None:
+        with pytest.raises(OSError, match="No space left") as full, folder.alone():
+            raise OSError(28, "No space left on device")
+        assert full.value.filename == str(folder.path)
+
+    def test_lets_in_whoever_comes_after_the_first_has_left(self, folder: RunFolder) -> None:
+        with (
+            folder.alone(),
+            pytest.raises(MemoryFolderError, match="another `recollect train` writes here"),
+            folder.alone(),
+        ):
+            pytest.fail("two at once")
+        with folder.alone():
+            pass

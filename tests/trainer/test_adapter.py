@@ -1,0 +1,167 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.trainer.conftest import SAMPLE_TEXTS, load
+from trainer.adapter import Adapter
+from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from trainer.encoder import Encoder
+from trainer.errors import EncoderError
+
+DIM, HIDDEN = 32, 48
+
+
+def learned(dim: int = DIM, hidden: int = HIDDEN, seed: int = 3) -> Adapter:
+    """An adapter whose weights are far from where they start, in evaluation mode."""
+    adapter = Adapter(dim, hidden).eval()
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in adapter.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=random) / math.sqrt(dim))
+    return adapter
+
+
+@pytest.fixture
+def vectors() -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.randn(20, DIM, generator=torch.Generator().manual_seed(5)), dim=-1)
+
+
+@pytest.fixture
+def adapted(tiny_encoder: Encoder) -> Encoder:
+    """The tiny encoder under an adapter that changes its vectors."""
+    return tiny_encoder.with_adapter(learned())
+
+
+@pytest.fixture
+def checkpoint(adapted: Encoder, tmp_path: Path) -> Path:
+    save_checkpoint(adapted, tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+class TestAdapter:
+    @pytest.mark.parametrize("training", [False, True])
+    def test_starts_as_identity(self, vectors: torch.Tensor, training: bool) -> None:
+        torch.testing.assert_close(Adapter(DIM, HIDDEN).train(training)(vectors), vectors)
+
+    def test_gives_the_unit_vector_of_the_written_formula(self, vectors: torch.Tensor) -> None:
+        adapter = learned()
+        w1, b1, w2, b2 = (weight.detach().double().numpy() for weight in adapter.parameters())
+        x = vectors.double().numpy()
+        wide = x @ w1.T + b1
+        change = (wide * 0.5 * (1 + np.vectorize(math.erf)(wide / math.sqrt(2)))) @ w2.T + b2
+        expected = (x + change) / np.linalg.norm(x + change, axis=1, keepdims=True)
+        found = adapter(vectors).detach().numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+        assert np.abs(found - x).max() > 0.1
+
+    def test_learns_from_the_first_step_on(self, vectors: torch.Tensor) -> None:
+        adapter = Adapter(DIM, HIDDEN)
+        (adapter(vectors) ** 3).sum().backward()
+        assert adapter.narrow.weight.grad is not None
+        assert adapter.narrow.weight.grad.abs().max() > 0
+
+
+class TestEncoderWithAdapter:
+    def test_gives_the_adapted_vectors_of_its_texts(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+        assert adapted.model.adapter is not None
+        own = torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32))
+        expected = adapted.model.adapter(own).detach().numpy()
+        assert np.abs(expected - own.numpy()).max() > 0.1
+        np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 32), expected, atol=1e-6)
+
+    def test_that_has_learned_nothing_gives_the_encoders_own_vectors(self, tiny_encoder: Encoder) -> None:
+        fresh = tiny_encoder.with_adapter(Adapter(DIM, HIDDEN))
+        np.testing.assert_allclose(
+            fresh.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32), rtol=0, atol=1e-6
+        )
+
+    def test_drops_nothing_out_when_it_encodes(self, tiny_encoder: Encoder) -> None:
+        encoder = tiny_encoder.with_adapter(learned().train())
+        np.testing.assert_array_equal(encoder.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
+
+    def test_stands_on_the_encoder_without_it(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+        below = adapted.without_adapter()
+        np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
+        assert below.model.transformer is adapted.model.transformer
+        assert adapted.model.adapter is not None
+
+
+class TestCheckpointWithAdapter:
+    def test_gives_identical_vectors_when_loaded(self, adapted: Encoder, checkpoint: Path) -> None:
+        loaded = load_checkpoint(checkpoint, "cpu")
+        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), adapted.encode(SAMPLE_TEXTS, 32))
+        assert (loaded.config, loaded.pad_id) == (adapted.config, adapted.pad_id)
+        assert loaded.model.adapter is not None
+        assert loaded.model.adapter.hidden == HIDDEN
+        assert encoder_digest(loaded) == encoder_digest(adapted)
+
+    def test_keeps_the_encoder_below_as_it_was(self, tiny_encoder: Encoder, checkpoint: Path) -> None:
+        below = load_checkpoint(checkpoint, "cpu").without_adapter()
+        np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
+        assert encoder_digest(below) == encoder_digest(tiny_encoder)
+
+    def test_has_one_file_more(self, checkpoint: Path) -> None:
+        assert {path.name for path in checkpoint.iterdir()} == {
+            "adapter.safetensors",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "recollect.json",
+        }
+
+    def test_replaced_by_one_without_leaves_no_adapter(self, tiny_encoder: Encoder, checkpoint: Path) -> None:
+        save_checkpoint(tiny_encoder, checkpoint)
+        assert not (checkpoint / "adapter.safetensors").exists()
+        assert load_checkpoint(checkpoint, "cpu").model.adapter is None
+
+    def test_digest_tells_adapters_apart_from_each_other_and_from_none(self, tiny_encoder: Encoder) -> None:
+        changed = learned()
+        with torch.no_grad():
+            changed.narrow.bias[3] += 1e-6
+        adapters = [None, Adapter(DIM, HIDDEN), learned(), changed]
+        assert len({encoder_digest(tiny_encoder.with_adapter(adapter)) for adapter in adapters}) == len(adapters)
+
+    def test_written_before_there_were_adapters_loads_without_one(self, tiny_bert: Any, tmp_path: Path) -> None:
+        encoder = load(tiny_bert.folder)
+        save_checkpoint(encoder, tmp_path / "checkpoint")
+        path = tmp_path / "checkpoint" / "recollect.json"
+        saved = json.loads(path.read_text())
+        assert saved.pop("adapter_hidden") is None
+        path.write_text(json.dumps(saved))
+        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
+        assert loaded.model.adapter is None
+        assert encoder_digest(loaded) == encoder_digest(encoder)
+
+    @pytest.mark.parametrize("content", [None, b"", b"{", b"\x00" * 64], ids=["absent", "empty", "cut off", "zeros"])
+    def test_whose_adapter_cannot_be_read_is_refused_by_its_file(self, checkpoint: Path, content: bytes | None) -> None:
+        (checkpoint / "adapter.safetensors").unlink()
+        if content is not None:
+            (checkpoint / "adapter.safetensors").write_bytes(content)
+        self.refused(checkpoint)
+
+    @pytest.mark.parametrize(("dim", "hidden"), [(DIM, HIDDEN + 1), (DIM - 1, HIDDEN)], ids=["wider", "smaller"])
+    def test_whose_adapter_has_another_size_is_refused_by_its_file(
+        self, checkpoint: Path, dim: int, hidden: int
+    ) -> None:
+        save_file(learned(dim, hidden).state_dict(), checkpoint / "adapter.safetensors")
+        self.refused(checkpoint)
+
+    def test_whose_adapter_lacks_a_weight_is_refused_by_its_file(self, checkpoint: Path) -> None:
+        weights = load_file(checkpoint / "adapter.safetensors")
+        del weights["narrow.bias"]
+        save_file(weights, checkpoint / "adapter.safetensors")
+        self.refused(checkpoint)
+
+    def refused(self, checkpoint: Path) -> None:
+        with pytest.raises(
+            EncoderError, match=rf"checkpoint/adapter\.safetensors: expected an adapter of {DIM} dimensions, found: "
+        ):
+            load_checkpoint(checkpoint, "cpu")

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.batches import Batch, Batches, Pairs, Purpose, generator
+from trainer.dataset import LabelSets
+from trainer.negatives import HardNegatives
+
+
+def label_sets(rows: list[set[int]]) -> LabelSets:
+    indices = [label for row in rows for label in sorted(row)]
+    return LabelSets(np.cumsum([0, *map(len, rows)]), np.array(indices, dtype=np.int32))
+
+
+few = settings(max_examples=40, deadline=None)
+
+
+class Case(NamedTuple):
+    """A dataset in plain Python, and how to sample it."""
+
+    sets: list[set[int]]
+    labels: int
+    rows: list[int]
+    batch_size: int
+    positives: int
+    hard_negatives: int | None
+    seed: int
+    mined: HardNegatives | None
+
+    def batches(self) -> Batches:
+        return Batches(
+            label_sets(self.sets),
+            self.labels,
+            np.array(self.rows),
+            self.batch_size,
+            self.positives,
+            self.hard_negatives,
+            self.seed,
+        )
+
+    def epoch(self, number: int) -> list[Batch]:
+        batches = self.batches()
+        return [
+            batches.at(step, self.mined) for step in range(number * batches.per_epoch, (number + 1) * batches.per_epoch)
+        ]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Instances with none to many labels, some of them held out; mined labels are never the instance's own."""
+    labels = draw(st.integers(1, 8))
+    sets = draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=1, max_size=14))
+    rows = sorted(draw(st.sets(st.integers(0, len(sets) - 1), min_size=1)))
+    top = draw(st.integers(1, labels))
+    listed = [[label if label not in own else -1 for label in draw(st.permutations(range(labels)))] for own in sets]
+    mined = HardNegatives(np.array(listed, dtype=np.int32)[:, :top])
+    return Case(
+        sets,
+        labels,
+        rows,
+        draw(st.integers(1, len(rows))),
+        draw(st.integers(0, 3)),
+        draw(st.none() | st.integers(0, labels)),
+        draw(st.integers(0, 2**40)),
+        draw(st.sampled_from([mined, None])),
+    )
+
+
+def labels_of(pairs: Pairs, batch: Batch) -> list[list[int]]:
+    """Each query's labels among the pairs, as often as they are there."""
+    return [batch.pool[pairs.key[pairs.query == query]].tolist() for query in range(len(batch.rows))]
+
+
+def contents(batch: Batch) -> list[list[int]]:
+    fields = (batch.rows, batch.pool, *dataclasses.astuple(batch.relevant), *dataclasses.astuple(batch.positives))
+    return [*(field.tolist() for field in fields), batch.label_sets.toarray().tolist()]
+
+
+@few
+@given(case=cases(), epoch=st.integers(0, 3))
+def test_an_epoch_asks_every_row_once_in_batches_that_differ_by_one_query_at_most(case: Case, epoch: int) -> None:
+    batches = [batch.rows.tolist() for batch in case.epoch(epoch)]
+    assert sorted(row for rows in batches for row in rows) == case.rows
+    sizes = list(map(len, batches))
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= case.batch_size
+
+
+@few
+@given(case=cases(), steps=st.lists(st.integers(0, 40), min_size=1, max_size=6))
+def test_a_step_is_the_same_whenever_it_is_asked_for(case: Case, steps: list[int]) -> None:
+    batches = case.batches()
+    for step in steps:
+        assert contents(batches.at(step, case.mined)) == contents(case.batches().at(step, case.mined))
+
+
+@few
+@given(case=cases())
+def test_positives_are_some_of_a_querys_labels_each_once(case: Case) -> None:
+    for batch in case.epoch(0):
+        for row, chosen in zip(batch.rows, labels_of(batch.positives, batch), strict=True):
+            assert len(set(chosen)) == len(chosen) == min(case.positives or case.labels, len(case.sets[row]))
+            assert set(chosen) <= case.sets[row]
+
+
+@few
+@given(case=cases())
+def test_the_pool_holds_all_positives_and_drawn_negatives_once_and_nothing_else(case: Case) -> None:
+    for batch in case.epoch(1):
+        pool = batch.pool.tolist()
+        assert len(set(pool)) == len(pool)
+        if case.hard_negatives is None:
+            assert pool == list(range(case.labels))
+            continue
+        positives = {label for labels in labels_of(batch.positives, batch) for label in labels}
+        mined = set() if case.mined is None else set(case.mined.labels[batch.rows].ravel().tolist()) - {-1}
+        assert positives <= set(pool) <= positives | mined
+        assert len(set(pool) - positives) <= case.hard_negatives * len(batch.rows)
+        if case.mined is not None and case.hard_negatives >= case.mined.labels.shape[1]:
+            assert set(pool) == positives | mined
+
+
+@few
+@given(case=cases())
+def test_every_true_label_in_the_pool_is_relevant_whether_it_was_drawn_or_not(case: Case) -> None:
+    for batch in case.epoch(0):
+        for row, relevant in zip(batch.rows, labels_of(batch.relevant, batch), strict=True):
+            assert len(set(relevant)) == len(relevant)
+            assert set(relevant) == case.sets[row] & set(batch.pool.tolist())
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_strangers_share_no_label_and_nobody_is_a_stranger_to_itself(case: Case, data: st.DataObject) -> None:
+    for batch in case.epoch(0):
+        spans = st.tuples(*2 * [st.integers(0, len(batch.rows))]).map(lambda span: (min(span), max(span)))
+        queries, instances = data.draw(spans), data.draw(spans)
+        expected = [
+            [
+                query != instance and not case.sets[batch.rows[query]] & case.sets[batch.rows[instance]]
+                for instance in range(*instances)
+            ]
+            for query in range(*queries)
+        ]
+        assert batch.strangers(queries, instances).tolist() == expected
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_a_mask_holds_the_pairs_of_its_ranges(case: Case, data: st.DataObject) -> None:
+    for batch in case.epoch(0):
+        queries, keys = (
+            tuple(sorted(data.draw(st.tuples(*2 * [st.integers(0, size)]))))
+            for size in (len(batch.rows), len(batch.pool))
+        )
+        for pairs in (batch.relevant, batch.positives):
+            held = set(zip(pairs.query.tolist(), pairs.key.tolist(), strict=True))
+            expected = [[(query, key) in held for key in range(*keys)] for query in range(*queries)]
+            assert pairs.mask(queries, keys).tolist() == expected
+
+
+def test_a_query_without_labels_is_a_stranger_to_all_others_but_not_to_itself() -> None:
+    case = Case([set(), set(), {0}], 1, [0, 1, 2], 3, 1, 0, 0, None)
+    (batch,) = case.epoch(0)
+    np.testing.assert_array_equal(batch.strangers((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
+
+
+def test_a_batch_without_any_label_has_an_empty_pool() -> None:
+    (batch,) = Case([set(), set()], 3, [0, 1], 2, 1, 2, 0, None).epoch(0)
+    assert len(batch.pool) == 0
+    assert batch.relevant.mask((0, 2), (0, 0)).shape == (2, 0)
+
+
+def test_every_label_of_a_query_is_drawn_equally_often() -> None:
+    steps, labels, positives = 1_000, 5, 2
+    batches = Case([set(range(labels))], labels, [0], 1, positives, 0, 3, None).batches()
+    drawn = np.concatenate([batches.at(step, None).pool for step in range(steps)])
+    counts = np.bincount(drawn, minlength=labels)
+    share = positives / labels
+    np.testing.assert_allclose(counts, steps * share, atol=5 * np.sqrt(steps * share * (1 - share)))
+
+
+def test_epochs_and_seeds_differ_in_their_order() -> None:
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        case = Case([{0}] * 50, 1, list(range(50)), 10, 1, 0, seed, None)
+        return tuple(row for batch in case.epoch(epoch) for row in batch.rows.tolist())
+
+    assert len({order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+def test_negatives_are_drawn_anew_at_every_step() -> None:
+    mined = HardNegatives(np.arange(1, 41, dtype=np.int32)[None, :])
+    batches = Case([{0}], 41, [0], 1, 1, 2, 0, mined).batches()
+    pools = {tuple(batches.at(step, mined).pool.tolist()) for step in range(20)}
+    assert len(pools) > 10
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_two_purposes_share_random_numbers(seed: int) -> None:
+    assert len({generator(seed, purpose, number).random() for purpose in Purpose for number in range(5)}) == 5 * len(
+        Purpose
+    )

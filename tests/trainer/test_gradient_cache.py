@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
+from trainer.adapter import Adapter
+from trainer.gradient_cache import Embedder, Part
+from trainer.tokens import VectorTable
+
+
+class Learner(NamedTuple):
+    """A model in training mode, with dropout, and the rows of two sides that it embeds."""
+
+    model: nn.Module
+    parts: list[Part]
+
+
+DIM = 32  # the tiny BERT's too
+# Not in order, and not all: a step embeds some rows, each at its place.
+QUERIES, KEYS = np.array([9, 0, 16, 3, 12, 5, 14]), np.array([4, 1, 0, 2])
+
+
+@pytest.fixture(params=["bert", "adapter"])
+def learner(request: pytest.FixtureRequest) -> Learner:
+    if request.param == "adapter":
+        torch.manual_seed(3)
+        model = Adapter(DIM, hidden=16, dropout=0.5)
+        nn.init.normal_(model.narrow.weight)
+        tables = [VectorTable(nn.functional.normalize(torch.randn(rows, DIM), dim=1)) for rows in (18, 5)]
+        return Learner(model.train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
+    encoder = request.getfixturevalue("tiny_encoder")
+    sides = [encoder.tokenise([*TEXTS, *SAMPLE_TEXTS], 32), encoder.tokenise(LABELS, 8)]
+    model = copy.deepcopy(encoder.model).learning().train()
+    return Learner(model, [Part(sides[0], QUERIES), Part(sides[1], KEYS)])
+
+
+def embedder(
+    model: nn.Module, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
+) -> Embedder:
+    return Embedder(model, DIM, "cpu", autocast=autocast, micro_tokens=micro_tokens, micro_rows=micro_rows, cache=cache)
+
+
+def written_loss(queries: Tensor, keys: Tensor) -> Tensor:
+    """Every row of either side has a weight of its own, so that none can stand in for another."""
+    scores = queries @ keys.T * torch.linspace(1, 9, len(queries))[:, None]
+    return (torch.logsumexp(scores, dim=1) - scores[:, 0]).sum()
+
+
+def backward_of_written_loss(leaves: list[Tensor]) -> float:
+    loss = written_loss(*leaves)
+    loss.backward()
+    return float(loss.detach())
+
+
+def gradient(model: nn.Module) -> Tensor:
+    """Of all weights, in one vector; takes it off the model."""
+    found = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+    model.zero_grad()
+    return found
+
+
+def directly(learner: Learner, micro_rows: int) -> tuple[float, Tensor]:
+    """Loss and gradient with every micro-batch's graph alive at once."""
+    sides = []
+    for part in learner.parts:
+        rows: list[Any] = [None] * len(part.rows)
+        for places in part.micro_batches(10_000, micro_rows):
+            vectors = learner.model(*part.inputs.batch(part.rows[places], "cpu"))
+            for place, vector in zip(places, vectors, strict=True):
+                rows[place] = vector
+        sides.append(torch.stack(rows))
+    loss = written_loss(*sides)
+    loss.backward()
+    return float(loss.detach()), gradient(learner.model)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    assert float((found - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+@pytest.mark.parametrize("micro_rows", [1, 3, 100])
+@pytest.mark.parametrize("cache", [True, False])
+def test_gradient_and_random_state_are_those_of_the_direct_computation_dropout_included(
+    learner: Learner, micro_rows: int, cache: bool
+) -> None:
+    torch.manual_seed(11)
+    loss, expected = directly(learner, micro_rows)
+    state = torch.get_rng_state()
+    torch.manual_seed(11)
+    found = embedder(learner.model, cache, micro_rows).backward(learner.parts, backward_of_written_loss)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert_same(gradient(learner.model), expected)
+
+
+def test_another_random_state_has_another_gradient(learner: Learner) -> None:
+    found = []
+    for seed in (11, 12):
+        torch.manual_seed(seed)
+        embedder(learner.model).backward(learner.parts, backward_of_written_loss)
+        found.append(gradient(learner.model))
+    assert float((found[0] - found[1]).norm()) > 0.01 * float(found[0].norm())
+
+
+def test_random_numbers_that_the_loss_draws_stay_drawn(learner: Learner) -> None:
+    states = []
+
+    def loss(leaves: list[Tensor]) -> float:
+        torch.rand(3)
+        states.append(torch.get_rng_state())
+        return backward_of_written_loss(leaves)
+
+    embedder(learner.model).backward(learner.parts, loss)
+    assert torch.equal(torch.get_rng_state(), states[0])
+
+
+@pytest.mark.parametrize("micro_rows", [1, 3, 100])
+def test_without_dropout_the_size_of_micro_batches_changes_nothing(learner: Learner, micro_rows: int) -> None:
+    learner.model.eval()
+    written_loss(*(learner.model(*part.inputs.batch(part.rows, "cpu")) for part in learner.parts)).backward()
+    expected = gradient(learner.model)
+    embedder(learner.model, micro_rows=micro_rows).backward(learner.parts, backward_of_written_loss)
+    assert_same(gradient(learner.model), expected)
+
+
+def test_gradient_is_added_to_what_the_model_has(learner: Learner) -> None:
+    learner.model.eval()
+    embedder(learner.model).backward(learner.parts, backward_of_written_loss)
+    once = gradient(learner.model)
+    for _ in range(2):
+        embedder(learner.model).backward(learner.parts, backward_of_written_loss)
+    assert_same(gradient(learner.model), 2 * once)
+
+
+def batches_of(model: nn.Module, work: Callable[[], object]) -> list[tuple[int, ...]]:
+    """The shape of each batch that goes through the model meanwhile."""
+    shapes: list[tuple[int, ...]] = []
+    handle = model.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    work()
+    handle.remove()
+    return shapes
+
+
+@pytest.mark.parametrize("micro_rows", [1, 3])
+def test_no_more_than_micro_rows_go_through_the_model_at_once_and_each_row_twice(
+    learner: Learner, micro_rows: int
+) -> None:
+    work = embedder(learner.model, micro_rows=micro_rows)
+    shapes = batches_of(learner.model, lambda: work.backward(learner.parts, backward_of_written_loss))
+    assert max(rows for rows, *_ in shapes) == micro_rows
+    assert sum(rows for rows, *_ in shapes) == 2 * (len(QUERIES) + len(KEYS))
+
+
+@pytest.mark.parametrize("learner", ["bert"], indirect=True)
+def test_no_more_than_micro_tokens_go_through_the_model_at_once(learner: Learner) -> None:
+    work = embedder(learner.model, micro_rows=100, micro_tokens=32)
+    shapes = batches_of(learner.model, lambda: work.backward(learner.parts, backward_of_written_loss))
+    assert max(rows * length for rows, length in shapes) <= 32
+    assert len(shapes) > 4
+
+
+def test_first_pass_keeps_no_graph(learner: Learner) -> None:
+    graphs: list[bool] = []
+    learner.model.register_forward_hook(lambda _, inputs, vectors: graphs.append(vectors.requires_grad))
+    embedder(learner.model, micro_rows=100).backward(learner.parts, backward_of_written_loss)
+    assert graphs == [False, False, True, True]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_side_without_rows_is_a_matrix_without_rows(learner: Learner, cache: bool) -> None:
+    queries, keys = learner.parts
+    shapes = []
+
+    def loss(leaves: list[Tensor]) -> float:
+        shapes.extend(leaf.shape for leaf in leaves)
+        sum(leaf.square().sum() for leaf in leaves).backward()
+        return 0.0
+
+    embedder(learner.model, cache).backward([queries, Part(keys.inputs, np.empty(0, np.int64))], loss)
+    assert shapes[1] == (0, shapes[0][1])
+
+
+def test_bfloat16_vectors_come_back_in_single_precision_with_a_near_gradient(learner: Learner) -> None:
+    learner.model.eval()
+    embedder(learner.model).backward(learner.parts, backward_of_written_loss)
+    expected = gradient(learner.model)
+    work = embedder(learner.model, autocast=True)
+    assert work.vectors(learner.parts[0], np.arange(2)).dtype == torch.float32
+    work.backward(learner.parts, backward_of_written_loss)
+    assert float((gradient(learner.model) - expected).norm()) < 0.1 * float(expected.norm())

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import LABELS, TEXTS
+from trainer.adapter import Adapter
+from trainer.encoder import Encoder
+from trainer.keys import KeyMaker
+from trainer.ranks import ALONE, Ranks
+from trainer.tokens import VectorTable
+
+DIM = 12
+
+
+@pytest.fixture
+def adapter() -> Adapter:
+    """One that changes vectors, and drops units out while it trains."""
+    torch.manual_seed(0)
+    adapter = Adapter(DIM, 16, dropout=0.5)
+    torch.nn.init.normal_(adapter.narrow.weight)
+    return adapter.train()
+
+
+def table(rows: int) -> VectorTable:
+    return VectorTable(torch.nn.functional.normalize(torch.randn(rows, DIM), dim=1))
+
+
+def expected(adapter: Adapter, inputs: VectorTable) -> np.ndarray:
+    """What the model makes of all rows at once, without dropout."""
+    training = adapter.training
+    with torch.no_grad():
+        vectors = adapter.eval()(inputs.vectors).numpy()
+    adapter.train(training)
+    return vectors
+
+
+def test_keys_are_the_models_vectors_without_dropout(adapter: Adapter) -> None:
+    queries, labels = table(9), table(4)
+    keys = KeyMaker(adapter, queries, labels, DIM, "cpu", ALONE).at(0)
+    np.testing.assert_allclose(keys.instances, expected(adapter, queries), atol=1e-6)
+    np.testing.assert_allclose(keys.labels, expected(adapter, labels), atol=1e-6)
+    assert keys.instances.dtype == keys.labels.dtype == np.float32
+
+
+def test_the_model_goes_on_training_and_random_draws_go_on_as_they_would(adapter: Adapter) -> None:
+    maker = KeyMaker(adapter, table(9), table(4), DIM, "cpu", ALONE)
+    random = torch.get_rng_state()
+    maker.at(0)
+    assert adapter.training
+    assert torch.equal(torch.get_rng_state(), random)
+    loss = adapter(torch.ones(1, DIM)).sum()
+    loss.backward()
+    assert adapter.narrow.weight.grad is not None
+
+
+def test_keys_are_made_once_a_step_and_anew_at_the_next(adapter: Adapter) -> None:
+    queries, labels = table(9), table(4)
+    maker = KeyMaker(adapter, queries, labels, DIM, "cpu", ALONE)
+    first = maker.at(3)
+    with torch.no_grad():
+        adapter.narrow.weight.mul_(-1)
+    assert maker.at(3) is first
+    second = maker.at(4)
+    np.testing.assert_allclose(second.instances, expected(adapter, queries), atol=1e-6)
+    assert not np.allclose(second.labels, first.labels)
+
+
+def test_keys_of_a_whole_encoder_are_what_it_encodes(tiny_encoder: Encoder) -> None:
+    queries, labels = tiny_encoder.tokenise(TEXTS, 32), tiny_encoder.tokenise(LABELS, 8)
+    keys = KeyMaker(tiny_encoder.model, queries, labels, tiny_encoder.dim, "cpu", ALONE).at(0)
+    tiny_encoder.model.eval()
+    np.testing.assert_allclose(keys.instances, tiny_encoder.encode(TEXTS, 32), atol=1e-6)
+    np.testing.assert_allclose(keys.labels, tiny_encoder.encode(LABELS, 8), atol=1e-6)
+
+
+class OwnShare(Ranks):
+    """One of several processes, which keeps its part to itself."""
+
+    def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        return part
+
+
+def test_each_rank_makes_its_share_of_the_keys(adapter: Adapter) -> None:
+    queries, labels = table(10), table(2)
+    shares = [KeyMaker(adapter, queries, labels, DIM, "cpu", OwnShare(rank, 3)).at(0) for rank in range(3)]
+    assert sorted(len(share.instances) for share in shares) == [3, 3, 4]
+    joined = np.concatenate([share.instances for share in shares])
+    np.testing.assert_allclose(joined, expected(adapter, queries), atol=1e-6)
+    joined = np.concatenate([share.labels for share in shares])
+    np.testing.assert_allclose(joined, expected(adapter, labels), atol=1e-6)

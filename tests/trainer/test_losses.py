@@ -1,0 +1,252 @@
+"""Each loss against autograd of its formula, written out query by query in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trainer import losses
+from trainer.methods import METHODS, Scored
+from trainer.ranks import ALONE
+
+
+class Pool(NamedTuple):
+    """Some queries' similarities to labels and to instances, and what is true of them."""
+
+    labels: Tensor
+    positives: Tensor
+    relevant: Tensor
+    instances: Tensor
+    strangers: Tensor
+
+
+def draw(
+    seed: int = 0, queries: int = 6, keys: int = 9, instances: int = 6, dense: float = 0.3, sampled: bool = False
+) -> Pool:
+    """Random similarities and relevance; `sampled`: one positive a query, if it has one."""
+    random = np.random.default_rng(seed)
+    relevant = random.random((queries, keys)) < dense
+    lots = np.where(relevant, random.random(relevant.shape), 0)
+    positives = relevant & (lots == lots.max(axis=1, keepdims=True, initial=0)) if sampled else relevant
+    strangers = random.random((queries, instances)) < 0.6
+    np.fill_diagonal(strangers, val=False)
+    labels, similar = random.normal(0, 4, (queries, keys)), random.normal(0, 4, (queries, instances))
+    return Pool(*map(torch.from_numpy, (labels, positives, relevant, similar, strangers)))
+
+
+def with_repeated_labels(pool: Pool) -> Pool:
+    """Every key once more, with the same similarities and relevance."""
+    labels, positives, relevant = (torch.cat([part, part], dim=1) for part in pool[:3])
+    return pool._replace(labels=labels, positives=positives, relevant=relevant)
+
+
+def at_extremes(pool: Pool) -> Pool:
+    return pool._replace(labels=500 * pool.labels.sign(), instances=500 * pool.instances.sign())
+
+
+def without_strangers(pool: Pool) -> Pool:
+    return pool._replace(strangers=torch.zeros_like(pool.strangers))
+
+
+POOLS: dict[str, Pool] = {
+    **{f"random {seed}": draw(seed, queries=5 + seed, keys=4 + 3 * seed) for seed in range(4)},
+    **{f"sampled positives {seed}": draw(seed, dense=0.5, sampled=True) for seed in range(3)},
+    "no label at all": draw(dense=0.0),
+    "most queries without a label": draw(seed=1, queries=20, dense=0.03),
+    "every label positive": draw(dense=1.0),
+    "every label positive, nobody a stranger": without_strangers(draw(dense=1.0)),
+    "every label relevant, one positive": without_strangers(draw(dense=1.0, sampled=True)),
+    "repeated labels": with_repeated_labels(draw(seed=2, sampled=True)),
+    "one query": draw(seed=3, queries=1, instances=1),
+    "one key, relevant": draw(keys=1, dense=1.0),
+    "one key, irrelevant": draw(keys=1, dense=0.0),
+    "one query, one key, itself the only instance": draw(queries=1, keys=1, instances=1, dense=1.0),
+    "no keys": draw(keys=0),
+    "no instances": draw(seed=4, instances=0, sampled=True),
+    "scores of 500": at_extremes(draw(seed=5, sampled=True)),
+    "scores of 500, all positives": at_extremes(draw(seed=6, dense=0.5)),
+    "scores of 500, no negatives": without_strangers(at_extremes(draw(seed=7, dense=1.0))),
+}
+every_pool = pytest.mark.parametrize("pool", [pytest.param(pool, id=name) for name, pool in POOLS.items()])
+
+
+def average(terms: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(terms).mean() if terms else like.sum() * 0
+
+
+def written_softmax(pool: Pool) -> list[Tensor]:
+    found = []
+    for s, positive in zip(pool.labels, pool.positives, strict=True):
+        found.append(average([torch.log(sum(torch.exp(m) for m in s)) - s[j] for j in positive.nonzero()[:, 0]], s))
+    return found
+
+
+def written_decoupled(pool: Pool) -> list[Tensor]:
+    found = []
+    for s, positive, relevant in zip(*pool[:3], strict=True):
+        negatives = [torch.exp(m) for m, own in zip(s, relevant, strict=True) if not own]
+        terms = [torch.log(sum(negatives, torch.exp(s[j]))) - s[j] for j in positive.nonzero()[:, 0]]
+        found.append(average(terms, s))
+    return found
+
+
+def written_rae(pool: Pool) -> list[Tensor]:
+    found = []
+    for s, positive, relevant, x, strange in zip(*pool, strict=True):
+        negatives = [torch.exp(m) for m, own in zip(s, relevant, strict=True) if not own]
+        negatives += [torch.exp(m) for m, is_stranger in zip(x, strange, strict=True) if is_stranger]
+        terms = [torch.log(sum(negatives, torch.exp(s[j]))) - s[j] for j in positive.nonzero()[:, 0]]
+        found.append(average(terms, s))
+    return found
+
+
+def written_log_soft_top_k(s: Tensor, k: int, alpha: float) -> Tensor:
+    """The threshold halved to the last bit, then one Newton step through which autograd sees how it moves with s."""
+    known = s.detach()
+    low, high = float(-known.max()) - 40, float(-known.min()) + 40
+    for _ in range(200):
+        t = (low + high) / 2
+        low, high = (low, t) if float(torch.sigmoid(alpha * (known + t)).sum()) > k else (t, high)
+    inside = torch.sigmoid(alpha * (s + t))
+    t = t - (inside.sum() - k) / (alpha * inside * (1 - inside)).sum().detach()
+    return torch.nn.functional.logsigmoid(alpha * (s + t))
+
+
+def written_soft_top_k(pool: Pool, k: int, alpha: float = 2.0) -> list[Tensor]:
+    found = []
+    for s, positive in zip(pool.labels, pool.positives, strict=True):
+        logs = written_log_soft_top_k(s, k, alpha)
+        found.append(average([-logs[j] for j in positive.nonzero()[:, 0]], s))
+    return found
+
+
+def value_and_gradients(function: Callable[[Pool], list[Tensor] | Tensor], pool: Pool) -> list[Tensor]:
+    """The losses, and the gradients of their weighted sum, as a batch weighs no two queries alike."""
+    labels, instances = pool.labels.clone().requires_grad_(), pool.instances.clone().requires_grad_()
+    found = function(pool._replace(labels=labels, instances=instances))
+    value = torch.stack(found) if isinstance(found, list) else found
+    weights = torch.linspace(0.5, 1.5, len(value), dtype=value.dtype)
+    gradients = torch.autograd.grad(
+        (weights * value).sum(), (labels, instances), allow_unused=True, materialize_grads=True
+    )
+    return [value.detach(), *gradients]
+
+
+def softmax(pool: Pool) -> Tensor:
+    return losses.softmax_cross_entropy(pool.labels, pool.positives)
+
+
+def decoupled(pool: Pool) -> Tensor:
+    return losses.decoupled_softmax(pool.labels, pool.positives, pool.relevant)
+
+
+def rae(pool: Pool) -> Tensor:
+    return losses.rae(*pool)
+
+
+WRITTEN = {softmax: written_softmax, decoupled: written_decoupled, rae: written_rae}
+every_softmax = pytest.mark.parametrize("loss", WRITTEN)
+
+
+@every_softmax
+@every_pool
+def test_value_and_gradient_are_those_of_the_written_formula(loss: Callable[[Pool], Tensor], pool: Pool) -> None:
+    found, expected = value_and_gradients(loss, pool), value_and_gradients(WRITTEN[loss], pool)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("loss", [*WRITTEN, lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5)])
+@every_pool
+def test_low_precision_never_makes_a_nan(loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype) -> None:
+    low = pool._replace(labels=pool.labels.to(dtype), instances=pool.instances.to(dtype))
+    assert all(part.isfinite().all() for part in value_and_gradients(loss, low))
+
+
+def test_decoupled_softmax_leaves_other_positives_out_of_the_denominator() -> None:
+    pool = draw(dense=0.5, sampled=True)
+    moved = pool._replace(labels=pool.labels + 100.0 * (pool.relevant & ~pool.positives))
+    torch.testing.assert_close(decoupled(moved), decoupled(pool))
+    assert (softmax(moved) >= softmax(pool)).all()
+
+
+def test_expected_loss_over_one_sampled_positive_is_the_loss_over_all() -> None:
+    pool = draw(queries=1, dense=0.6)
+    for loss in WRITTEN:
+        samples = [torch.zeros_like(pool.positives).index_fill(1, j, True) for j in pool.positives.nonzero()[:, 1]]
+        mean = torch.stack([loss(pool._replace(positives=one)) for one in samples]).mean(dim=0)
+        torch.testing.assert_close(mean, loss(pool))
+
+
+@pytest.mark.parametrize("name", ["random 1", "random 3", "sampled positives 0", "repeated labels", "no label at all"])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_soft_top_k_loss_is_the_written_formula(name: str, k: int) -> None:
+    found = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, k), POOLS[name])
+    expected = value_and_gradients(lambda pool: written_soft_top_k(pool, k), POOLS[name])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0, 7.0])
+@pytest.mark.parametrize("k", [1, 5, 11])
+def test_log_soft_top_k_is_the_precise_solution(k: int, alpha: float) -> None:
+    def precise(pool: Pool) -> Tensor:
+        return torch.cat([written_log_soft_top_k(row, k, alpha) for row in pool.labels])
+
+    pool = draw(seed=8, keys=12)
+    pool = pool._replace(labels=pool.labels / alpha)
+    found = value_and_gradients(lambda pool: losses.log_soft_top_k(pool.labels, k, alpha).flatten(), pool)
+    torch.testing.assert_close(found, value_and_gradients(precise, pool), rtol=1e-6, atol=1e-6)
+
+
+def test_log_soft_top_k_agrees_with_finite_differences() -> None:
+    scores = draw(seed=9, queries=3, keys=7).labels / 4
+    assert torch.autograd.gradcheck(  # steps far wider than what is left of the halved interval
+        lambda s: losses.log_soft_top_k(s, 3), scores.requires_grad_(), eps=1e-3, atol=1e-4, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["random 0", "random 3", "repeated labels", "scores of 500"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_soft_top_k_sums_to_k(name: str, k: int) -> None:
+    sums = losses.log_soft_top_k(POOLS[name].labels, k).exp().sum(dim=1)
+    torch.testing.assert_close(sums, torch.full_like(sums, k), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("keys", [1_000, 200_000])
+def test_soft_top_k_sums_to_k_over_many_keys_alike(keys: int) -> None:
+    sums = losses.log_soft_top_k(torch.full((1, keys), 18.0, dtype=torch.float64), 5).exp().sum(dim=1)
+    torch.testing.assert_close(sums, torch.full_like(sums, 5), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("keys", [1, 4, 5])
+def test_pool_of_k_keys_or_fewer_is_in_the_top_k_as_a_whole(keys: int) -> None:
+    pool = draw(keys=keys, dense=1.0)
+    value, gradient, _ = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5), pool)
+    assert value.max() < 1e-4
+    assert gradient.abs().max() < 1e-3
+
+
+def test_log_soft_top_k_of_scores_far_apart_has_finite_gradients() -> None:
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.tensor([[500.0] * 3 + [-500.0] * 20], dtype=dtype, requires_grad=True)
+        losses.log_soft_top_k(scores, 3).sum().backward()
+        assert scores.grad is not None
+        assert scores.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_takes_the_loss_of_its_paper(name: str) -> None:
+    pool = draw(seed=10, keys=12, sampled=True, dense=0.4)
+    written = {
+        "rae": written_rae(pool),
+        "dexml": written_decoupled(pool),
+        "softtopk": written_soft_top_k(pool, k=5),
+        "infonce": written_softmax(pool),
+    }[name]
+    found = METHODS[name].loss(Scored(*pool, ranks=ALONE))
+    torch.testing.assert_close(found, torch.stack(written), rtol=1e-6, atol=1e-7)

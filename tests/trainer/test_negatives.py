@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.trainer.test_batches import label_sets
+from trainer.negatives import HardNegatives, mine
+from trainer.ranks import ALONE, Ranks
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def random_units(rng: np.random.Generator, rows: int, dim: int = 8) -> np.ndarray:
+    return unit(rng.standard_normal((rows, dim)))
+
+
+def random_sets(rng: np.random.Generator, instances: int, labels: int) -> list[set[int]]:
+    """Instances with none, some or all of the labels."""
+    shares = rng.choice([0, 0.1, 0.4, 1], size=instances)
+    return [set(np.flatnonzero(rng.random(labels) < share).tolist()) for share in shares]
+
+
+class OwnShare(Ranks):
+    """One of several processes, which keeps its part to itself."""
+
+    def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        return part
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("top", [1, 6, 23, 24, 100])
+def test_mined_labels_are_the_nearest_less_an_instances_own(seed: int, top: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = 23
+    sets = random_sets(rng, 30, labels)
+    queries, label_keys = random_units(rng, len(sets)), random_units(rng, labels)
+    mined = mine(queries, label_keys, label_sets(sets), top, "exact", "cpu", ALONE).labels
+    assert mined.shape == (len(sets), min(top, labels))
+    for query, own, found in zip(queries.astype(np.float64), sets, mined, strict=True):
+        nearest = np.argsort(-(label_keys @ query))[:top].tolist()
+        assert found.tolist() == [-1 if label in own else label for label in nearest]
+
+
+@pytest.mark.parametrize("search", ["exact", "approximate"])
+def test_an_instance_is_never_pushed_away_from_its_own_labels(search: str) -> None:
+    rng = np.random.default_rng(0)
+    labels = 400
+    sets = random_sets(rng, 60, labels)
+    mined = mine(random_units(rng, 60), random_units(rng, labels), label_sets(sets), 50, search, "cpu", ALONE)
+    assert any((row >= 0).any() for row in mined.labels)
+    assert all(not own & set(row.tolist()) for own, row in zip(sets, mined.labels, strict=True))
+
+
+def test_approximate_search_mines_most_of_what_exact_search_does() -> None:
+    rng = np.random.default_rng(1)
+    topics = random_units(rng, 100, 32)
+    label_keys = unit(np.repeat(topics, 40, axis=0) + 0.1 * rng.standard_normal((4_000, 32)))
+    queries = unit(topics[rng.integers(100, size=200)] + 0.1 * rng.standard_normal((200, 32)))
+    sets = label_sets([{int(label)} for label in rng.integers(4_000, size=200)])
+    exact, nearly = (
+        mine(queries, label_keys, sets, 20, search, "cpu", ALONE).labels for search in ("exact", "approximate")
+    )
+    common = [len(set(a.tolist()) & set(b.tolist()) - {-1}) for a, b in zip(exact, nearly, strict=True)]
+    assert sum(common) > 0.9 * (exact >= 0).sum()
+
+
+@pytest.mark.parametrize("search", ["exact", "approximate"])
+def test_ranks_mine_their_shares_of_the_whole(search: str) -> None:
+    rng = np.random.default_rng(2)
+    sets = label_sets(random_sets(rng, 17, 9))
+    queries, label_keys = random_units(rng, 17), random_units(rng, 9)
+    shares = [mine(queries, label_keys, sets, 4, search, "cpu", OwnShare(rank, 3)).labels for rank in range(3)]
+    whole = mine(queries, label_keys, sets, 4, search, "cpu", ALONE).labels
+    np.testing.assert_array_equal(np.concatenate(shares), whole)
+
+
+@pytest.mark.parametrize("m", range(6))
+def test_at_most_m_negatives_are_drawn_for_a_row_and_none_twice(m: int) -> None:
+    mined = HardNegatives(np.array([[4, -1, 2, 9], [-1, -1, -1, -1], [-1, 7, -1, -1]], dtype=np.int32))
+    for seed in range(50):
+        drawn = [mined.draw(np.array([row]), m, np.random.default_rng(seed)).tolist() for row in range(3)]
+        assert [len(labels) for labels in drawn] == [min(m, 3), 0, min(m, 1)]
+        assert len(set(drawn[0])) == len(drawn[0])
+        assert set(drawn[0]) <= {4, 2, 9}
+        assert set(drawn[2]) <= {7}
+
+
+def test_rows_are_drawn_for_in_the_order_they_are_asked() -> None:
+    mined = HardNegatives(np.array([[1, -1], [2, -1], [3, -1]], dtype=np.int32))
+    assert mined.draw(np.array([2, 0, 2]), 2, np.random.default_rng(0)).tolist() == [3, 1, 3]
+
+
+def test_each_of_a_rows_negatives_is_equally_likely() -> None:
+    mined = HardNegatives(np.array([[5, -1, 3, 0, -1, 8, 1]], dtype=np.int32))
+    draws, m = 5_000, 2
+    drawn = mined.draw(np.zeros(draws, dtype=np.int64), m, np.random.default_rng(0))
+    counts = np.bincount(drawn, minlength=9)
+    assert counts[[2, 4, 6, 7]].sum() == 0
+    share = m / 5
+    np.testing.assert_allclose(counts[[0, 1, 3, 5, 8]], draws * share, atol=5 * np.sqrt(draws * share * (1 - share)))

@@ -1,0 +1,238 @@
+"""Ranks as `torchrun` starts them: every process runs this file's `work`, and the tests compare what they wrote."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer.test_objective import Problem, assert_same
+from trainer import losses
+from trainer import ranks as ranks_module
+from trainer.methods import METHODS
+from trainer.ranks import ALONE, Ranks, joined_ranks
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_SECONDS = 120
+
+# A usual batch, one with much in its pool, and some with fewer queries or labels than ranks.
+BATCHES: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "mined": {"positives": 2, "hard_negatives": 3},
+    "one query, all labels": {"batch_size": 1, "hard_negatives": None},
+    "two queries, two labels": {"batch_size": 2, "positives": 1, "hard_negatives": 0},
+}
+ROWS = [1, 2, 3, 7, 8]
+
+
+def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """This rank's columns of similarities, positives, relevance, and of the similarities of as many instances."""
+    torch.manual_seed(1)
+    scores, lots = 5 * torch.randn(6, keys, dtype=torch.float64), torch.rand(6, keys)
+    own = slice(*ranks.bounds(keys))
+    return scores[:, own].clone().requires_grad_(), lots[:, own] < 0.2, lots[:, own] < 0.4, scores[:, own] / 2
+
+
+def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
+    """Each loss over a shared pool, added up, and the gradient of this rank's columns."""
+    found = {}
+    for name, loss in {
+        "softmax": lambda s, t, p, x: losses.softmax_cross_entropy(s, t, ranks),
+        "decoupled": lambda s, t, p, x: losses.decoupled_softmax(s, t, p, ranks),
+        "rae": lambda s, t, p, x: losses.rae(s, t, p, x, ~t, ranks),
+        "soft top k": lambda s, t, p, x: losses.soft_top_k_loss(s, t, 2, ranks=ranks),
+    }.items():
+        scores, positives, relevant, others = columns(ranks, keys)
+        value = loss(scores, positives, relevant, others)
+        (value * torch.arange(1, 7)).sum().backward()
+        found[name] = (ranks.sum(value.detach()), scores.grad)
+    return found
+
+
+def exchanges(ranks: Ranks) -> dict[str, Any]:
+    """What each means of communication gives."""
+    own = torch.tensor([[1.0, -5.0, 3.0]]) * (ranks.rank + 1)
+    values = (torch.arange(4.0) * (ranks.rank - 0.5)).requires_grad_()
+    total = ranks.log_sum_exp(values)
+    (total * (ranks.rank + torch.arange(4.0))).sum().backward()
+    model = torch.nn.Linear(3, 2)
+    model.weight.grad = torch.full((2, 3), float(ranks.rank + 1))
+    model.bias.grad = torch.arange(2.0) * ranks.rank
+    ranks.add_gradients(model)
+    arrays = [np.arange(3 * rows).reshape(rows, 3) for rows in ROWS]
+    return {
+        "rank": (ranks.rank, ranks.size, ranks.first),
+        "sum": (ranks.sum(own), own),
+        "largest": (ranks.largest(own), own),
+        "agree": ranks.agree({"said by": ranks.rank}),
+        "log_sum_exp": (values.detach(), total.detach(), values.grad),
+        "gradients": (model.weight.grad, model.bias.grad),
+        "join": [ranks.join(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
+        "join_arrays": [ranks.join_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+    }
+
+
+def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
+    """Loss and gradient of each method."""
+    problem = Problem()
+    return {method: problem.backward(method, problem.batch(method, **BATCHES[batch]), ranks) for method in METHODS}
+
+
+WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
+    "exchanges": exchanges,
+    "seven keys": lambda ranks: losses_and_gradients(ranks, 7),
+    **{batch: functools.partial(objectives, batch=batch) for batch in BATCHES},
+    "two keys": lambda ranks: losses_and_gradients(ranks, 2),
+}
+
+
+def work(folder: Path) -> None:
+    """What each process does, one thing after another."""
+    ranks_module._PATIENCE = timedelta(seconds=20)
+    with joined_ranks("cpu") as ranks:
+        for name, task in WORK.items():
+            torch.save(task(ranks), folder / f"{name} {ranks.rank}.pt")
+    assert not dist.is_initialized()
+
+
+class Group(NamedTuple):
+    """Where the ranks of one launch left what they found."""
+
+    size: int
+    folder: Path
+    log: str
+
+    def found(self, name: str) -> list[Any]:
+        """By rank."""
+        paths = [self.folder / f"{name} {rank}.pt" for rank in range(self.size)]
+        assert all(path.exists() for path in paths), self.log
+        return [torch.load(path, weights_only=False) for path in paths]
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
+def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Group:
+    folder = tmp_path_factory.mktemp("ranks")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
+    process = subprocess.Popen(
+        [*torchrun, "-m", "tests.trainer.test_ranks", str(folder)],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        log, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun ends its ranks
+        log, _ = process.communicate()
+    return Group(request.param, folder, log)
+
+
+def test_every_rank_ends_well(group: Group) -> None:
+    assert {path.name for path in group.folder.iterdir()} == {
+        f"{name} {rank}.pt" for name in WORK for rank in range(group.size)
+    }, group.log
+
+
+def test_ranks_know_their_number(group: Group) -> None:
+    assert [found["rank"] for found in group.found("exchanges")] == [
+        (rank, group.size, rank == 0) for rank in range(group.size)
+    ]
+
+
+def test_sum_and_largest_are_over_all_ranks(group: Group) -> None:
+    found = group.found("exchanges")
+    parts = torch.stack([rank["sum"][1] for rank in found])
+    for rank in found:
+        assert torch.equal(rank["sum"][0], parts.sum(dim=0))
+        assert torch.equal(rank["largest"][0], parts.amax(dim=0))
+
+
+def test_all_agree_with_the_first_rank(group: Group) -> None:
+    assert [found["agree"] for found in group.found("exchanges")] == [{"said by": 0}] * group.size
+
+
+def test_join_puts_unequal_and_empty_shares_back_together(group: Group) -> None:
+    for found in group.found("exchanges"):
+        for rows, tensor, array in zip(ROWS, found["join"], found["join_arrays"], strict=True):
+            whole = np.arange(3 * rows).reshape(rows, 3)
+            np.testing.assert_array_equal(tensor.numpy(), whole)
+            np.testing.assert_array_equal(array, whole)
+
+
+def test_log_sum_exp_is_that_of_all_ranks_and_its_gradient_serves_all_objectives(group: Group) -> None:
+    found = [rank["log_sum_exp"] for rank in group.found("exchanges")]
+    values = torch.stack([value for value, _, _ in found]).requires_grad_()
+    total = torch.logsumexp(values, dim=0)
+    sum((total * (rank + torch.arange(4.0))).sum() for rank in range(group.size)).backward()
+    for rank, (_, said, gradient) in enumerate(found):
+        torch.testing.assert_close(said, total.detach())
+        torch.testing.assert_close(gradient, values.grad[rank])
+
+
+def test_every_rank_gets_the_sum_of_all_gradients(group: Group) -> None:
+    numbers = range(group.size)
+    for found in group.found("exchanges"):
+        weight, bias = found["gradients"]
+        assert torch.equal(weight, torch.full((2, 3), float(sum(rank + 1 for rank in numbers))))
+        assert torch.equal(bias, torch.arange(2.0) * sum(numbers))
+
+
+@pytest.mark.parametrize("keys", ["seven keys", "two keys"])
+@pytest.mark.parametrize("loss", ["softmax", "decoupled", "rae", "soft top k"])
+def test_loss_over_a_shared_pool_is_the_loss_over_the_whole(group: Group, keys: str, loss: str) -> None:
+    found = [rank[loss] for rank in group.found(keys)]
+    value, gradient = WORK[keys](ALONE)[loss]
+    for said, _ in found:
+        torch.testing.assert_close(said, value)
+    torch.testing.assert_close(torch.cat([part for _, part in found], dim=1), gradient)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("method", METHODS)
+def test_all_ranks_have_the_loss_and_the_gradient_of_one(group: Group, method: str, batch: str) -> None:
+    expected = objectives(ALONE, batch)[method]
+    assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all are in the top 5
+    for found in group.found(batch):
+        assert_same(found[method], expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [0, 1, 5, 8, 1_000_003])
+def test_shares_cover_all_rows_and_differ_by_one_at_most(size: int, rows: int) -> None:
+    bounds = [Ranks(rank, size).bounds(rows) for rank in range(size)]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == rows
+    assert max(stop - start for start, stop in bounds) - min(stop - start for start, stop in bounds) <= 1
+    assert Ranks(0, size).bounds(rows, size - 1) == bounds[-1]
+
+
+def test_process_that_torchrun_did_not_start_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined_ranks("cpu") as ranks:
+        assert ranks == ALONE
+        assert not dist.is_initialized()
+
+
+def test_rank_that_is_alone_gets_back_what_it_gave() -> None:
+    values = torch.arange(3.0)
+    assert ALONE.first
+    assert ALONE.agree("so") == "so"
+    for given in (ALONE.sum(values), ALONE.largest(values), ALONE.log_sum_exp(values), ALONE.join(values, 3)):
+        assert given is values
+    assert ALONE.bounds(5) == (0, 5)
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer import run_log
+from trainer.run_log import RunLog
+from trainer.training_state import Progress
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Board:
+    """TensorBoard's writer, as far as a log needs it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.scalars, self.closed = folder, [], False
+        boards.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+boards: list[Board] = []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run_log, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def take_step(log: RunLog, progress: Progress, clock: Clock, seconds: float, loss: float = 1.0) -> None:
+    clock.now += seconds
+    progress.step += 1
+    log.step(loss, learning_rate=0.5, examples=8)
+
+
+def test_a_line_holds_the_mean_loss_and_the_speed_since_the_line_before(tmp_path: Path, clock: Clock) -> None:
+    progress = Progress()
+    with RunLog(tmp_path, 100, progress, first=True) as log:
+        for loss in (1.0, 2.0, 6.0, 10.0, 20.0):
+            take_step(log, progress, clock, 4, loss)
+        assert lines(tmp_path) == [{"step": 3, "loss": 3.0, "learning_rate": 0.5, "examples_per_second": 2.0}]
+        take_step(log, progress, clock, 4, 30.0)
+    assert [line["loss"] for line in lines(tmp_path)] == [3.0, 20.0]
+
+
+def test_the_last_step_has_a_line_however_soon_it_comes(tmp_path: Path, clock: Clock) -> None:
+    progress = Progress()
+    with RunLog(tmp_path, 2, progress, first=True) as log:
+        take_step(log, progress, clock, 0.25)
+        take_step(log, progress, clock, 0.25)
+    assert lines(tmp_path) == [{"step": 2, "loss": 1.0, "learning_rate": 0.5, "examples_per_second": 32.0}]
+
+
+def test_what_is_written_stands_at_the_step_reached_and_can_be_read_at_once(tmp_path: Path) -> None:
+    progress = Progress()
+    with RunLog(tmp_path, 10, progress, first=True) as log:
+        log.write(validation_ndcg_5=1.5)
+        progress.step = 7
+        log.write(validation_ndcg_5=2.5)
+        assert lines(tmp_path) == [{"step": 0, "validation_ndcg_5": 1.5}, {"step": 7, "validation_ndcg_5": 2.5}]
+
+
+def resumed(folder: Path, text: str, step: int) -> list[dict[str, Any]]:
+    (folder / "metrics.jsonl").write_text(text)
+    progress = Progress(step=step)
+    with RunLog(folder, 10, progress, first=True) as log:
+        progress.step += 1
+        log.write(loss=9.0)
+    return lines(folder)
+
+
+def test_a_resumed_run_drops_what_came_after_its_state(tmp_path: Path) -> None:
+    text = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (0, 2, 4, 4, 5, 8))
+    assert [line["step"] for line in resumed(tmp_path, text, step=4)] == [0, 2, 4, 4, 5]
+    assert lines(tmp_path)[-1] == {"step": 5, "loss": 9.0}
+
+
+def test_a_run_that_begins_again_begins_its_log_again(tmp_path: Path) -> None:
+    assert resumed(tmp_path, '{"step": 0, "loss": 1.0}\n{"step": 1, "loss": 1.0}\n', step=0) == [
+        {"step": 1, "loss": 9.0}
+    ]
+
+
+WHOLE = '{"step": 1, "loss": 1.0}\n'
+
+
+@pytest.mark.parametrize("cut", range(len(WHOLE)))
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path, cut: int) -> None:
+    steps = [line["step"] for line in resumed(tmp_path, WHOLE + WHOLE.replace("1,", "2,")[:cut], step=5)]
+    assert steps in ([1, 6], [1, 2, 6])
+
+
+@pytest.mark.parametrize("broken", ["7", "[]", "null", '{"loss": 1.0}', '{"step": "x"}', "\x00\x00"])
+def test_a_line_that_is_no_record_is_dropped(tmp_path: Path, broken: str) -> None:
+    assert [line["step"] for line in resumed(tmp_path, WHOLE + broken + "\n", step=5)] == [1, 6]
+
+
+def test_lines_that_are_kept_are_on_disk_before_anything_is_added(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(WHOLE)
+    with RunLog(tmp_path, 10, Progress(step=5), first=True):
+        assert (tmp_path / "metrics.jsonl").read_text() == WHOLE
+
+
+def test_ranks_but_the_first_say_and_write_nothing(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {}
+    for first in (True, False):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        progress = Progress()
+        with RunLog(folder, 1, progress, first) as log:
+            log.write(validation_ndcg_5=1.0)
+            take_step(log, progress, clock, 1)
+        written[first] = sys.stderr.getvalue(), [path.name for path in folder.iterdir()]
+    assert "loss 1.000, 8 examples/s" in written[True][0]
+    assert written[True][1] == ["metrics.jsonl"]
+    assert written[False] == ("", [])
+
+
+def test_no_bar_is_drawn_where_no_terminal_shows_it(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress()
+    with RunLog(tmp_path, 1, progress, first=True) as log:
+        take_step(log, progress, clock, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_tensorboard_is_told_the_same_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Board))
+    boards.clear()
+    for first in (True, False):
+        with RunLog(tmp_path, 9, Progress(step=4), first) as log:
+            log.write(loss=1.5, learning_rate=0.5)
+    (board,) = boards
+    assert board.folder == str(tmp_path / "tensorboard")
+    assert board.purge_step == 5  # of the steps that a resumed run takes again, nothing is left
+    assert board.scalars == [("loss", 1.5, 4), ("learning_rate", 0.5, 4)]
+    assert board.closed
+
+
+def test_a_training_that_fails_leaves_its_lines(tmp_path: Path) -> None:
+    def fail() -> None:
+        with RunLog(tmp_path, 9, Progress(step=3), first=True) as log:
+            log.write(loss=1.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert lines(tmp_path) == [{"step": 3, "loss": 1.0}]

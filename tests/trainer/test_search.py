@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.trainer.test_negatives import random_units, unit
+from trainer.search import nearest, nearly_nearest
+
+# `cpu:0` takes the road of a GPU, through torch, on this machine's processor.
+DEVICES = ("cpu", "cpu:0")
+
+
+def brute_force(queries: np.ndarray, keys: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    similarities = queries.astype(np.float64) @ keys.astype(np.float64).T
+    rows = np.argsort(-similarities, axis=1)[:, :top]
+    return np.take_along_axis(similarities, rows, axis=1), rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("top", [1, 5, 40])
+def test_nearest_keys_are_those_of_brute_force(device: str, top: int) -> None:
+    rng = np.random.default_rng(top)
+    queries, keys = random_units(rng, 33), random_units(rng, 40)
+    similarities, rows = nearest(queries, keys, top, device)
+    expected_similarities, expected_rows = brute_force(queries, keys, top)
+    np.testing.assert_array_equal(rows, expected_rows)
+    np.testing.assert_allclose(similarities, expected_similarities, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_keys_come_back_when_more_are_asked_for(device: str) -> None:
+    rng = np.random.default_rng(0)
+    queries, keys = random_units(rng, 3), random_units(rng, 4)
+    similarities, rows = nearest(queries, keys, 10, device)
+    assert similarities.shape == (3, 4)
+    np.testing.assert_array_equal(rows, brute_force(queries, keys, 4)[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision_keys_and_strided_queries_are_searched_too(device: str) -> None:
+    rng = np.random.default_rng(1)
+    queries, keys = random_units(rng, 20)[::2], random_units(rng, 30).astype(np.float16)
+    _, rows = nearest(queries, keys, 3, device)
+    np.testing.assert_array_equal(rows, brute_force(queries, keys, 3)[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_queries_than_a_block_holds_keep_their_order(device: str) -> None:
+    rng = np.random.default_rng(2)
+    queries, keys = random_units(rng, 9_000), random_units(rng, 3)
+    _, rows = nearest(queries, keys, 1, device)
+    np.testing.assert_array_equal(rows, brute_force(queries, keys, 1)[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_queries_find_nothing(device: str) -> None:
+    similarities, rows = nearest(np.empty((0, 8), np.float32), random_units(np.random.default_rng(3), 5), 2, device)
+    assert similarities.shape == rows.shape == (0, 2)
+
+
+@pytest.mark.parametrize("keys", [1, 2, 38, 39, 77])
+@pytest.mark.parametrize("top", [1, 3, 100])
+def test_nearly_nearest_is_exact_while_there_are_few_keys(keys: int, top: int) -> None:
+    rng = np.random.default_rng(keys)
+    queries, vectors = random_units(rng, 10), random_units(rng, keys)
+    similarities, rows = nearly_nearest(queries, vectors, top)
+    expected_similarities, expected_rows = brute_force(queries, vectors, top)
+    np.testing.assert_array_equal(rows, expected_rows)
+    np.testing.assert_allclose(similarities, expected_similarities, atol=1e-6)
+
+
+def test_nearly_nearest_finds_most_keys_where_keys_lie_in_clusters() -> None:
+    rng = np.random.default_rng(4)
+    topics = random_units(rng, 80, 32)
+    keys = unit(np.repeat(topics, 40, axis=0) + 0.1 * rng.standard_normal((3_200, 32)))
+    queries = unit(topics + 0.1 * rng.standard_normal((80, 32)))
+    similarities, rows = nearly_nearest(queries, keys, 10)
+    _, expected = brute_force(queries, keys, 10)
+    common = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(rows, expected, strict=True))
+    assert common > 0.9 * expected.size
+    assert (np.diff(similarities, axis=1) <= 0).all()
+
+
+def test_where_too_few_keys_were_seen_there_is_no_key_and_no_similarity() -> None:
+    rng = np.random.default_rng(5)
+    similarities, rows = nearly_nearest(random_units(rng, 4), random_units(rng, 600), 600)
+    assert (rows == -1).any()
+    assert (similarities[rows == -1] == -np.inf).all()
+    assert np.isfinite(similarities[rows >= 0]).all()
+
+
+@pytest.mark.parametrize("keys", [390, 600, 1_200])
+def test_nearly_nearest_looks_into_a_sixteenth_of_the_lists_at_least(keys: int) -> None:
+    rng = np.random.default_rng(6)
+    vectors = random_units(rng, keys)
+    _, rows = nearly_nearest(random_units(rng, 200), vectors, keys)
+    assert (rows >= 0).sum(axis=1).mean() >= keys / 16

@@ -1,0 +1,108 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.trainer.conftest import TinyEncoder
+from trainer.tokens import TokenTable, VectorTable, batches_by_length
+
+TEXTS = ["quick Brown fox", "x", "lazy dog " * 30, "Café naïve ABC", "garden chair red blue paint", "", "the lawn"]
+MAX_LENGTH = 9
+
+
+def alone(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of one text, tokenised on its own, cut before the last special token."""
+    tokenizer.no_truncation()
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids if len(ids) <= MAX_LENGTH else [*ids[: MAX_LENGTH - 1], ids[-1]]
+
+
+def rows_of(table: TokenTable) -> list[list[int]]:
+    return [table.ids[start:stop].tolist() for start, stop in zip(table.starts, table.starts[1:], strict=False)]
+
+
+@pytest.fixture
+def tokenizer(tiny_roberta: TinyEncoder) -> Tokenizer:
+    """One that may be told where to truncate; it pads with id 1."""
+    return Tokenizer.from_str(tiny_roberta.tokenizer.to_str())
+
+
+@pytest.fixture
+def table(tokenizer: Tokenizer) -> TokenTable:
+    return TokenTable.of(TEXTS, tokenizer, MAX_LENGTH, pad_id=1)
+
+
+class TestTokenTable:
+    @pytest.mark.parametrize("window", [1, 3, 7, 8_192])
+    @pytest.mark.parametrize("as_arrow", [False, True], ids=["list", "arrow"])
+    def test_holds_the_ids_of_each_text_whatever_the_window(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, window: int, as_arrow: bool
+    ) -> None:
+        monkeypatch.setattr("trainer.tokens._WINDOW_TEXTS", window)
+        texts = pa.array(TEXTS, type=pa.large_string()) if as_arrow else TEXTS
+        table = TokenTable.of(texts, tokenizer, MAX_LENGTH, pad_id=1)
+        expected = [alone(tokenizer, text) for text in TEXTS]
+        assert rows_of(table) == expected
+        assert len(table) == len(TEXTS)
+        assert table.lengths.tolist() == [len(ids) for ids in expected]
+        assert max(table.lengths) == MAX_LENGTH
+
+    def test_of_no_texts_has_no_rows(self, tokenizer: Tokenizer) -> None:
+        table = TokenTable.of([], tokenizer, MAX_LENGTH, pad_id=1)
+        assert (len(table), table.lengths.tolist()) == (0, [])
+
+    @pytest.mark.parametrize("rows", [[0], [2, 0], [6, 1, 3, 1], list(range(7))])
+    def test_batch_is_padded_to_its_longest_row_with_the_pad_id(self, table: TokenTable, rows: list[int]) -> None:
+        input_ids, mask = table.batch(np.array(rows), "cpu")
+        longest = int(table.lengths[rows].max())
+        every = rows_of(table)
+        assert input_ids.tolist() == [every[row] + [1] * (longest - len(every[row])) for row in rows]
+        assert mask.tolist() == [[int(place < len(every[row])) for place in range(longest)] for row in rows]
+        assert (input_ids.dtype, mask.dtype) == (torch.int64, torch.int64)
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 7), (2, 5), (3, 99), (4, 4)])
+    def test_stretch_of_rows_is_a_table_that_shares_the_ids(self, table: TokenTable, start: int, stop: int) -> None:
+        part = table[start:stop]
+        assert rows_of(part) == rows_of(table)[start:stop]
+        assert part.ids is table.ids
+        if len(part):
+            whole = table.batch(np.arange(start, start + len(part)), "cpu")
+            for found, expected in zip(part.batch(np.arange(len(part)), "cpu"), whole, strict=True):
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_vector_table_gives_the_rows_that_are_asked_for() -> None:
+    table = VectorTable(torch.arange(12.0).reshape(6, 2))
+    assert (len(table), table.lengths.tolist()) == (6, [1] * 6)
+    assert table.batch(np.array([4, 0, 4]), "cpu")[0].tolist() == [[8, 9], [0, 1], [8, 9]]
+    assert table[2:5].batch(np.array([1]), "cpu")[0].tolist() == [[6, 7]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 40), st.integers(1, 40))
+def test_batches_cover_each_row_once_longest_first_within_both_limits(
+    lengths: list[int], batch_tokens: int, batch_rows: int
+) -> None:
+    batches = [rows.tolist() for rows in batches_by_length(np.array(lengths, dtype=np.int64), batch_tokens, batch_rows)]
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    in_order = [lengths[row] for rows in batches for row in rows]
+    assert in_order == sorted(lengths, reverse=True)
+    assert all(len(rows) == 1 or len(rows) * lengths[rows[0]] <= batch_tokens for rows in batches)
+    assert all(1 <= len(rows) <= batch_rows for rows in batches)
+
+
+@pytest.mark.parametrize(("batch_tokens", "sizes"), [(4, [1] * 7), (14, [2, 2, 2, 1]), (15, [3, 3, 1]), (99, [7])])
+def test_batches_are_as_large_as_the_budget_allows(batch_tokens: int, sizes: list[int]) -> None:
+    assert [len(rows) for rows in batches_by_length(np.full(7, 5), batch_tokens)] == sizes
+
+
+def test_batches_hold_no_more_rows_than_they_may() -> None:
+    assert [len(rows) for rows in batches_by_length(np.full(7, 5), 15, batch_rows=2)] == [2, 2, 2, 1]
+
+
+def test_batches_are_arrays_that_torch_takes() -> None:
+    for rows in batches_by_length(np.array([3, 1, 2]), 3):
+        assert torch.from_numpy(rows).tolist() == rows.tolist()

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from trainer import training_state
+from trainer.errors import TrainingError
+from trainer.negatives import HardNegatives
+from trainer.ranks import ALONE, Ranks
+from trainer.training_state import Learner, Progress, load_state, save_state
+
+
+def new_learner(seed: int = 0, negatives: HardNegatives | None = None) -> Learner:
+    """A small model with dropout, and weights that decay and weights that do not, as in training."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 6), nn.LayerNorm(6))
+    weights = list(model.parameters())
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.01},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return Learner(model, torch.optim.AdamW(groups, lr=0.01), negatives, "cpu")
+
+
+def take_steps(learner: Learner, steps: int) -> None:
+    """Learn from what torch and dropout draw."""
+    for _ in range(steps):
+        loss = (learner.model(torch.randn(8, 6)) - torch.randn(8, 6)).square().mean()
+        loss.backward()
+        learner.optimizer.step()
+        learner.optimizer.zero_grad()
+
+
+def weights_of(learner: Learner) -> dict[str, list[float]]:
+    return {name: weight.flatten().tolist() for name, weight in learner.model.state_dict().items()}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+MINED = HardNegatives(np.array([[3, -1, 0], [2, 1, -1]], dtype=np.int32))
+
+
+@pytest.fixture
+def learner() -> Learner:
+    """One that has learnt for three steps."""
+    learner = new_learner(negatives=MINED)
+    take_steps(learner, 3)
+    return learner
+
+
+def test_a_restored_learner_goes_on_as_the_one_that_was_saved(tmp_path: Path, learner: Learner) -> None:
+    progress = Progress(step=3, best=12.5, best_step=2, seconds=7.25)
+    save_state(tmp_path, progress, learner, ALONE)
+    take_steps(learner, 4)
+    other = new_learner(seed=99)
+    take_steps(other, 1)
+    assert load_state(tmp_path, other, ALONE) == progress
+    take_steps(other, 4)
+    assert weights_of(other) == weights_of(learner)
+    assert other.negatives is not None
+    assert other.negatives.labels.dtype == np.int32
+    np.testing.assert_array_equal(other.negatives.labels, MINED.labels)
+
+
+def test_saving_changes_nothing_for_the_learner(tmp_path: Path, learner: Learner) -> None:
+    other = new_learner()
+    take_steps(other, 3)
+    random = torch.get_rng_state()
+    save_state(tmp_path, Progress(step=3), learner, ALONE)
+    assert torch.equal(torch.get_rng_state(), random)
+    take_steps(learner, 2)
+    torch.set_rng_state(random)
+    take_steps(other, 2)
+    assert weights_of(learner) == weights_of(other)
+
+
+def test_a_learner_that_has_not_stepped_yet_is_restored(tmp_path: Path) -> None:
+    learner = new_learner()
+    save_state(tmp_path, Progress(), learner, ALONE)
+    other = new_learner(seed=1, negatives=MINED)
+    assert load_state(tmp_path, other, ALONE) == Progress()
+    assert weights_of(other) == weights_of(learner)
+    assert other.negatives is None
+
+
+def test_without_a_state_a_learner_begins_unchanged(tmp_path: Path, learner: Learner) -> None:
+    before, random = weights_of(learner), torch.get_rng_state()
+    assert load_state(tmp_path / "absent", learner, ALONE) == Progress()
+    assert weights_of(learner) == before
+    assert learner.negatives is MINED
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_the_newest_of_several_states_counts(tmp_path: Path, learner: Learner) -> None:
+    for step in (9, 10, 100):
+        save_state(tmp_path / str(step), Progress(step=step), learner, ALONE)
+        (state,) = (tmp_path / str(step)).iterdir()
+        shutil.copytree(state, tmp_path / "all" / state.name)
+    assert load_state(tmp_path / "all", learner, ALONE).step == 100
+
+
+def test_an_unfinished_state_is_no_state(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=3), learner, ALONE)
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / ".step-00000004-incoming")
+    (tmp_path / ".step-00000004-incoming" / "model.safetensors").write_bytes(b"half")
+    assert load_state(tmp_path, learner, ALONE).step == 3
+    save_state(tmp_path, Progress(step=4), learner, ALONE)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_a_step_that_is_saved_again_takes_the_place_of_the_first(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=3, seconds=1.0), learner, ALONE)
+    save_state(tmp_path, Progress(step=3, seconds=2.0), learner, ALONE)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+    assert load_state(tmp_path, learner, ALONE).seconds == 2
+
+
+def test_older_states_stay_until_the_new_one_is_whole(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_state(tmp_path, Progress(step=1), learner, ALONE)
+    removed: list[str] = []
+    rmtree = shutil.rmtree
+
+    def watched(path: Path, **options: bool) -> None:
+        if path.is_dir():
+            removed.append(path.name)
+            assert load_state(tmp_path, new_learner(), ALONE).step == 2
+        rmtree(path, **options)
+
+    monkeypatch.setattr(training_state.shutil, "rmtree", watched)
+    save_state(tmp_path, Progress(step=2), learner, ALONE)
+    assert removed == ["step-00000001"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_a_full_disk_keeps_the_older_state_and_says_what_to_do(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=1), learner, ALONE)
+    before = files(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # no file may grow beyond
+    try:
+        with pytest.raises(TrainingError, match="cannot be saved .*the last one.*kept: make room and go on with --res"):
+            save_state(tmp_path, Progress(step=2), learner, ALONE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(tmp_path) == before
+    assert load_state(tmp_path, learner, ALONE).step == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("IoError")])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_save_that_fails_at_any_file_keeps_the_older_state(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, error: Exception, nth: int
+) -> None:
+    save_state(tmp_path, Progress(step=1), learner, ALONE)
+    before, save_file, calls = files(tmp_path), training_state.save_file, []
+
+    def failing(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == nth:
+            path.write_bytes(b"half of i")
+            raise error
+        save_file(tensors, path)
+
+    monkeypatch.setattr(training_state, "save_file", failing)
+    with pytest.raises(TrainingError, match=str(tmp_path)):
+        save_state(tmp_path, Progress(step=2), learner, ALONE)
+    assert files(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"\xff{}" + path.read_bytes()[3:])
+
+
+def replace_by_a_list(path: Path) -> None:
+    path.write_text("[]")
+
+
+NAMES = ("state.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "negatives.npy")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spoil", [empty, halve, garble, replace_by_a_list])
+def test_a_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, spoil: Callable[[Path], None]) -> None:
+    save_state(tmp_path, Progress(step=1), learner, ALONE)
+    spoil(tmp_path / "step-00000001" / name)
+    with pytest.raises(TrainingError, match="step-00000001: expected a training's state, found: .*--overwrite"):
+        load_state(tmp_path, learner, ALONE)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "negatives.npy"])
+def test_a_state_with_a_file_missing_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
+    save_state(tmp_path, Progress(step=1), learner, ALONE)
+    (tmp_path / "step-00000001" / name).unlink()
+    with pytest.raises(TrainingError, match="expected a training's state, found: .*"):
+        load_state(tmp_path, learner, ALONE)
+
+
+def test_the_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=1), learner, ALONE)
+    model = nn.Linear(2, 2)
+    other = Learner(model, torch.optim.AdamW(model.parameters()), None, "cpu")
+    with pytest.raises(TrainingError, match="expected a training's state"):
+        load_state(tmp_path, other, ALONE)
+
+
+class Joined(Ranks):
+    """One of two processes that hold the same tensors."""
+
+    def join(self, part: torch.Tensor, rows: int) -> torch.Tensor:
+        return torch.cat([part] * self.size)
+
+
+def test_only_the_first_rank_writes_a_state(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=1), learner, Joined(1, 2))
+    assert not list(tmp_path.iterdir())
+    save_state(tmp_path, Progress(step=1), learner, Joined(0, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_state_of_another_number_of_ranks_is_restored_but_for_random_draws(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=1), learner, Joined(0, 2))
+    other = new_learner(seed=5)
+    random = torch.get_rng_state()
+    assert load_state(tmp_path, other, ALONE).step == 1
+    assert weights_of(other) == weights_of(learner)
+    assert torch.equal(torch.get_rng_state(), random)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.test_batches import label_sets
+from tests.trainer.test_negatives import random_sets, random_units
+from trainer.keys import Keys
+from trainer.validation import Validation, hold_out
+
+LAMBDA, TAU, TOP_B, K = 0.5, 0.04, 200, 5
+
+any_sets = st.lists(st.sets(st.integers(0, 5)), min_size=0, max_size=40)
+few = settings(max_examples=40, deadline=None)
+
+
+@few
+@given(sets=any_sets, fraction=st.floats(0, 0.5), seed=st.integers(0, 2**40))
+def test_only_instances_with_a_label_are_held_out_and_one_always_stays(
+    sets: list[set[int]], fraction: float, seed: int
+) -> None:
+    held_out = hold_out(label_sets(sets), fraction, seed)
+    labelled = np.array([bool(own) for own in sets], dtype=bool)
+    assert len(held_out) == len(sets)
+    assert not (held_out & ~labelled).any()
+    assert held_out.sum() <= max(0, labelled.sum() - 1)
+    assert abs(held_out.sum() - fraction * labelled.sum()) <= 1
+
+
+@few
+@given(sets=any_sets, seed=st.integers(0, 2**40))
+def test_the_seed_decides_what_is_held_out(sets: list[set[int]], seed: int) -> None:
+    first, second = (hold_out(label_sets(sets), 0.5, seed) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_seeds_hold_out_others() -> None:
+    sets = label_sets([{0}] * 100)
+    assert len({hold_out(sets, 0.1, seed).tobytes() for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize(("instances", "fraction", "count"), [(1, 0.5, 0), (2, 0.5, 1), (100, 0.05, 5), (100, 0.0, 0)])
+def test_the_fraction_is_of_the_instances_with_a_label(instances: int, fraction: float, count: int) -> None:
+    sets = label_sets([{0}, set()] * instances)
+    assert hold_out(sets, fraction, 0).sum() == count
+
+
+def test_at_most_four_thousand_are_held_out() -> None:
+    assert hold_out(label_sets([{0}] * 20_000), 0.5, 0).sum() == 4_000
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(vector)
+    return vector / length if length else vector
+
+
+def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float) -> float:
+    """The formulas, a query at a time, in float64."""
+    voters = [row for row in range(len(sets)) if not held_out[row]]
+    instance_keys = keys.instances.astype(np.float64)
+    label_keys = []
+    for label, text in enumerate(keys.labels.astype(np.float64)):
+        has = [instance_keys[row] for row in voters if label in sets[row]]
+        label_keys.append(unit((1 - alpha) * text + alpha * unit(np.sum(has, axis=0))) if has else text)
+    scores = []
+    for row in np.flatnonzero(held_out):
+        found = [(instance_keys[row] @ instance_keys[voter], sets[voter], LAMBDA) for voter in voters]
+        found += [(instance_keys[row] @ key, {label}, 1 - LAMBDA) for label, key in enumerate(label_keys)]
+        found = sorted(found, key=lambda key: -key[0])[:TOP_B]
+        votes = dict.fromkeys(range(len(label_keys)), 0.0)
+        for similarity, labels, share in found:
+            for label in labels:
+                votes[label] += share * math.exp((similarity - found[0][0]) / TAU)
+        best = [label for label in sorted(votes, key=lambda label: -votes[label]) if votes[label] > 0][:K]
+        gain = sum(1 / math.log2(place + 2) for place, label in enumerate(best) if label in sets[row])
+        scores.append(gain / sum(1 / math.log2(place + 2) for place in range(min(K, len(sets[row])))))
+    return 100 * sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("seed", "instances", "labels"), [(0, 12, 7), (1, 40, 3), (2, 150, 120)])
+def test_the_score_is_that_of_the_formulas_and_the_held_out_have_no_vote(
+    seed: int, instances: int, labels: int, alpha: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    sets = random_sets(rng, instances, labels)
+    keys = Keys(random_units(rng, instances, 6), random_units(rng, labels, 6))
+    held_out = hold_out(label_sets(sets), 0.3, seed)
+    assert held_out.any()
+    validation = Validation(held_out, label_sets(sets), labels, alpha, "cpu")
+    assert validation.score(keys) == pytest.approx(naive_score(keys, sets, held_out, alpha), abs=1e-3)
+
+
+def test_an_instance_does_not_find_itself() -> None:
+    keys = Keys(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
+    validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu")
+    # The other instance has label 1, and label 0 has no instance but the one that asks.
+    assert validation.score(keys) == pytest.approx(100 / math.log2(3))
+
+
+def test_the_best_possible_answer_scores_a_hundred() -> None:
+    units = np.eye(6, dtype=np.float32)
+    keys = Keys(units[[0, 1, 0, 1]], units[[0, 1]])
+    validation = Validation(np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu")
+    assert validation.score(keys) == pytest.approx(100)

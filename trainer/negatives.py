@@ -1,0 +1,71 @@
+"""Hard negatives: the labels that the encoder, as it is now, wrongly holds for right (RAE-XMC, Table 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from trainer.dataset import LabelSets
+from trainer.ranks import Ranks
+from trainer.search import nearest, nearly_nearest
+
+MineSearch = Literal["exact", "approximate"]
+
+
+@dataclass(frozen=True)
+class HardNegatives:
+    """For each instance the labels nearest to it that it does not have; -1 where a label was one of its own."""
+
+    labels: Int[np.ndarray, "instance top"]
+
+    def draw(self, rows: Int[np.ndarray, " row"], m: int, random: np.random.Generator) -> Int[np.ndarray, " drawn"]:
+        """Up to `m` of each row's negatives, all equally likely."""
+        listed = self.labels[rows]
+        m = min(m, listed.shape[1])
+        lots = np.where(listed >= 0, random.random(listed.shape), 2.0)
+        drawn = np.take_along_axis(listed, np.argsort(lots, axis=1)[:, :m], axis=1)
+        return drawn[drawn >= 0]
+
+
+def mine(
+    queries: Float[np.ndarray, "instance dim"],
+    label_keys: Float[np.ndarray, "label dim"],
+    label_sets: LabelSets,
+    top: int,
+    search: MineSearch,
+    device: str,
+    ranks: Ranks,
+) -> HardNegatives:
+    """Find each instance's `top` nearest labels and strike out its own.
+
+    Args:
+        queries: The vectors of all instances, on every rank; a rank searches for its share.
+        label_keys: The vectors of all labels.
+        label_sets: The labels of each instance.
+        top: Labels to look at, before the instance's own are struck out.
+        search: Brute force, or inverted lists for many labels on a CPU.
+        device: Where to search by brute force.
+        ranks: The processes that share the work.
+    """
+    start, stop = ranks.bounds(len(queries))
+    top = min(top, len(label_keys))
+    if search == "exact":
+        _, found = nearest(queries[start:stop], label_keys, top, device)
+    else:
+        _, found = nearly_nearest(queries[start:stop], label_keys, top)
+    found = np.where(_has(label_sets, found, start, len(label_keys)), -1, found).astype(np.int32)
+    return HardNegatives(ranks.join_arrays(found, len(queries), device))
+
+
+def _has(label_sets: LabelSets, found: Int[np.ndarray, "instance top"], first: int, labels: int) -> np.ndarray:
+    """Whether instance `first + i` has the label `found[i, j]`."""
+    rows = np.arange(first, first + len(found))
+    sizes = np.diff(label_sets.indptr)[rows]
+    own = label_sets.indices[label_sets.indptr[first] : label_sets.indptr[first + len(found)]]
+    codes = np.append(np.repeat(rows, sizes) * np.int64(labels) + own, np.iinfo(np.int64).max)  # rising
+    asked = rows[:, None] * np.int64(labels) + found
+    has: np.ndarray = codes[np.searchsorted(codes, asked)] == asked
+    return has & (found >= 0)

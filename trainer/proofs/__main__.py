@@ -1,0 +1,66 @@
+"""`python -m trainer.proofs NAME` prints what was measured, and exits with 1 if it does not prove the point."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+def _decoupled() -> bool:
+    from trainer.proofs.decoupled import prove
+
+    precision = prove()
+    for name, percent in precision.items():
+        _say(f"{name:18} P@1 {percent:6.2f}")
+    return precision["decoupled softmax"] > 99 and precision["softmax"] < 40
+
+
+def _memorise() -> bool:
+    from trainer.proofs.memorise import prove
+
+    percent = prove()
+    _say(f"random pairs memorised: P@1 {percent:.2f}")
+    return percent == 100
+
+
+def _lambda() -> bool:
+    from trainer.proofs.lambda_curve import prove
+
+    curve = prove()
+    for lambda_, percent in curve.items():
+        _say(f"lambda {lambda_:<4g} P@1 {percent:6.2f}")
+    return max(curve.values()) > max(curve[0], curve[1])
+
+
+def _cache() -> bool:
+    from trainer.proofs.cache_memory import prove
+
+    peaks = prove()
+    _say(f"{'labels':>8} {'cached, MB':>11} {'kept graphs, MB':>16}")
+    for peak in peaks:
+        direct = "-" if peak.direct_bytes is None else f"{peak.direct_bytes / 1e6:,.0f}"
+        _say(f"{peak.labels:8,} {peak.cached_bytes / 1e6:11,.0f} {direct:>16}")
+    return all(peak.direct_bytes is None or peak.cached_bytes < peak.direct_bytes for peak in peaks)
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201
+
+
+PROOFS: dict[str, Callable[[], bool]] = {
+    "decoupled": _decoupled,
+    "memorise": _memorise,
+    "lambda": _lambda,
+    "cache": _cache,
+}
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in PROOFS:
+        print(f"usage: python -m trainer.proofs {{{','.join(PROOFS)}}}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0 if PROOFS[arguments[0]]() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

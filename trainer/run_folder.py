@@ -1,0 +1,157 @@
+"""What a run folder holds, and whether a new call of `recollect train` may go on with it.
+
+run/   training.json   the recipe, and whether the training is done
+       metrics.jsonl   loss, speed and validation as it went
+       checkpoint/     the best encoder so far
+       state/          while it trains: what `--resume` goes on from
+       frozen/         while an adapter trains: the frozen encoder's vectors, a memory of their own
+       memory/         keys and values, once the training is done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import MemoryFolderError, TrainingError
+from trainer.memory import MemoryPlan, check_same, saved_plan
+from trainer.recipe import Recipe
+from trainer.training_state import Progress
+
+_FORMAT_VERSION = 1
+
+
+class RunFolder:
+    """The paths of a run, and what they say."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint, self.memory = path / "checkpoint", path / "memory"
+        self.state, self.frozen = path / "state", path / "frozen"
+        self._training = path / "training.json"
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep a second `recollect train` out, and name the folder where a full disk names none."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise MemoryFolderError(
+                f"{self.path}: another `recollect train` writes here; wait for it, or choose another --out"
+            ) from None
+        except OSError as error:
+            error.filename = error.filename or str(self.path)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def begin_training(self, recipe: Recipe, resume: bool, overwrite: bool) -> bool:
+        """Make way for a training, or let one that was interrupted go on.
+
+        Returns:
+            Whether there is anything left to train.
+
+        Raises:
+            TrainingError: If the folder holds another training, or one that is to be resumed but was not asked to be.
+            MemoryFolderError: If it holds a memory that was made without training.
+        """
+        saved = None if overwrite else self.training()
+        if saved is None:
+            if not overwrite and (saved_plan(self.memory) is not None):
+                raise MemoryFolderError(
+                    f"{self.path}: expected no memory here, found one made without training; choose another --out, or "
+                    "replace it with --overwrite"
+                )
+            self._clear()
+            self.write_training(recipe, None)
+            return True
+        if differs := recipe.differences(saved["recipe"]):
+            raise TrainingError(
+                f"{self.path}: expected this training, found one that differs in {', '.join(differs)}; go on with the "
+                "same settings, choose another --out, or replace it with --overwrite"
+            )
+        if saved["done"]:
+            return False
+        if not resume and self.state.is_dir():
+            raise TrainingError(
+                f"{self.path}: expected no unfinished training, found one; go on with --resume, or start again with "
+                "--overwrite"
+            )
+        return True
+
+    def begin_untrained(self, plan: MemoryPlan, overwrite: bool) -> bool:
+        """Make way for a memory without training; returns whether the folder holds this very memory, whole or begun.
+
+        Raises:
+            MemoryFolderError: If it holds another, or a training.
+        """
+        if overwrite and not self._holds(plan):
+            self._clear()
+            return False
+        if self.training() is not None:
+            raise MemoryFolderError(
+                f"{self.path}: expected no training here, found one; choose another --out, or replace it with "
+                "--overwrite"
+            )
+        saved = saved_plan(self.memory)
+        if saved is None:
+            return False
+        check_same(self.path, plan, saved)
+        return True
+
+    def training(self) -> dict[str, Any] | None:
+        """The recipe of the training that the folder holds, and how it ended; None if it holds none.
+
+        Raises:
+            TrainingError: If that cannot be read.
+        """
+        if not self._training.is_file():
+            return None
+        try:
+            saved: dict[str, Any] = json.loads(self._training.read_text(encoding="utf-8"))
+            if (version := saved["format_version"]) != _FORMAT_VERSION:
+                raise ValueError(f"format_version {version}")
+            saved["recipe"]["seed"], saved["done"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TrainingError(
+                f"{self._training}: expected a recipe of format_version {_FORMAT_VERSION}, found: {error!r}; "
+                "start again with --overwrite"
+            ) from None
+        return saved
+
+    def write_training(self, recipe: Recipe, progress: Progress | None) -> None:
+        """Note a training as begun, or as done when it has made its `progress`."""
+        content = {
+            "format_version": _FORMAT_VERSION,
+            "recipe": dataclasses.asdict(recipe),
+            "done": progress is not None,
+            "progress": progress and dataclasses.asdict(progress),
+        }
+        aside = self._training.with_name(".training.json-incoming")
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._training)
+
+    def _holds(self, plan: MemoryPlan) -> bool:
+        try:
+            return self.training() is None and saved_plan(self.memory) == plan
+        except (MemoryFolderError, TrainingError):
+            return False
+
+    def _clear(self) -> None:
+        self._training.unlink(missing_ok=True)
+        (self.path / "metrics.jsonl").unlink(missing_ok=True)
+        for folder in (self.memory, self.state, self.frozen, self.checkpoint, self.path / "tensorboard"):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,102 @@
+"""What a training tells while it goes on: a progress bar, `metrics.jsonl`, and TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from trainer.training_state import Progress
+
+_SECONDS_BETWEEN_LINES = 10
+
+
+class RunLog:
+    """Open while a training goes on; silent on every rank but the first.
+
+    `metrics.jsonl` holds one JSON object a line: `step` with `loss` (mean since the line before), `learning_rate` and
+    `examples_per_second`, or with `validation_ndcg_5` in percent. A resumed run first drops what came after its state.
+    """
+
+    def __init__(self, folder: Path, steps: int, progress: Progress, first: bool) -> None:
+        self._first, self._progress = first, progress
+        self._bar = tqdm(
+            total=steps,
+            initial=progress.step,
+            unit="step",
+            desc="train",
+            dynamic_ncols=True,
+            disable=None if first else True,
+            file=sys.stderr,
+        )
+        self._losses: list[float] = []
+        self._examples, self._since = 0, time.monotonic()
+        if first:
+            path = folder / "metrics.jsonl"
+            kept = _size_up_to(path, progress.step)
+            self._file = path.open("a", encoding="utf-8")
+            self._file.truncate(kept)
+            self._board = _tensorboard(folder, progress.step)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._first:
+            self._file.close()
+            if self._board is not None:
+                self._board.close()
+
+    def step(self, loss: float, learning_rate: float, examples: int) -> None:
+        """A step is done."""
+        self._losses.append(loss)
+        self._examples += examples
+        self._bar.update()
+        elapsed = time.monotonic() - self._since
+        if elapsed >= _SECONDS_BETWEEN_LINES or self._progress.step == self._bar.total:
+            rate, mean = self._examples / elapsed, sum(self._losses) / len(self._losses)
+            self._bar.set_postfix_str(f"loss {mean:.3f}, {rate:,.0f} examples/s")
+            self.write(loss=mean, learning_rate=learning_rate, examples_per_second=rate)
+            self._losses, self._examples, self._since = [], 0, time.monotonic()
+
+    def write(self, **values: float) -> None:
+        """Add a line to `metrics.jsonl`, and the values to TensorBoard."""
+        if not self._first:
+            return
+        step = self._progress.step
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+
+def _size_up_to(path: Path, step: int) -> int:
+    """Bytes of the lines, from the first on, that a state at this step has behind it."""
+    if not path.is_file() or step == 0:
+        return 0
+    size = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):  # cut short by a kill
+            break
+        size += len(line)
+    return size
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)  # a resumed run tells these steps again

@@ -1,0 +1,30 @@
+"""Where a training's time goes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+
+class Stopwatch:
+    """Adds up the seconds spent in named stretches of work: `with watch("mine"): ...`."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - start
+
+    def shares(self) -> dict[str, float]:
+        """Each stretch's share of all the time since the watch was made; `other` is what no stretch holds."""
+        total = time.monotonic() - self._started
+        shares = {name: seconds / total for name, seconds in self.seconds.items()}
+        return shares | {"other": 1.0 - sum(shares.values())}

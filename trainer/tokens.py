@@ -1,0 +1,106 @@
+"""Texts as token ids: tokenised once, addressed by row, padded only as far as a batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Int
+from tokenizers import Tokenizer
+from torch import Tensor
+
+Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
+
+# Texts handed to the tokenizer at a time: it answers with Python objects, many times the size of their ids.
+_WINDOW_TEXTS = 8_192
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Row i holds the ids `ids[starts[i] : starts[i + 1]]`, special tokens included."""
+
+    ids: Int[np.ndarray, " token"]
+    starts: Int[np.ndarray, " pointer"]
+    pad_id: int
+
+    @classmethod
+    def of(cls, texts: Texts, tokenizer: Tokenizer, max_length: int, pad_id: int) -> TokenTable:
+        """Tokenise texts, each cut at `max_length` tokens."""
+        tokenizer.enable_truncation(max_length)
+        ids, lengths = [np.empty(0, np.int32)], [0]
+        for start in range(0, len(texts), _WINDOW_TEXTS):
+            for encoding in tokenizer.encode_batch_fast(_strings(texts[start : start + _WINDOW_TEXTS])):
+                ids.append(np.array(encoding.ids, dtype=np.int32))
+                lengths.append(len(ids[-1]))
+        return cls(np.concatenate(ids), np.cumsum(lengths, dtype=np.int64), pad_id)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, rows: slice) -> TokenTable:
+        """A stretch of rows; the ids stay where they are."""
+        start, stop, _ = rows.indices(len(self))
+        return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id)
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        return np.diff(self.starts)
+
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor]:
+        """Ids and attention mask, "row token" each, padded to the longest of these rows."""
+        starts = self.starts[rows]
+        lengths = self.starts[rows + 1] - starts
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
+        # Within a row, token t lies t places after the row's start.
+        input_ids[mask] = self.ids[np.repeat(starts, lengths) + np.nonzero(mask)[1]]
+        return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+
+
+@dataclass(frozen=True)
+class VectorTable:
+    """Vectors that were encoded before: what an adapter reads in the place of tokens."""
+
+    vectors: Tensor
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, rows: slice) -> VectorTable:
+        return VectorTable(self.vectors[rows])
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        return np.ones(len(self), dtype=np.int64)
+
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor]:
+        return (self.vectors[torch.from_numpy(rows)].to(device),)
+
+
+Inputs = TokenTable | VectorTable
+
+
+def batches_by_length(
+    lengths: Int[np.ndarray, " row"], batch_tokens: int, batch_rows: int = 2**31
+) -> Iterator[Int[np.ndarray, " row"]]:
+    """Cut rows into batches of like length, longest first, so that memory peaks at once and padding stays small.
+
+    Args:
+        lengths: Tokens of each row.
+        batch_tokens: Limit of a batch's size, padding included; a longer row is a batch of its own.
+        batch_rows: Limit of a batch's rows.
+    """
+    order = np.argsort(lengths, kind="stable")[::-1]
+    start = 0
+    while start < len(order):
+        rows = min(max(1, batch_tokens // max(1, int(lengths[order[start]]))), batch_rows)
+        yield order[start : start + rows].copy()  # not a reversed view, which torch refuses
+        start += rows
+
+
+def _strings(texts: Texts) -> list[str]:
+    return list(texts) if isinstance(texts, Sequence) else texts.to_pylist()

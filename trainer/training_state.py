@@ -1,0 +1,160 @@
+"""The state of a training, saved so that a run killed at any moment goes on as if it had never been.
+
+    state/step-00000120/   state.json            step, best checkpoint so far, seconds spent
+                           model.safetensors     what learns
+                           optimizer.safetensors AdamW's moments
+                           random.safetensors    each rank's random states
+                           negatives.npy         the mined labels
+
+The sampler has no state but the step (`trainer.batches`), the learning rate none either (`Recipe.rate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from trainer.errors import TrainingError
+from trainer.negatives import HardNegatives
+from trainer.ranks import Ranks
+
+
+@dataclass
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        step: Steps done.
+        best: The best validation score so far; None before the first.
+        best_step: Steps done when it was reached.
+        seconds: Time spent, over all interruptions.
+    """
+
+    step: int = 0
+    best: float | None = None
+    best_step: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Learner:
+    """What changes as a training goes on."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    negatives: HardNegatives | None
+    device: str
+
+
+def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks) -> None:
+    """Write a state beside the older one, which goes once the new one is whole.
+
+    Raises:
+        TrainingError: If the disk is full; the older state stays.
+    """
+    random = _random_states(learner.device, ranks)  # every rank has its part in this
+    if not ranks.first:
+        return
+    final = folder / f"step-{progress.step:08d}"
+    aside = folder / f".{final.name}-incoming"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        save_file(_plain(learner.model.state_dict()), aside / "model.safetensors")
+        save_file(_moments(learner.optimizer), aside / "optimizer.safetensors")
+        save_file(random, aside / "random.safetensors")
+        if learner.negatives is not None:
+            with (aside / "negatives.npy").open("wb") as file:
+                np.save(file, learner.negatives.labels, allow_pickle=False)
+        (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
+        for path in aside.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        older = _saved(folder)
+        shutil.rmtree(final, ignore_errors=True)  # the same step, saved again after a resume
+        aside.rename(final)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"{folder}: the training's state cannot be saved ({error}); the last one and the last good checkpoint are "
+            "kept: make room and go on with --resume"
+        ) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    for path in older:
+        if path != final:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
+    """Set a learner to the newest saved state.
+
+    Returns:
+        Where that state stands; the beginning, with nothing changed, if there is none.
+
+    Raises:
+        TrainingError: If a saved state cannot be read.
+    """
+    saved = _saved(folder)
+    if not saved:
+        return Progress()
+    newest = saved[-1]
+    try:
+        progress = Progress(**json.loads((newest / "state.json").read_text()))
+        learner.model.load_state_dict(load_file(newest / "model.safetensors"))
+        _restore_moments(learner.optimizer, load_file(newest / "optimizer.safetensors"))
+        _restore_random_states(load_file(newest / "random.safetensors"), learner.device, ranks)
+        negatives = newest / "negatives.npy"
+        learner.negatives = HardNegatives(np.load(negatives, allow_pickle=False)) if negatives.is_file() else None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise TrainingError(
+            f"{newest}: expected a training's state, found: {error}; remove it, or --overwrite"
+        ) from None
+    return progress
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Saved states, oldest first."""
+    return sorted(folder.glob("step-*"))
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's state of weight number i as `i.exp_avg` and so on."""
+    state = optimizer.state_dict()["state"]
+    return _plain({f"{number}.{name}": tensor for number, moments in state.items() for name, tensor in moments.items()})
+
+
+def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in saved.items():
+        number, _, moment = name.partition(".")
+        state.setdefault(int(number), {})[moment] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _random_states(device: str, ranks: Ranks) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {name: ranks.join(state[None].to(device), ranks.size).cpu() for name, state in states.items()}
+
+
+def _restore_random_states(saved: dict[str, Tensor], device: str, ranks: Ranks) -> None:
+    if len(saved["cpu"]) != ranks.size:  # begun with another number of processes: this one's draws are new anyway
+        return
+    torch.set_rng_state(saved["cpu"][ranks.rank])
+    if device.startswith("cuda") and "cuda" in saved:
+        torch.cuda.set_rng_state(saved["cuda"][ranks.rank], device)
