@@ -31,7 +31,8 @@ _FORMAT_VERSION = 1
 
 
 def save_checkpoint(encoder: Encoder, folder: Path) -> None:
-    """Write an encoder aside, then rename it into place: `folder` is whole or absent."""
+    """Write an encoder aside, then rename it into place: `folder` is whole, or `recover_checkpoint` makes it so."""
+    recover_checkpoint(folder)
     aside = folder.with_name(f".{folder.name}-incoming")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -54,14 +55,28 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         for path in aside.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            folder.rename(_older(folder))
         aside.rename(folder)
     except SafetensorError as error:
         raise EncoderError(
             f"{folder}: the weights cannot be written ({error}); make room, or choose another --out"
         ) from None
     finally:
+        recover_checkpoint(folder)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def recover_checkpoint(folder: Path) -> None:
+    """Put the older checkpoint back where a kill came between it and its successor, else remove it."""
+    older = _older(folder)
+    if not folder.exists() and older.exists():
+        older.rename(folder)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _older(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}-older")
 
 
 def load_encoder(

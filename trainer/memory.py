@@ -204,7 +204,8 @@ def write_memory(
     if ranks.first:
         write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
         (folder / "progress.json").unlink()
-    return plan.keys - int(done)
+    made: int = ranks.agree(plan.keys - done)  # the other ranks wait until all is written
+    return made
 
 
 def write_defaults(folder: Path, plan: MemoryPlan, defaults: dict[str, float]) -> None:

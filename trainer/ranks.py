@@ -140,6 +140,8 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     if size == 1:
         yield ALONE
         return
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # from here on "cuda" is this process's own
     dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_PATIENCE)
     try:
         yield Ranks(dist.get_rank(), size)

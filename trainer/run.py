@@ -149,7 +149,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             keep=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
-    best = load_checkpoint(run.folder.checkpoint, encoder.device)
+    best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
     assert best.model.adapter is not None
     _remember(run, run.plan(best, run.settings.key_dtype), AdaptedKeys(best.model.adapter, vectors.keys, best.device))
     if run.ranks.first:
@@ -209,6 +209,7 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     if run.ranks.first:
         run.folder.write_training(recipe, progress)
         shutil.rmtree(run.folder.state, ignore_errors=True)
+    progress = run.ranks.agree(progress)  # the other ranks wait until all is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.say(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
     run.say("train: " + ", ".join(f"{name} {share:.0%}" for name, share in watch.shares().items()))

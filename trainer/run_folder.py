@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint import recover_checkpoint
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.memory import MemoryPlan, check_same, saved_plan
 from trainer.recipe import Recipe
@@ -80,6 +81,7 @@ class RunFolder:
                 f"{self.path}: expected this training, found one that differs in {', '.join(differs)}; go on with the "
                 "same settings, choose another --out, or replace it with --overwrite"
             )
+        recover_checkpoint(self.checkpoint)
         if saved["done"]:
             return False
         if not resume and self.state.is_dir():

@@ -31,11 +31,11 @@ class RunLog:
             unit="step",
             desc="train",
             dynamic_ncols=True,
-            disable=None if first else True,
+            disable=not first,
             file=sys.stderr,
         )
-        self._losses: list[float] = []
-        self._examples, self._since = 0, time.monotonic()
+        self._last_line = time.monotonic()
+        self._forget()
         if first:
             path = folder / "metrics.jsonl"
             kept = _size_up_to(path, progress.step)
@@ -55,17 +55,24 @@ class RunLog:
             if self._board is not None:
                 self._board.close()
 
-    def step(self, loss: float, learning_rate: float, examples: int) -> None:
-        """A step is done."""
+    def step(self, loss: float, learning_rate: float, examples: int, seconds: float) -> None:
+        """A step is done, with so many queries, in so many seconds."""
         self._losses.append(loss)
         self._examples += examples
+        self._seconds += seconds
         self._bar.update()
-        elapsed = time.monotonic() - self._since
-        if elapsed >= _SECONDS_BETWEEN_LINES or self._progress.step == self._bar.total:
-            rate, mean = self._examples / elapsed, sum(self._losses) / len(self._losses)
-            self._bar.set_postfix_str(f"loss {mean:.3f}, {rate:,.0f} examples/s")
-            self.write(loss=mean, learning_rate=learning_rate, examples_per_second=rate)
-            self._losses, self._examples, self._since = [], 0, time.monotonic()
+        if time.monotonic() - self._last_line < _SECONDS_BETWEEN_LINES and self._progress.step < self._bar.total:
+            return
+        mean, rate = sum(self._losses) / len(self._losses), self._examples / self._seconds
+        self._bar.set_postfix_str(f"loss {mean:.3f}, {rate:,.0f} examples/s")
+        self.write(loss=mean, learning_rate=learning_rate, examples_per_second=rate)
+        self._last_line = time.monotonic()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin to average anew."""
+        self._losses: list[float] = []
+        self._examples, self._seconds = 0, 0.0
 
     def write(self, **values: float) -> None:
         """Add a line to `metrics.jsonl`, and the values to TensorBoard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +19,9 @@ Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 # Texts handed to the tokenizer at a time: it answers with Python objects, many times the size of their ids.
 _WINDOW_TEXTS = 8_192
 
+# The share of a batch that may be padding, and the tokens below which that does not matter.
+_PADDING, _FEWEST_TOKENS = 0.1, 128
+
 
 @dataclass(frozen=True)
 class TokenTable:
@@ -33,9 +37,10 @@ class TokenTable:
         tokenizer.enable_truncation(max_length)
         ids, lengths = [np.empty(0, np.int32)], [0]
         for start in range(0, len(texts), _WINDOW_TEXTS):
-            for encoding in tokenizer.encode_batch_fast(_strings(texts[start : start + _WINDOW_TEXTS])):
-                ids.append(np.array(encoding.ids, dtype=np.int32))
-                lengths.append(len(ids[-1]))
+            encodings = tokenizer.encode_batch_fast(_strings(texts[start : start + _WINDOW_TEXTS]))
+            window = [encoding.ids for encoding in encodings]
+            ids.append(np.fromiter(itertools.chain.from_iterable(window), dtype=np.int32))
+            lengths.extend(map(len, window))
         return cls(np.concatenate(ids), np.cumsum(lengths, dtype=np.int64), pad_id)
 
     def __len__(self) -> int:
@@ -89,17 +94,25 @@ def batches_by_length(
 ) -> Iterator[Int[np.ndarray, " row"]]:
     """Cut rows into batches of like length, longest first, so that memory peaks at once and padding stays small.
 
+    A batch ends at a limit, or where a tenth of it would be padding, unless it is too small to keep the cores busy.
+
     Args:
         lengths: Tokens of each row.
         batch_tokens: Limit of a batch's size, padding included; a longer row is a batch of its own.
         batch_rows: Limit of a batch's rows.
     """
     order = np.argsort(lengths, kind="stable")[::-1]
+    falling = lengths[order]
     start = 0
     while start < len(order):
-        rows = min(max(1, batch_tokens // max(1, int(lengths[order[start]]))), batch_rows)
-        yield order[start : start + rows].copy()  # not a reversed view, which torch refuses
-        start += rows
+        longest = max(1, int(falling[start]))
+        limit = min(max(1, batch_tokens // longest), batch_rows)
+        rows = np.arange(1, min(limit, len(order) - start) + 1)
+        filled = np.cumsum(falling[start : start + limit]) >= (1 - _PADDING) * rows * longest
+        dense = np.count_nonzero(filled)  # the mean only falls: what is filled comes first
+        count = max(dense, min(limit, -(-_FEWEST_TOKENS // longest)))
+        yield order[start : start + count].copy()  # not a reversed view, which torch refuses
+        start += count
 
 
 def _strings(texts: Texts) -> list[str]:

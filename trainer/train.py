@@ -115,7 +115,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             with watch("validate"):
                 _validate(task, keys, progress, ranks, log)
         while progress.step < recipe.steps:
-            step = progress.step
+            step, tick = progress.step, time.monotonic()
             if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
                 with watch("mine"):
                     now = keys.at(step)
@@ -131,7 +131,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             if not math.isfinite(loss + norm):
                 raise _diverged(loss, step, recipe, progress, folder)
             progress.step, progress.seconds = step + 1, time.monotonic() - began
-            log.step(loss, recipe.rate(step), len(batch.rows))
+            log.step(loss, recipe.rate(step), len(batch.rows), time.monotonic() - tick)
             if progress.step % batches.per_epoch == 0 or progress.step == recipe.steps:
                 with watch("validate"):
                     _validate(task, keys, progress, ranks, log)

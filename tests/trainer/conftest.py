@@ -185,3 +185,41 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+# What the labels of the lesson are made of, and the words that only stand around them.
+_NAMES = ("quick", "Brown", "fox", "lazy", "dog", "paint", "lawn", "garden", "chair", "red", "blue", "naïve")
+_NOISE = ("The", "jumps", "over", "the", "Café", "ABC", "abc")
+
+
+@pytest.fixture(scope="session")
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A native dataset folder from which there is something to learn; nobody may change it.
+
+    60 instances name the words of their label among others, some have a second label, the last has none; 12 labels.
+    """
+    folder = tmp_path_factory.mktemp("lesson")
+    names = [(name, _NAMES[(row * 5 + 1) % 12]) for row, name in enumerate(_NAMES)]
+    labels = [{"uid": f"L{row}", "text": " ".join(name)} for row, name in enumerate(names)]
+    instances = []
+    for row in range(60):
+        around = [_NOISE[(row * step + step) % 7] for step in (1, 2, 3)]
+        first, second = names[row % 12]
+        text = " ".join([*around[: row % 3], second, around[2], first, *around[row % 3 :]])
+        own = {row % 12} | ({(row * 7) % 12} if row % 4 == 1 else set())
+        instances.append({"uid": f"i{row}", "text": text, "labels": sorted(own)})
+    instances[-1]["labels"] = []
+    for name, rows in (("labels", labels), ("train", instances)):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def steady_encoder(tiny_bert: TinyEncoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny BERT's folder, without dropout."""
+    folder = Path(shutil.copytree(tiny_bert.folder, tmp_path_factory.mktemp("steady") / "encoder"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

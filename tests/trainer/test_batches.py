@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.helpers import label_sets
 from trainer.batches import Batch, Batches, Pairs, Purpose, generator
-from trainer.dataset import LabelSets
 from trainer.negatives import HardNegatives
-
-
-def label_sets(rows: list[set[int]]) -> LabelSets:
-    indices = [label for row in rows for label in sorted(row)]
-    return LabelSets(np.cumsum([0, *map(len, rows)]), np.array(indices, dtype=np.int32))
-
 
 few = settings(max_examples=40, deadline=None)
 

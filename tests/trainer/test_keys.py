@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from tests.trainer.conftest import LABELS, TEXTS
+from tests.trainer.helpers import OwnShare
 from trainer.adapter import Adapter
 from trainer.encoder import Encoder
 from trainer.keys import KeyMaker
-from trainer.ranks import ALONE, Ranks
+from trainer.ranks import ALONE
 from trainer.tokens import VectorTable
 
 DIM = 12
@@ -73,13 +74,6 @@ def test_keys_of_a_whole_encoder_are_what_it_encodes(tiny_encoder: Encoder) -> N
     tiny_encoder.model.eval()
     np.testing.assert_allclose(keys.instances, tiny_encoder.encode(TEXTS, 32), atol=1e-6)
     np.testing.assert_allclose(keys.labels, tiny_encoder.encode(LABELS, 8), atol=1e-6)
-
-
-class OwnShare(Ranks):
-    """One of several processes, which keeps its part to itself."""
-
-    def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        return part
 
 
 def test_each_rank_makes_its_share_of_the_keys(adapter: Adapter) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.dataset import LabelSets
+from tests.trainer.helpers import label_sets, random_units
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
 from trainer.label_keys import LabelKeys
@@ -16,17 +16,8 @@ DIM, LABELS = 8, 6
 SETS = [[0, 1], [1], [0, 2, 3], [], [3], [1, 5], [2]]
 
 
-def unit_vectors(rows: int, seed: int) -> np.ndarray:
-    vectors = np.random.default_rng(seed).standard_normal((rows, DIM))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-TEXTS, INSTANCES = unit_vectors(LABELS, seed=1), unit_vectors(len(SETS), seed=2)
-
-
-def label_sets(sets: Sequence[Sequence[int]]) -> LabelSets:
-    pointers = np.cumsum([0, *map(len, sets)], dtype=np.int64)
-    return LabelSets(pointers, np.array([label for row in sets for label in row], dtype=np.int32))
+TEXTS = random_units(np.random.default_rng(1), LABELS, DIM)
+INSTANCES = random_units(np.random.default_rng(2), len(SETS), DIM)
 
 
 def written_formula(

@@ -3,30 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.trainer.test_batches import label_sets
+from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
 from trainer.negatives import HardNegatives, mine
-from trainer.ranks import ALONE, Ranks
-
-
-def unit(vectors: np.ndarray) -> np.ndarray:
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-def random_units(rng: np.random.Generator, rows: int, dim: int = 8) -> np.ndarray:
-    return unit(rng.standard_normal((rows, dim)))
-
-
-def random_sets(rng: np.random.Generator, instances: int, labels: int) -> list[set[int]]:
-    """Instances with none, some or all of the labels."""
-    shares = rng.choice([0, 0.1, 0.4, 1], size=instances)
-    return [set(np.flatnonzero(rng.random(labels) < share).tolist()) for share in shares]
-
-
-class OwnShare(Ranks):
-    """One of several processes, which keeps its part to itself."""
-
-    def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        return part
+from trainer.ranks import ALONE
 
 
 @pytest.mark.parametrize("seed", range(5))

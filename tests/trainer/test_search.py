@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.trainer.test_negatives import random_units, unit
+from tests.trainer.helpers import random_units, unit
 from trainer.search import nearest, nearly_nearest
 
 # `cpu:0` takes the road of a GPU, through torch, on this machine's processor.

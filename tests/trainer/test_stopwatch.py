@@ -2,18 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.trainer.helpers import Clock
 from trainer import stopwatch
 from trainer.stopwatch import Stopwatch
-
-
-class Clock:
-    """Stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

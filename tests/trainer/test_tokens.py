@@ -106,3 +106,15 @@ def test_batches_hold_no_more_rows_than_they_may() -> None:
 def test_batches_are_arrays_that_torch_takes() -> None:
     for rows in batches_by_length(np.array([3, 1, 2]), 3):
         assert torch.from_numpy(rows).tolist() == rows.tolist()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=300),
+    batch_tokens=st.integers(1, 4_096),
+)
+def test_a_tenth_of_a_batch_is_padding_at_most_unless_it_is_tiny(lengths: list[int], batch_tokens: int) -> None:
+    every = np.array(lengths)
+    for rows in batches_by_length(every, batch_tokens):
+        size = every[rows].max() * len(rows)
+        tiny = every[rows].max() * (len(rows) - 1) < 128
+        assert tiny or every[rows].sum() >= 0.9 * size

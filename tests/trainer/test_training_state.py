@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from tests.trainer.helpers import files
 from trainer import training_state
 from trainer.errors import TrainingError
 from trainer.negatives import HardNegatives
@@ -41,10 +42,6 @@ def take_steps(learner: Learner, steps: int) -> None:
 
 def weights_of(learner: Learner) -> dict[str, list[float]]:
     return {name: weight.flatten().tolist() for name, weight in learner.model.state_dict().items()}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 MINED = HardNegatives(np.array([[3, -1, 0], [2, 1, -1]], dtype=np.int32))

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.test_batches import label_sets
-from tests.trainer.test_negatives import random_sets, random_units
+from tests.trainer.helpers import label_sets, random_sets, random_units
 from trainer.keys import Keys
 from trainer.validation import Validation, hold_out
 
