@@ -6,8 +6,11 @@ before a verb is chosen. Exit status: 0 done, 1 failed, 2 bad usage or bad input
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
+import re
 import sys
 import typing
 from collections.abc import Sequence
@@ -97,11 +100,14 @@ def _read_settings(command: Any, name: str, arguments: Sequence[str]) -> Any:
     from pydantic_settings import SettingsError
 
     settings_class = typing.get_type_hints(command)["settings"]
+    printed = io.StringIO()
     try:
-        return settings_class(
-            _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
-        )
-    except SystemExit:  # --help was asked for and printed
+        with contextlib.redirect_stdout(printed):
+            return settings_class(
+                _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
+            )
+    except SystemExit:  # --help was asked for; a default of null says nothing that the help does not
+        _write(sys.stdout, re.sub(r"\s*\(default:\s+null\)", "", printed.getvalue()).rstrip())
         sys.stdout.flush()
         raise
     except ValidationError as error:

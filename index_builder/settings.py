@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, NoDecode, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.schemas import Lambda, Temperature, TopB
-
-
-def _split(value: object) -> object:
-    """A list as flags and variables write it: 0,.1,.5."""
-    return value.split(",") if isinstance(value, str) else value
-
-
-Listed = (NoDecode, BeforeValidator(_split))
+from trainer.settings import Listed
 
 
 class BuilderSettings(BaseSettings):

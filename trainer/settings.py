@@ -14,7 +14,8 @@ def _split(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
-Listed = (NoDecode, BeforeValidator(_split), Field(min_length=1))
+Listed = (NoDecode, BeforeValidator(_split))
+NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -47,7 +48,8 @@ class TrainSettings(TrainerSettings):
         "auto", description="the dataset's layout; auto recognises it from the folder's files"
     )
     encoder: str = Field(
-        "minilm", description="Hugging Face encoder by name or folder; minilm is the packaged all-MiniLM-L6-v2"
+        "minilm",
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged all-MiniLM-L6-v2",
     )
     pooling: Literal["auto", "mean", "cls"] = Field(
         "auto", description="how token vectors become one; auto takes what the encoder declares, else the mean"
@@ -117,16 +119,16 @@ class TuneSettings(TrainerSettings):
         "nDCG@5", description="what to make as great as can be"
     )
     queries: int = Field(2_000, ge=1, description="held-out instances to ask, at most")
-    lambda_: Annotated[list[Share], *Listed] = Field(
+    lambda_: Annotated[list[Share], *Listed, NotEmpty] = Field(
         [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1], alias="lambda", description="lambdas to try"
     )
-    temperature: Annotated[list[Positive], *Listed] = Field(
+    temperature: Annotated[list[Positive], *Listed, NotEmpty] = Field(
         [0.02, 0.03, 0.04, 0.05, 0.07, 0.1], description="tau to try"
     )
-    top_b: Annotated[list[Annotated[int, Field(ge=1, le=1000)]], *Listed] = Field(
+    top_b: Annotated[list[Annotated[int, Field(ge=1, le=1000)]], *Listed, NotEmpty] = Field(
         [25, 50, 100, 200, 400], description="numbers of keys to try"
     )
-    label_key_alpha: Annotated[list[Share], *Listed] = Field(
+    label_key_alpha: Annotated[list[Share], *Listed, NotEmpty] = Field(
         [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: its text alone"
     )
     propensity: Annotated[tuple[float, Positive], *Listed] = Field(

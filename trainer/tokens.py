@@ -109,7 +109,7 @@ def batches_by_length(
         limit = min(max(1, batch_tokens // longest), batch_rows)
         rows = np.arange(1, min(limit, len(order) - start) + 1)
         filled = np.cumsum(falling[start : start + limit]) >= (1 - _PADDING) * rows * longest
-        dense = np.count_nonzero(filled)  # the mean only falls: what is filled comes first
+        dense = int(filled.sum())  # the mean only falls: what is filled comes first
         count = max(dense, min(limit, -(-_FEWEST_TOKENS // longest)))
         yield order[start : start + count].copy()  # not a reversed view, which torch refuses
         start += count
