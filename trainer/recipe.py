@@ -19,6 +19,9 @@ _BATCH_SIZE = {"adapter": 256, "full": 128}
 
 _WARM_UP_SHARE = 0.1
 
+# Pairs of instance and label that brute force goes through in about half a minute on two cores.
+_MOST_EXACT_PAIRS = 1 << 31
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -74,6 +77,7 @@ class Recipe:
         encoder_sha256: str,
         dataset_sha256: str,
         instances: int,
+        labels: int,
         device: str,
     ) -> Recipe:
         """Fill in what the settings leave open.
@@ -84,6 +88,7 @@ class Recipe:
             encoder_sha256: Of its weights.
             dataset_sha256: Of the dataset.
             instances: How many there are to train on, validation not counted.
+            labels: How many there are.
             device: Where it will be trained.
 
         Raises:
@@ -113,7 +118,7 @@ class Recipe:
             hard_negatives=method.hard_negatives if settings.hard_negatives is None else settings.hard_negatives,
             mine_every=settings.mine_every or per_epoch,
             mine_top=settings.mine_top,
-            mine_search=settings.mine_search,
+            mine_search=_mine_search(settings.mine_search, instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
             validation_fraction=settings.validation_fraction,
             label_key_alpha=settings.alpha,
@@ -139,6 +144,12 @@ class Recipe:
         own = dataclasses.asdict(self)
         names = [name.removesuffix("_sha256") for name in own if name not in other or other[name] != own[name]]
         return list(dict.fromkeys(names))
+
+
+def _mine_search(search: str, pairs: int, device: str) -> MineSearch:
+    if search == "auto":
+        return "approximate" if device == "cpu" and pairs > _MOST_EXACT_PAIRS else "exact"
+    return "exact" if search == "exact" else "approximate"
 
 
 def _precision(precision: str, device: str) -> str:

@@ -182,6 +182,7 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
         encoder_sha256=encoder_digest(encoder),
         dataset_sha256=run.plan(encoder, "float32").dataset_sha256,
         instances=int((~held_out).sum()),
+        labels=labels,
         device=encoder.device,
     )
     return recipe, held_out

@@ -79,8 +79,8 @@ class TrainSettings(TrainerSettings):
     )
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: an epoch")
     mine_top: int = Field(50, ge=1, description="nearest labels of an instance among which its negatives are drawn")
-    mine_search: Literal["exact", "approximate"] = Field(
-        "exact", description="how to find them: brute force, or inverted lists for millions of labels on a CPU"
+    mine_search: Literal["auto", "exact", "approximate"] = Field(
+        "auto", description="how to find them: brute force, or inverted lists; auto: these for many on a CPU"
     )
     micro_batch: int = Field(
         0, ge=0, description="texts that go through the encoder at once, by gradient cache; 0: as memory allows"

@@ -15,9 +15,9 @@ from trainer.settings import TrainSettings
 ENCODER = {"name": "minilm", "pooling": "mean", "max_length": 128, "label_max_length": 32}
 
 
-def recipe(instances: int = 1_000, device: str = "cpu", **asked: Any) -> Recipe:
+def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", **asked: Any) -> Recipe:
     settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
-    return Recipe.of(settings, ENCODER, "e" * 64, "d" * 64, instances, device)
+    return Recipe.of(settings, ENCODER, "e" * 64, "d" * 64, instances, labels, device)
 
 
 def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
@@ -91,6 +91,22 @@ def test_a_batch_larger_than_the_dataset_is_refused() -> None:
 )
 def test_auto_precision_is_half_on_a_gpu_only(precision: str, device: str, expected: str) -> None:
     assert recipe(precision=precision, device=device).precision == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "labels", "device", "expected"),
+    [
+        ("auto", 100, "cpu", "exact"),
+        ("auto", 10_000_000, "cpu", "approximate"),
+        ("auto", 10_000_000, "cuda", "exact"),
+        ("exact", 10_000_000, "cpu", "exact"),
+        ("approximate", 100, "cuda", "approximate"),
+    ],
+)
+def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(
+    asked: str, labels: int, device: str, expected: str
+) -> None:
+    assert recipe(labels=labels, device=device, mine_search=asked).mine_search == expected
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 9, 10, 11, 19, 100, 1_234])

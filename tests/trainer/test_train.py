@@ -30,8 +30,6 @@ from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
-from trainer.tokens import VectorTable
-from trainer.training_state import load_state
 from trainer.validation import Validation
 
 REPOSITORY = Path(__file__).parents[2]
@@ -506,25 +504,31 @@ class TestKilled:
 
 
 def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
-    """Start a training, and kill it and its children once its log has reached a step."""
-    with (folder.with_name("killed.log")).open("wb") as log:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while (
-                f'"step": {step},' not in (folder / "metrics.jsonl").read_text()
-                if folder.is_dir() and (folder / "metrics.jsonl").exists()
-                else True
-            ):
-                assert process.poll() is None, folder.with_name("killed.log").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    """Start a training, and kill all its processes at once when its log has reached a step."""
+    said, told = folder.with_name("killed.log"), folder / "metrics.jsonl"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with said.open("wb") as log:
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (told.exists() and f'"step": {step},' in told.read_text()):
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.001)
+    finally:
+        for pid in family(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, and so on."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
+    found = [pid]
+    for member in found:  # grows as it is read
+        found.extend(child for child, parent in parents.items() if parent == member)
+    return found
 
 
 class TestTwoRanks:
@@ -833,18 +837,15 @@ def test_two_instances_of_two_labels_are_enough(tmp_path: Path, tiny_bert: Any, 
 
 
 class TestOptimizer:
-    def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_encoder: Encoder) -> None:
-        model = tiny_encoder.model
-        try:
-            groups = loop._optimizer(model.learning()).param_groups
-        finally:
-            model.requires_grad_(True)
+    def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_bert: Any) -> None:
+        model = load(tiny_bert.folder).model
+        groups = loop._optimizer(model.learning()).param_groups
         decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
         found = {name: decay.get(id(weight)) for name, weight in model.named_parameters()}
         for name, rate in found.items():
             plain = name.endswith("bias") or "LayerNorm" in name
             assert rate == (None if ".pooler." in name else 0 if plain else 0.01), name
-        assert {rate for rate in found.values()} == {None, 0, 0.01}
+        assert set(found.values()) == {None, 0, 0.01}
 
     def test_every_group_takes_the_same_rate_and_a_steep_gradient_is_clipped(self) -> None:
         model = torch.nn.Linear(3, 2)
