@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LABELS = 150
+from tests.conftest import keep_some_labels, write_topics
+
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 Recollect = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -33,27 +33,6 @@ def recollect(tmp_path: Path) -> Recollect:
     return run
 
 
-def keep_some_labels(dataset: Path) -> int:
-    """Cut the dataset to the labels with the most sentences, and those sentences; how many are left to test."""
-
-    def read(name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (dataset / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-
-    def write(name: str, rows: list[dict[str, Any]]) -> int:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (dataset / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        return len(rows)
-
-    labels, votes = read("labels"), Counter(label for row in read("train") for label in row["labels"])
-    kept = {position: labels[position]["uid"] for position in sorted(label for label, _ in votes.most_common(LABELS))}
-    write("labels", [labels[position] for position in kept])
-    left = 0
-    for name in ("train", "test"):
-        rows = [row | {"labels": [kept[each] for each in row["labels"] if each in kept]} for row in read(name)]
-        left = write(name, [row for row in rows if row["labels"]])
-    return left
-
-
 def ask(url: str, body: dict[str, Any]) -> Any:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/predict", json.dumps(body).encode(), headers)
@@ -63,7 +42,7 @@ def ask(url: str, body: dict[str, Any]) -> Any:
 
 def test_whole_road_from_sample_to_served_answer(recollect: Recollect, tmp_path: Path) -> None:
     recollect("sample", "dataset")
-    tests = keep_some_labels(tmp_path / "dataset")
+    tests = keep_some_labels(tmp_path / "dataset", 150)
     remember = ("train", "dataset", "--out", "run", "--epochs", "0", "--max-length", "32")
     assert "already done" not in recollect(*remember).stderr
     assert "already done" in recollect(*remember).stderr
@@ -98,3 +77,22 @@ def served(folder: Path, query: str) -> float:
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
+
+
+def test_road_with_a_trained_and_tuned_adapter(recollect: Recollect, tmp_path: Path) -> None:
+    write_topics(tmp_path / "dataset")
+    assert "train: rae, adapter, 15 steps of 27 queries, 1 instances held out" in (
+        recollect("train", "dataset", "--out", "run").stderr
+    )
+    tuned = json.loads(recollect("tune", "run", "--json").stdout)
+    assert tuned["best"]["score"] >= tuned["before"]["score"]
+    version = recollect("build", "run", "--store", "store", "--activate").stdout.splitlines()[-1]
+
+    manifest = json.loads((tmp_path / "store" / "bundles" / version / "manifest.json").read_text())
+    names = ("lambda", "temperature", "top_b")
+    assert [manifest["defaults"][name] for name in names] == [tuned["best"][name] for name in names]
+    measured = json.loads(recollect("evaluate", "dataset", "--store", "store", "--json").stdout)
+    assert (measured["version"], measured["queries"]) == (version, 7)
+    assert measured["rows"][0]["P@1"] > 50
+    printed = json.loads(recollect("predict", "Who must pay tax", "--store", "store", "--json").stdout)
+    assert printed["labels"][0]["uid"] == "Taxation"

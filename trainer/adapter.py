@@ -1,17 +1,24 @@
-"""A small residual head on a frozen encoder: what trains in minutes where there is no GPU."""
+"""Small residual heads on a frozen encoder: what trains in minutes where there is no GPU.
+
+Queries (and so instances) and labels have a head each. Where the heads start, both sides are the encoder's own vectors;
+they part as far as the two kinds of text need, which one shared head could not.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Side = Literal["queries", "labels"]
 
-class Adapter(nn.Module):
-    """z = unit(x + W2 gelu(W1 x + b1) + b2); W2 and b2 are zero at first, so z starts as the encoder's own vector."""
 
-    def __init__(self, dim: int, hidden: int, dropout: float = 0.1) -> None:
+class Head(nn.Module):
+    """z = unit(x + W2 gelu(W1 x + b1) + b2); W2 and b2 are zero at first, so z starts as x."""
+
+    def __init__(self, dim: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.hidden = hidden
         self.widen = nn.Linear(dim, hidden)
         self.dropout = nn.Dropout(dropout)
         self.narrow = nn.Linear(hidden, dim)
@@ -21,3 +28,17 @@ class Adapter(nn.Module):
     def forward(self, vectors: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         change = self.narrow(self.dropout(nn.functional.gelu(self.widen(vectors))))
         return nn.functional.normalize(vectors + change, dim=-1)
+
+
+class Adapter(nn.Module):
+    """The two heads."""
+
+    def __init__(self, dim: int, hidden: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.queries = Head(dim, hidden, dropout)
+        self.labels = Head(dim, hidden, dropout)
+
+    def forward(self, vectors: Float[Tensor, "batch dim"], side: Side = "queries") -> Float[Tensor, "batch dim"]:
+        adapted: Tensor = self.labels(vectors) if side == "labels" else self.queries(vectors)
+        return adapted

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.adapter import Adapter
+from trainer.adapter import Adapter, Side
 from trainer.errors import EncoderError
 from trainer.tokens import Inputs, Texts, TokenTable, batches_by_length
 
@@ -48,7 +48,10 @@ class UnitVectorModel(nn.Module):
         self.adapter = adapter
 
     def forward(
-        self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
+        self,
+        input_ids: Int[Tensor, "batch token"],
+        attention_mask: Int[Tensor, "batch token"],
+        side: Side = "queries",
     ) -> Float[Tensor, "batch dim"]:
         hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.pooling == "cls":
@@ -57,7 +60,7 @@ class UnitVectorModel(nn.Module):
             mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
         vectors = nn.functional.normalize(pooled, dim=-1)
-        return vectors if self.adapter is None else self.adapter(vectors)
+        return vectors if self.adapter is None else self.adapter(vectors, side)
 
     def learning(self) -> UnitVectorModel:
         """Itself, with gradients for all weights that have a part in the vectors."""
@@ -89,7 +92,11 @@ class Encoder:
         self.dim = int(model.transformer.config.hidden_size)
 
     def encode(
-        self, texts: Sequence[str], max_length: int, progress: Callable[[int], object] | None = None
+        self,
+        texts: Sequence[str],
+        max_length: int,
+        progress: Callable[[int], object] | None = None,
+        side: Side = "queries",
     ) -> Float[np.ndarray, "text dim"]:
         """Encode texts, each cut at `max_length` tokens, special tokens included.
 
@@ -97,11 +104,12 @@ class Encoder:
             texts: Any number; they are batched here.
             max_length: Tokens.
             progress: Told after each batch how many texts it held.
+            side: What the texts are; instances are queries. It matters where there is an adapter.
 
         Raises:
             EncoderError: If the model answers with something that is no finite number.
         """
-        vectors = embed(self.model, self.tokenise(texts, max_length), self.dim, self.device, progress)
+        vectors = embed(self.model, self.tokenise(texts, max_length, side), self.dim, self.device, progress)
         if not np.isfinite(vectors).all():
             row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
             raise EncoderError(
@@ -118,8 +126,8 @@ class Encoder:
         model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
 
-    def tokenise(self, texts: Texts, max_length: int) -> TokenTable:
-        return TokenTable.of(texts, self.tokenizer, max_length, self.pad_id)
+    def tokenise(self, texts: Texts, max_length: int, side: Side = "queries") -> TokenTable:
+        return TokenTable.of(texts, self.tokenizer, max_length, self.pad_id, side)
 
 
 def embed(

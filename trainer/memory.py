@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from trainer.adapter import Adapter
+from trainer.adapter import Adapter, Side
 from trainer.dataset import Entries, LabelSets, Split, fingerprint
 from trainer.encoder import Encoder, embed
 from trainer.errors import MemoryFolderError
@@ -114,26 +114,34 @@ class EncodedTexts:
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         config, first_label = self.encoder.config, len(self.instances)
-        if start < first_label:
+        side: Side = "queries" if start < first_label else "labels"
+        if side == "queries":
             texts, max_length = self.instances.texts[start:stop], config.max_length
         else:
             texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
         first, last = self.ranks.bounds(len(texts))
-        vectors = self.encoder.encode(texts[first:last].to_pylist(), max_length, progress)
+        vectors = self.encoder.encode(texts[first:last].to_pylist(), max_length, progress, side)
         return self.ranks.join_arrays(vectors, len(texts), self.encoder.device)
 
 
 @dataclass(frozen=True)
 class AdaptedKeys:
-    """Keys from a frozen encoder's, through an adapter."""
+    """Keys from what an adapter reads: the frozen encoder's vectors of instances, and the label inputs."""
 
     adapter: Adapter
-    frozen: Float[np.ndarray, "key dim"]
+    instances: Float[np.ndarray, "instance dim"]
+    labels: Float[np.ndarray, "label dim"]
     device: str
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
-        vectors = torch.from_numpy(np.array(self.frozen[start:stop], dtype=np.float32))
-        return embed(self.adapter, VectorTable(vectors), vectors.shape[1], self.device, progress)
+        first_label = len(self.instances)
+        side: Side
+        if start < first_label:
+            read, side = self.instances[start:stop], "queries"
+        else:
+            read, side = self.labels[start - first_label : stop - first_label], "labels"
+        table = VectorTable(torch.from_numpy(np.array(read, dtype=np.float32)), side)
+        return embed(self.adapter, table, read.shape[1], self.device, progress)
 
 
 # What makes the keys of a stretch of rows, all of them instances or all of them labels.

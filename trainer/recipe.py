@@ -44,6 +44,7 @@ class Recipe:
         mine_search: `exact` or `approximate`.
         positives: True labels drawn a query; 0: all.
         validation_fraction: Share of the instances that is held out.
+        label_inputs: `text` or `enriched`: what an adapter reads of a label.
         label_key_alpha: Weight of the instances in the label keys that validation asks.
         precision: `fp32` or `bf16`.
         seed: Decides every random draw.
@@ -65,6 +66,7 @@ class Recipe:
     mine_search: MineSearch
     positives: int
     validation_fraction: float
+    label_inputs: str
     label_key_alpha: float
     precision: str
     seed: int
@@ -121,6 +123,7 @@ class Recipe:
             mine_search=_mine_search(settings.mine_search, instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
             validation_fraction=settings.validation_fraction,
+            label_inputs=settings.label_inputs if train == "adapter" else "text",
             label_key_alpha=settings.alpha,
             precision=_precision(settings.precision, device),
             seed=settings.seed,

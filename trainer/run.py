@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.dataset import Split
+from trainer.dataset import LabelSets, Split
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.formats import Dataset, open_dataset
+from trainer.label_keys import LabelKeys
 from trainer.memory import (
     AdaptedKeys,
     EncodedTexts,
@@ -43,6 +45,8 @@ from trainer.validation import Validation, hold_out
 
 # Width of an adapter's hidden layer.
 _HIDDEN = 1_024
+# Weight of the instances in what an adapter reads of a label.
+_INPUT_ALPHA = 0.5
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def _train_whole(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         watch = Stopwatch()
         with watch("tokenise"):
             queries = encoder.tokenise(run.instances.entries.texts, config.max_length)
-            labels = encoder.tokenise(run.dataset.labels.texts, config.label_max_length)
+            labels = encoder.tokenise(run.dataset.labels.texts, config.label_max_length, "labels")
         task = Task(
             encoder.model.learning(),
             encoder.dim,
@@ -136,14 +140,15 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     frozen, watch = run.encoder.without_adapter(), Stopwatch()
     with watch("encode"):
         vectors = _frozen_vectors(run, frozen)
+    label_inputs = _label_inputs(run, vectors, held_out)
     if begins:
         adapter = run.encoder.model.adapter or _new_adapter(run, frozen.dim)
-        encoder, count = frozen.with_adapter(adapter), vectors.plan.instances
+        encoder = frozen.with_adapter(adapter)
         task = Task(
             adapter,
             encoder.dim,
-            VectorTable(_tensor(vectors.keys[:count])),
-            VectorTable(_tensor(vectors.keys[count:])),
+            VectorTable(_tensor(vectors.instance_keys)),
+            VectorTable(_tensor(label_inputs), "labels"),
             run.instances.labels,
             _validation(run, held_out),
             keep=lambda: save_checkpoint(encoder, run.folder.checkpoint),
@@ -151,7 +156,8 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
     assert best.model.adapter is not None
-    _remember(run, run.plan(best, run.settings.key_dtype), AdaptedKeys(best.model.adapter, vectors.keys, best.device))
+    source = AdaptedKeys(best.model.adapter, vectors.instance_keys, label_inputs, best.device)
+    _remember(run, run.plan(best, run.settings.key_dtype), source)
     if run.ranks.first:
         shutil.rmtree(run.folder.frozen, ignore_errors=True)
 
@@ -257,6 +263,15 @@ def _check_vectors(plan: MemoryPlan, given: Path) -> Memory:
             f"that differs in {', '.join(differs)}; leave the flag out, or make one with --epochs 0"
         )
     return memory
+
+
+def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> np.ndarray:
+    """What the adapter reads of each label; of what was held out nothing, so that it can still be asked."""
+    relevance = run.instances.labels.to_csr(len(run.dataset.labels))
+    relevance = sparse.diags((~held_out).astype(np.float32)) @ relevance
+    relevance.eliminate_zeros()
+    alpha = _INPUT_ALPHA if run.settings.label_inputs == "enriched" else 0.0
+    return LabelKeys(vectors.label_keys(0.0)[:], vectors.instance_keys, LabelSets.of(relevance), alpha)[:]
 
 
 def _new_adapter(run: Run, dim: int) -> Adapter:

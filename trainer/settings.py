@@ -93,6 +93,9 @@ class TrainSettings(TrainerSettings):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"
     )
+    label_inputs: Literal["text", "enriched"] = Field(
+        "enriched", description="what an adapter reads of a label: its text's vector, or half that, half its instances'"
+    )
     label_keys: Literal["text", "enriched"] = Field(
         "text", description="a label's key: its text's vector, or that mixed with the mean of its instances'"
     )

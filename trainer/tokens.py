@@ -14,6 +14,8 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from trainer.adapter import Side
+
 Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 
 # Texts handed to the tokenizer at a time: it answers with Python objects, many times the size of their ids.
@@ -30,9 +32,10 @@ class TokenTable:
     ids: Int[np.ndarray, " token"]
     starts: Int[np.ndarray, " pointer"]
     pad_id: int
+    side: Side = "queries"
 
     @classmethod
-    def of(cls, texts: Texts, tokenizer: Tokenizer, max_length: int, pad_id: int) -> TokenTable:
+    def of(cls, texts: Texts, tokenizer: Tokenizer, max_length: int, pad_id: int, side: Side = "queries") -> TokenTable:
         """Tokenise texts, each cut at `max_length` tokens."""
         tokenizer.enable_truncation(max_length)
         ids, lengths = [np.empty(0, np.int32)], [0]
@@ -41,7 +44,7 @@ class TokenTable:
             window = [encoding.ids for encoding in encodings]
             ids.append(np.fromiter(itertools.chain.from_iterable(window), dtype=np.int32))
             lengths.extend(map(len, window))
-        return cls(np.concatenate(ids), np.cumsum(lengths, dtype=np.int64), pad_id)
+        return cls(np.concatenate(ids), np.cumsum(lengths, dtype=np.int64), pad_id, side)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -49,21 +52,21 @@ class TokenTable:
     def __getitem__(self, rows: slice) -> TokenTable:
         """A stretch of rows; the ids stay where they are."""
         start, stop, _ = rows.indices(len(self))
-        return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id)
+        return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id, self.side)
 
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
         return np.diff(self.starts)
 
-    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask, "row token" each, padded to the longest of these rows."""
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side]:
+        """Ids and attention mask, "row token" each, padded to the longest of these rows, and whose they are."""
         starts = self.starts[rows]
         lengths = self.starts[rows + 1] - starts
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
         # Within a row, token t lies t places after the row's start.
         input_ids[mask] = self.ids[np.repeat(starts, lengths) + np.nonzero(mask)[1]]
-        return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+        return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device), self.side
 
 
 @dataclass(frozen=True)
@@ -71,19 +74,20 @@ class VectorTable:
     """Vectors that were encoded before: what an adapter reads in the place of tokens."""
 
     vectors: Tensor
+    side: Side = "queries"
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def __getitem__(self, rows: slice) -> VectorTable:
-        return VectorTable(self.vectors[rows])
+        return VectorTable(self.vectors[rows], self.side)
 
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
         return np.ones(len(self), dtype=np.int64)
 
-    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor]:
-        return (self.vectors[torch.from_numpy(rows)].to(device),)
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side]:
+        return self.vectors[torch.from_numpy(rows)].to(device), self.side
 
 
 Inputs = TokenTable | VectorTable

@@ -53,7 +53,7 @@ def test_encoder_with_an_adapter_exports_with_it(tmp_path: Path) -> None:
     frozen = load_pretrained(str(folder), "mean", 128, 32, "cpu")
     torch.manual_seed(7)
     adapter = Adapter(frozen.dim, 48)
-    torch.nn.init.normal_(adapter.narrow.weight, std=0.5)
+    torch.nn.init.normal_(adapter.queries.narrow.weight, std=0.5)
     encoder = frozen.with_adapter(adapter)
     export_encoder(encoder, tmp_path, "fp32")
     assert compare(encoder, tmp_path / "encoder.onnx", [1, 2, 7, 8, 33, 128]) >= 0.999999

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 from jaxtyping import install_import_hook
 
+import recollect
+from tests.trainer.runs import USUAL, Outcome, Train
+
 install_import_hook("trainer", "beartype.beartype")
 
 # Words for the tiny tokenizers, upper case and accents included: what a tokenizer does to them shows in the vectors.
@@ -223,3 +226,25 @@ def steady_encoder(tiny_bert: TinyEncoder, tmp_path_factory: pytest.TempPathFact
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def flags(lesson: Path, tiny_bert: Any, run_folder: Path) -> list[object]:
+    """`recollect train` on the lesson, with the tiny encoder; flags given later win."""
+    return ["train", lesson, "--out", run_folder, "--encoder", tiny_bert.folder, *USUAL]
+
+
+@pytest.fixture
+def train(flags: list[object], capfd: pytest.CaptureFixture[str]) -> Train:
+    def run(*more: object, dataset: Path | None = None) -> Outcome:
+        capfd.readouterr()
+        verb, usual, *rest = flags
+        status = recollect.main([str(argument) for argument in (verb, dataset or usual, *rest, *more)])
+        return Outcome(status, *capfd.readouterr())
+
+    return run

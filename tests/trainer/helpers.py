@@ -1,24 +1,14 @@
-"""What several of the trainer's tests use: made-up vectors and label sets, stand-ins, and processes that get killed."""
+"""What several of the trainer's tests use: made-up vectors and label sets, and stand-ins."""
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
-import os
-import pkgutil
-import signal
-import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
-import recollect
 from trainer.dataset import LabelSets
 from trainer.ranks import Ranks
-
-PATIENCE_SECONDS = 120
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
@@ -61,86 +51,3 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
-
-
-class Moment(NamedTuple):
-    """Just before the n-th call of a function or method, or just after it."""
-
-    function: str
-    call: int = 1
-    after: bool = False
-
-
-# A server that has the trainer imported, and forks itself: each child is a process of its own that starts at once.
-_children = multiprocessing.get_context("forkserver")
-_children.set_forkserver_preload(["tests.trainer.helpers", "trainer.run"])
-
-
-def run_recollect(arguments: Iterable[object], log: Path, killed: Moment | None = None, ranks: int = 1) -> list[int]:
-    """Run `recollect` in a process of its own, or in several as `torchrun` would; gives their exit statuses.
-
-    Args:
-        arguments: The verb and its flags.
-        log: Takes what the processes say, and what earlier ones said.
-        killed: When the process kills itself, with the signal that nobody can catch.
-        ranks: How many processes.
-    """
-    words, port = [str(argument) for argument in arguments], _free_port() if ranks > 1 else 0
-    processes = [
-        _children.Process(target=_run, args=(words, log, killed, (rank, ranks, port)), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join(PATIENCE_SECONDS)
-        statuses = [process.exitcode for process in processes]
-        assert None not in statuses, log.read_text()
-        return [int(status or 0) for status in statuses]
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _run(words: list[str], log: Path, killed: Moment | None, group: tuple[int, int, int]) -> None:
-    import faiss
-    import torch
-
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
-    if group[1] > 1:
-        rank, ranks, port = map(str, group)
-        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    if killed is not None:
-        _die_at(killed)
-    sys.exit(recollect.main(words))
-
-
-def _die_at(moment: Moment) -> None:
-    name, _, attribute = moment.function.rpartition(".")
-    owner = pkgutil.resolve_name(name)
-    real, calls = getattr(owner, attribute), itertools.count(1)
-
-    def doomed(*arguments: Any, **options: Any) -> Any:
-        last = next(calls) == moment.call
-        if last and not moment.after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*arguments, **options)
-        if last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(owner, attribute, doomed)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.adapter import Adapter
+from trainer.adapter import Adapter, Side
 from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from trainer.encoder import Encoder
 from trainer.errors import EncoderError
@@ -49,23 +49,32 @@ class TestAdapter:
     def test_starts_as_identity(self, vectors: torch.Tensor, training: bool) -> None:
         torch.testing.assert_close(Adapter(DIM, HIDDEN).train(training)(vectors), vectors)
 
-    def test_gives_the_unit_vector_of_the_written_formula(self, vectors: torch.Tensor) -> None:
+    @pytest.mark.parametrize("side", ["queries", "labels"])
+    def test_gives_the_unit_vector_of_the_written_formula(self, vectors: torch.Tensor, side: Side) -> None:
         adapter = learned()
-        w1, b1, w2, b2 = (weight.detach().double().numpy() for weight in adapter.parameters())
+        head = getattr(adapter, side)
+        w1, b1, w2, b2 = (weight.detach().double().numpy() for weight in head.parameters())
         x = vectors.double().numpy()
         wide = x @ w1.T + b1
         change = (wide * 0.5 * (1 + np.vectorize(math.erf)(wide / math.sqrt(2)))) @ w2.T + b2
         expected = (x + change) / np.linalg.norm(x + change, axis=1, keepdims=True)
-        found = adapter(vectors).detach().numpy()
+        found = adapter(vectors, side).detach().numpy()
         np.testing.assert_allclose(found, expected, atol=1e-6)
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
         assert np.abs(found - x).max() > 0.1
 
     def test_learns_from_the_first_step_on(self, vectors: torch.Tensor) -> None:
         adapter = Adapter(DIM, HIDDEN)
-        (adapter(vectors) ** 3).sum().backward()
-        assert adapter.narrow.weight.grad is not None
-        assert adapter.narrow.weight.grad.abs().max() > 0
+        (adapter(vectors) ** 3 + adapter(vectors, "labels") ** 5).sum().backward()
+        for head in (adapter.queries, adapter.labels):
+            assert head.narrow.weight.grad is not None
+            assert head.narrow.weight.grad.abs().max() > 0
+
+    def test_sides_learn_apart(self, vectors: torch.Tensor) -> None:
+        adapter = learned()
+        assert (adapter(vectors, "queries") - adapter(vectors, "labels")).abs().max() > 0.1
+        adapter(vectors, "labels").sum().backward()
+        assert all(weight.grad is None for weight in adapter.queries.parameters())
 
 
 class TestEncoderWithAdapter:
@@ -75,6 +84,12 @@ class TestEncoderWithAdapter:
         expected = adapted.model.adapter(own).detach().numpy()
         assert np.abs(expected - own.numpy()).max() > 0.1
         np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 32), expected, atol=1e-6)
+
+    def test_gives_labels_the_vectors_of_their_own_head(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+        assert adapted.model.adapter is not None
+        own = torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 8))
+        expected = adapted.model.adapter(own, "labels").detach().numpy()
+        np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 8, side="labels"), expected, atol=1e-6)
 
     def test_that_has_learned_nothing_gives_the_encoders_own_vectors(self, tiny_encoder: Encoder) -> None:
         fresh = tiny_encoder.with_adapter(Adapter(DIM, HIDDEN))
@@ -125,7 +140,7 @@ class TestCheckpointWithAdapter:
     def test_digest_tells_adapters_apart_from_each_other_and_from_none(self, tiny_encoder: Encoder) -> None:
         changed = learned()
         with torch.no_grad():
-            changed.narrow.bias[3] += 1e-6
+            changed.labels.narrow.bias[3] += 1e-6
         adapters = [None, Adapter(DIM, HIDDEN), learned(), changed]
         assert len({encoder_digest(tiny_encoder.with_adapter(adapter)) for adapter in adapters}) == len(adapters)
 
@@ -156,7 +171,7 @@ class TestCheckpointWithAdapter:
 
     def test_whose_adapter_lacks_a_weight_is_refused_by_its_file(self, checkpoint: Path) -> None:
         weights = load_file(checkpoint / "adapter.safetensors")
-        del weights["narrow.bias"]
+        del weights["labels.narrow.bias"]
         save_file(weights, checkpoint / "adapter.safetensors")
         self.refused(checkpoint)
 

@@ -32,8 +32,12 @@ def learner(request: pytest.FixtureRequest) -> Learner:
     if request.param == "adapter":
         torch.manual_seed(3)
         model = Adapter(DIM, hidden=16, dropout=0.5)
-        nn.init.normal_(model.narrow.weight)
-        tables = [VectorTable(nn.functional.normalize(torch.randn(rows, DIM), dim=1)) for rows in (18, 5)]
+        nn.init.normal_(model.queries.narrow.weight)
+        nn.init.normal_(model.labels.narrow.weight)
+        tables = [
+            VectorTable(nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
+            for rows, side in ((18, "queries"), (5, "labels"))
+        ]
         return Learner(model.train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
     encoder = request.getfixturevalue("tiny_encoder")
     sides = [encoder.tokenise([*TEXTS, *SAMPLE_TEXTS], 32), encoder.tokenise(LABELS, 8)]

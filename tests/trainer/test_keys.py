@@ -6,7 +6,7 @@ import torch
 
 from tests.trainer.conftest import LABELS, TEXTS
 from tests.trainer.helpers import OwnShare
-from trainer.adapter import Adapter
+from trainer.adapter import Adapter, Side
 from trainer.encoder import Encoder
 from trainer.keys import KeyMaker
 from trainer.ranks import ALONE
@@ -20,25 +20,26 @@ def adapter() -> Adapter:
     """One that changes vectors, and drops units out while it trains."""
     torch.manual_seed(0)
     adapter = Adapter(DIM, 16, dropout=0.5)
-    torch.nn.init.normal_(adapter.narrow.weight)
+    torch.nn.init.normal_(adapter.queries.narrow.weight)
+    torch.nn.init.normal_(adapter.labels.narrow.weight)
     return adapter.train()
 
 
-def table(rows: int) -> VectorTable:
-    return VectorTable(torch.nn.functional.normalize(torch.randn(rows, DIM), dim=1))
+def table(rows: int, side: Side = "queries") -> VectorTable:
+    return VectorTable(torch.nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
 
 
 def expected(adapter: Adapter, inputs: VectorTable) -> np.ndarray:
     """What the model makes of all rows at once, without dropout."""
     training = adapter.training
     with torch.no_grad():
-        vectors = adapter.eval()(inputs.vectors).numpy()
+        vectors = adapter.eval()(inputs.vectors, inputs.side).numpy()
     adapter.train(training)
     return vectors
 
 
 def test_keys_are_the_models_vectors_without_dropout(adapter: Adapter) -> None:
-    queries, labels = table(9), table(4)
+    queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(adapter, queries, labels, DIM, "cpu", ALONE).at(0)
     np.testing.assert_allclose(keys.instances, expected(adapter, queries), atol=1e-6)
     np.testing.assert_allclose(keys.labels, expected(adapter, labels), atol=1e-6)
@@ -46,22 +47,23 @@ def test_keys_are_the_models_vectors_without_dropout(adapter: Adapter) -> None:
 
 
 def test_the_model_goes_on_training_and_random_draws_go_on_as_they_would(adapter: Adapter) -> None:
-    maker = KeyMaker(adapter, table(9), table(4), DIM, "cpu", ALONE)
+    maker = KeyMaker(adapter, table(9), table(4, "labels"), DIM, "cpu", ALONE)
     random = torch.get_rng_state()
     maker.at(0)
     assert adapter.training
     assert torch.equal(torch.get_rng_state(), random)
     loss = adapter(torch.ones(1, DIM)).sum()
     loss.backward()
-    assert adapter.narrow.weight.grad is not None
+    assert adapter.queries.narrow.weight.grad is not None
 
 
 def test_keys_are_made_once_a_step_and_anew_at_the_next(adapter: Adapter) -> None:
-    queries, labels = table(9), table(4)
+    queries, labels = table(9), table(4, "labels")
     maker = KeyMaker(adapter, queries, labels, DIM, "cpu", ALONE)
     first = maker.at(3)
     with torch.no_grad():
-        adapter.narrow.weight.mul_(-1)
+        adapter.queries.narrow.weight.mul_(-1)
+        adapter.labels.narrow.weight.mul_(-1)
     assert maker.at(3) is first
     second = maker.at(4)
     np.testing.assert_allclose(second.instances, expected(adapter, queries), atol=1e-6)
@@ -77,7 +79,7 @@ def test_keys_of_a_whole_encoder_are_what_it_encodes(tiny_encoder: Encoder) -> N
 
 
 def test_each_rank_makes_its_share_of_the_keys(adapter: Adapter) -> None:
-    queries, labels = table(10), table(2)
+    queries, labels = table(10), table(2, "labels")
     shares = [KeyMaker(adapter, queries, labels, DIM, "cpu", OwnShare(rank, 3)).at(0) for rank in range(3)]
     assert sorted(len(share.instances) for share in shares) == [3, 3, 4]
     joined = np.concatenate([share.instances for share in shares])

@@ -165,10 +165,11 @@ class TestFinishedMemory:
     def test_keys_through_an_adapter_are_those_of_the_encoder_that_has_it(self, writer: Writer, tmp_path: Path) -> None:
         torch.manual_seed(7)
         adapter = Adapter(writer.encoder.dim, 48).eval()
-        torch.nn.init.normal_(adapter.narrow.weight)
+        torch.nn.init.normal_(adapter.queries.narrow.weight)
+        torch.nn.init.normal_(adapter.labels.narrow.weight)
         writer.write(tmp_path / "frozen")
         frozen = open_memory(tmp_path / "frozen").keys
-        assert writer.write_from(AdaptedKeys(adapter, frozen, "cpu"), tmp_path / "adapted") == KEYS
+        assert writer.write_from(AdaptedKeys(adapter, frozen[:14], frozen[14:], "cpu"), tmp_path / "adapted") == KEYS
         assert writer.encoded == []
         adapted = EncodedTexts(
             writer.encoder.with_adapter(adapter), writer.dataset.labels, writer.instances.entries, ALONE
@@ -276,10 +277,10 @@ from trainer.ranks import ALONE
 memory._WINDOW_TEXTS = 4
 real, windows = Encoder.encode, []
 
-def encode(self, texts, max_length, progress):
+def encode(self, texts, max_length, progress, side):
     windows.append(texts)
     stop = (lambda rows: os.kill(os.getpid(), signal.SIGKILL)) if len(windows) == 4 else progress
-    return real(self, texts, max_length, stop)
+    return real(self, texts, max_length, stop, side)
 
 Encoder.encode = encode
 dataset = open_dataset(Path(sys.argv[1]))

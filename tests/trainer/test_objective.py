@@ -30,9 +30,10 @@ class Problem:
         random = np.random.default_rng(4)
         torch.manual_seed(4)
         self.model = Adapter(DIM, 16, dropout=0.0)
-        nn.init.normal_(self.model.narrow.weight, std=0.3)
-        sides = (torch.randn(rows, DIM) for rows in (INSTANCES, LABELS))
-        self.queries, self.labels = (VectorTable(nn.functional.normalize(side, dim=1)) for side in sides)
+        nn.init.normal_(self.model.queries.narrow.weight, std=0.3)
+        nn.init.normal_(self.model.labels.narrow.weight, std=0.3)
+        queries, labels = (nn.functional.normalize(torch.randn(rows, DIM), dim=1) for rows in (INSTANCES, LABELS))
+        self.queries, self.labels = VectorTable(queries), VectorTable(labels, "labels")
         relevance = random.random((INSTANCES, LABELS)) < dense
         relevance[::5] = False
         self.relevance = relevance
@@ -53,7 +54,8 @@ class Problem:
 
     def directly(self, method: str, batch: Batch) -> tuple[float, Tensor]:
         """In one piece, on dense matrices, from the relevance matrix alone; which positives were drawn is given."""
-        queries, keys = self.model(self.queries.vectors[batch.rows]), self.model(self.labels.vectors[batch.pool])
+        queries = self.model(self.queries.vectors[batch.rows])
+        keys = self.model(self.labels.vectors[batch.pool], "labels")
         truth, rows = self.relevance[batch.rows], range(len(batch.rows))
         relevant = torch.from_numpy(truth[:, batch.pool])
         positives = torch.zeros_like(relevant)

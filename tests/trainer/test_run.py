@@ -371,7 +371,9 @@ class TestRunFolder:
     def recipe(self, **settings: Any) -> Recipe:
         given = TrainSettings(dataset=Path("data"), out=Path("run"), batch_size=4, **settings)
         encoder = {"name": "tiny", "pooling": "mean", "max_length": 32, "label_max_length": 8}
-        return Recipe.of(given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, device="cpu")
+        return Recipe.of(
+            given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, labels=5, device="cpu"
+        )
 
     def test_without_a_training_holds_none(self, folder: RunFolder) -> None:
         assert folder.training() is None

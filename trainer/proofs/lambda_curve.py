@@ -17,7 +17,7 @@ from trainer.pretrained import load_pretrained
 from trainer.sample import write_sample
 from trainer.search import nearest
 
-LAMBDAS = (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)
+LAMBDAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _TEMPERATURE, _TOP_B, _MAX_LENGTH = 0.04, 200, 64
 
 

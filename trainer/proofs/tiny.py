@@ -86,6 +86,7 @@ def learn(
         mine_search="exact",
         positives=0,
         validation_fraction=0.0,
+        label_inputs="text",
         label_key_alpha=0.0,
         precision="fp32",
         seed=seed,

@@ -1,0 +1,158 @@
+"""Runs of `recollect train`: how tests start them, kill them, and read what they leave."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import json
+import multiprocessing
+import os
+import pkgutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+import recollect
+
+PATIENCE_SECONDS = 120
+KILLED = -signal.SIGKILL
+
+# Of the lesson, 48 or 60 instances to train on: 6 or 8 steps an epoch.
+USUAL = ["--max-length", 16, "--label-max-length", 8, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
+# What a training leaves.
+LEFT = {"checkpoint", "memory", "metrics.jsonl", "training.json"}
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """What is said at the end; it must be one plain line."""
+        lines = self.err.splitlines()
+        assert sum(line.startswith("recollect train: ") for line in lines) == 1, self.err
+        assert "Traceback" not in self.err
+        return lines[-1]
+
+
+Train = Callable[..., Outcome]
+
+
+def metrics(folder: Path, name: str) -> dict[int, float]:
+    """One of the log's values, by step."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+def training(folder: Path) -> dict[str, Any]:
+    saved: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return saved
+
+
+def texts(folder: Path, name: str) -> list[str]:
+    return [json.loads(line)["text"] for line in (folder / "memory" / name).read_text("utf-8").splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """All of a checkpoint's weights."""
+    found = load_file(folder / "checkpoint" / "model.safetensors")
+    adapter = folder / "checkpoint" / "adapter.safetensors"
+    return found | (
+        {f"adapter.{name}": weight for name, weight in load_file(adapter).items()} if adapter.exists() else {}
+    )
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What must not depend on what happened on the way: weights and keys, byte for byte."""
+    paths = [*(folder / "checkpoint").glob("*.safetensors"), folder / "memory" / "keys.npy"]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+class Moment(NamedTuple):
+    """Just before the n-th call of a function or method, or just after it."""
+
+    function: str
+    call: int = 1
+    after: bool = False
+
+
+# A server that has the trainer imported, and forks itself: each child is a process of its own that starts at once.
+CHILDREN = multiprocessing.get_context("forkserver")
+CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run"])
+
+
+def run_recollect(arguments: Iterable[object], log: Path, killed: Moment | None = None, ranks: int = 1) -> list[int]:
+    """Run `recollect` in a process of its own, or in several as `torchrun` would; gives their exit statuses.
+
+    Args:
+        arguments: The verb and its flags.
+        log: Takes what the processes say, and what earlier ones said.
+        killed: When the process kills itself, with the signal that nobody can catch.
+        ranks: How many processes.
+    """
+    words, port = [str(argument) for argument in arguments], _free_port() if ranks > 1 else 0
+    processes = [
+        CHILDREN.Process(target=_run, args=(words, log, killed, (rank, ranks, port)), daemon=True)
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(PATIENCE_SECONDS)
+        statuses = [process.exitcode for process in processes]
+        assert None not in statuses, log.read_text()
+        return [int(status or 0) for status in statuses]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _run(words: list[str], log: Path, killed: Moment | None, group: tuple[int, int, int]) -> None:
+    import faiss
+    import torch
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    faulthandler.enable(sys.stderr)
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    if group[1] > 1:
+        rank, ranks, port = map(str, group)
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if killed is not None:
+        _die_at(killed)
+    sys.exit(recollect.main(words))
+
+
+def _die_at(moment: Moment) -> None:
+    name, _, attribute = moment.function.rpartition(".")
+    owner = pkgutil.resolve_name(name)
+    real, calls = getattr(owner, attribute), itertools.count(1)
+
+    def doomed(*arguments: Any, **options: Any) -> Any:
+        last = next(calls) == moment.call
+        if last and not moment.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments, **options)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, attribute, doomed)

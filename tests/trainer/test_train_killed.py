@@ -1,0 +1,291 @@
+"""`recollect train`, killed at any moment, and by several processes: it comes to the same end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect
+from tests.trainer.helpers import files
+from tests.trainer.runs import (
+    KILLED,
+    LEFT,
+    PATIENCE_SECONDS,
+    USUAL,
+    Moment,
+    Train,
+    metrics,
+    results,
+    run_recollect,
+    texts,
+    training,
+    weights,
+)
+from trainer.checkpoint import load_checkpoint
+from trainer.encoder import Encoder
+from trainer.memory import open_memory
+
+REPOSITORY = Path(__file__).parents[2]
+
+# 47 or 48 of 60 instances to train on: 6 steps an epoch.
+
+
+ON_THE_WAY = [
+    Moment("trainer.memory._write_progress", 2),  # some of the frozen keys are there
+    Moment("trainer.train.save_state", 1),  # nothing is saved yet but the first checkpoint
+    Moment("trainer.objective.Objective.backward", 8),  # in the second epoch
+    Moment("trainer.training_state.save_file", 5),  # a state is half there
+    Moment("trainer.train.save_state", 2, after=True),
+    Moment("pathlib.Path.rename", 2),  # a state, or a checkpoint, is whole but not in its place
+    Moment("pathlib.Path.rename", 3, after=True),  # the one before is still there
+    Moment("trainer.train._validate", 1),
+    Moment("trainer.train._validate", 1, after=True),
+]
+# What is trained how; 5 divides neither an epoch's steps nor the steps that are killed.
+KINDS: dict[str, list[object]] = {
+    "adapter": ["--train", "adapter", "--method", "softtopk"],
+    "whole encoder": ["--train", "full", "--method", "dexml", "--positives", 1],
+    "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
+    "adapter, mined negatives": ["--method", "rae", "--mine-every", 5, "--mine-top", 4, "--validation-fraction", 0],
+}
+
+
+class TestKilled:
+    """A process that is killed, and goes on."""
+
+    @pytest.fixture
+    def run(self, flags: list[object], tmp_path: Path) -> Callable[..., int]:
+        """Runs `recollect train` in a process of its own that saves its state after every step."""
+
+        def run(*more: object, killed: Moment | None = None) -> int:
+            (status,) = run_recollect([*flags, "--save-minutes", 0, *more], tmp_path / "log", killed)
+            return status
+
+        return run
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_again_and_again_it_ends_with_the_weights_and_keys_of_one_that_never_was(
+        self, run: Callable[..., int], run_folder: Path, tmp_path: Path, kind: str
+    ) -> None:
+        assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
+        for moment in ON_THE_WAY:
+            encodes = moment.function != "trainer.memory._write_progress" or "full" not in KINDS[kind]
+            if encodes:  # a whole encoder has no frozen keys
+                assert run(*KINDS[kind], "--resume", killed=moment) == KILLED, (moment, (tmp_path / "log").read_text())
+        assert run(*KINDS[kind], "--resume") == 0, (tmp_path / "log").read_text()
+        assert results(run_folder) == results(tmp_path / "never")
+        scores = metrics(run_folder, "validation_ndcg_5")
+        assert scores == metrics(tmp_path / "never", "validation_ndcg_5")
+        assert {path.name for path in run_folder.iterdir()} == LEFT
+        both = [training(folder)["progress"] | {"seconds": 0} for folder in (run_folder, tmp_path / "never")]
+        assert both[0] == both[1]
+
+    @pytest.mark.parametrize("resume", [["--resume"], []], ids=["resumed", "run again"])
+    @pytest.mark.parametrize("what", ["adapter", "full"])
+    @pytest.mark.parametrize(
+        "moment",
+        [
+            Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state is still there
+            Moment("trainer.memory.AdaptedKeys.keys", 2),
+            Moment("trainer.run._remember", 1, after=True),
+        ],
+        ids=["before the memory", "in the memory", "after the memory"],
+    )
+    def test_at_the_end_it_needs_no_more_than_to_be_run_again(
+        self, run: Callable[..., int], run_folder: Path, tmp_path: Path, moment: Moment, what: str, resume: list[str]
+    ) -> None:
+        few = ["--train", what, "--max-steps", 2]
+        if what == "full" and "Adapted" in moment.function:
+            moment = Moment("trainer.memory.EncodedTexts.keys", 2)
+        assert run(*few, killed=moment) == KILLED, (tmp_path / "log").read_text()
+        trained = (run_folder / "checkpoint" / "model.safetensors").stat().st_mtime_ns
+        assert run(*few, *resume) == 0, (tmp_path / "log").read_text()
+        assert {path.name for path in run_folder.iterdir()} == LEFT
+        assert (run_folder / "checkpoint" / "model.safetensors").stat().st_mtime_ns == trained
+        encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
+        np.testing.assert_allclose(
+            memory.instance_keys, encoder.encode(texts(run_folder, "instances.jsonl"), 16), atol=1e-5
+        )
+
+    def test_before_a_state_was_saved_it_begins_anew_without_being_asked(
+        self, run: Callable[..., int], run_folder: Path, tmp_path: Path
+    ) -> None:
+        assert run("--max-steps", 2, "--out", tmp_path / "never") == 0
+        assert run("--max-steps", 2, killed=Moment("trainer.train.save_state")) == KILLED
+        assert run("--max-steps", 2) == 0
+        assert results(run_folder) == results(tmp_path / "never")
+
+    def test_unfinished_it_is_refused_without_resume_and_nothing_changes(
+        self,
+        run: Callable[..., int],
+        train: Train,
+        run_folder: Path,
+        lesson: Path,
+        tiny_distilbert: Any,
+        tmp_path: Path,
+    ) -> None:
+        assert run(killed=Moment("trainer.objective.Objective.backward", 4)) == KILLED
+        before = files(run_folder)
+        outcome = train()
+        assert outcome.status == 2
+        assert "expected no unfinished training, found one; go on with --resume, or start again" in outcome.message
+        for flags, differs in (
+            (["--encoder", tiny_distilbert.folder], "encoder"),
+            (["--method", "infonce"], "method, temperature, hard_negatives"),
+            (["--train", "full"], "train, learning_rate"),
+            (["--batch-size", 4], "steps, batch_size, mine_every"),
+            (["--seed", 1], "seed"),
+            (["--label-keys", "enriched"], "label_key_alpha"),
+        ):
+            outcome = train("--resume", *flags)
+            assert outcome.status == 2
+            assert f"{run_folder}: expected this training, found one that differs in {differs}" in outcome.message
+        outcome = train("--epochs", 0, "--resume")
+        assert outcome.status == 2
+        assert "expected no training here, found one" in outcome.message
+        assert files(run_folder) == before
+
+    def test_the_dataset_it_is_resumed_with_must_be_the_same(
+        self, run: Callable[..., int], train: Train, run_folder: Path, lesson: Path, tmp_path: Path
+    ) -> None:
+        dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
+        changed = (dataset / "train.jsonl").read_text("utf-8").replace("garden", "lawn")
+        assert run(killed=Moment("trainer.objective.Objective.backward", 2)) == KILLED
+        (dataset / "train.jsonl").write_text(changed, "utf-8")
+        before = files(run_folder)
+        outcome = train("--resume", dataset=dataset)
+        assert outcome.status == 2
+        assert "expected this training, found one that differs in dataset; go on with the same" in outcome.message
+        assert files(run_folder) == before
+
+    def test_overwriting_starts_it_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
+        assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
+        assert run(killed=Moment("trainer.objective.Objective.backward", 4)) == KILLED
+        assert run("--seed", 1, "--max-steps", 7, "--overwrite") == 0
+        assert results(run_folder) == results(tmp_path / "never")
+        assert metrics(run_folder, "validation_ndcg_5") == metrics(tmp_path / "never", "validation_ndcg_5")
+
+    def test_resuming_what_is_done_changes_nothing_and_what_is_not_there_begins(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert "1 steps of 8" in train("--resume", "--max-steps", 1).err
+        before = files(run_folder)
+        monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("nothing should be encoded"))
+        for resume in ([], ["--resume"]):
+            outcome = train(*resume, "--max-steps", 1)
+            assert outcome.status == 0
+            assert "already done, 72 keys" in outcome.err
+            assert files(run_folder) == before
+
+    def test_a_memory_that_was_tuned_stays_as_it_is(self, train: Train, run_folder: Path) -> None:
+        train("--max-steps", 1)
+        assert recollect.main(["tune", str(run_folder), "--lambda", "0.3", "--label-key-alpha", "0.75"]) == 0
+        before = files(run_folder)
+        assert train("--max-steps", 1).status == 0
+        assert files(run_folder) == before
+
+    def test_from_outside_while_it_runs_it_goes_on_to_the_same_end(
+        self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
+    ) -> None:
+        assert run("--train", "full", "--out", tmp_path / "never") == 0
+        command = [sys.executable, "-m", "recollect", *map(str, flags), "--train", "full", "--save-minutes", "0"]
+        kill_after_steps(command, run_folder, 6)
+        assert run("--train", "full", "--resume") == 0
+        assert results(run_folder) == results(tmp_path / "never")
+
+
+def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
+    """Start a training, and kill all its processes at once when its log has reached a step."""
+    said, told = folder.with_name("killed.log"), folder / "metrics.jsonl"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with said.open("wb") as log:
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (told.exists() and f'"step": {step},' in told.read_text()):
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.001)
+    finally:
+        for pid in family(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, and so on."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
+    found = [pid]
+    for member in found:  # grows as it is read
+        found.extend(child for child, parent in parents.items() if parent == member)
+    return found
+
+
+# What one process trains, and two.
+TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
+    """The run that two processes made, which nobody killed."""
+    words = ["train", lesson, "--out", folder / "two", "--encoder", steady_encoder, *USUAL, *TWICE]
+    assert run_recollect(words, folder / "log", ranks=2) == [0, 0], (folder / "log").read_text()
+    return folder / "two"
+
+
+def test_two_ranks_learn_what_one_learns(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
+    words = ["train", lesson, "--out", folder / "one", "--encoder", steady_encoder, *USUAL, *TWICE]
+    assert run_recollect(words, folder / "log") == [0]
+    one, joined = (metrics(run, "validation_ndcg_5") for run in (folder / "one", two))
+    assert joined == pytest.approx(one, abs=1e-6)
+    assert {path.name for path in two.iterdir()} == LEFT
+    np.testing.assert_allclose(open_memory(two / "memory").keys, open_memory(folder / "one" / "memory").keys, atol=1e-3)
+    mine, other = weights(folder / "one"), weights(two)
+    for name in mine:
+        if not name.endswith("key.bias"):  # softmax does not see it: its gradient is rounding, and Adam enlarges it
+            torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
+
+
+def test_two_ranks_killed_under_torchrun_go_on_to_the_same_weights(
+    two: Path, folder: Path, lesson: Path, steady_encoder: Path
+) -> None:
+    words = ["train", lesson, "--out", folder / "killed", "--encoder", steady_encoder, *USUAL, *TWICE]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    saving = [*words, "--save-minutes", 0]
+    kill_after_steps([*torchrun, "-m", "recollect", *map(str, saving)], folder / "killed", 6)
+    assert list((folder / "killed" / "state").glob("step-*"))
+    assert run_recollect([*saving, "--resume"], folder / "log", ranks=2) == [0, 0], (folder / "log").read_text()
+    assert results(folder / "killed") == results(two)
+
+
+def test_two_ranks_teach_an_adapter_with_dropout_and_go_on_after_a_kill(
+    folder: Path, lesson: Path, tiny_bert: Any
+) -> None:
+    words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
+    for run, kills in (("never", []), ("again", [Moment("trainer.objective.Objective.backward", 9)])):
+        out = ["--out", folder / f"adapter, {run}"]
+        for moment in kills:
+            first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)
+            assert first == KILLED
+            assert second != 0  # killed too, or left alone
+        assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (
+            folder / "log"
+        ).read_text()
+    assert results(folder / "adapter, again") == results(folder / "adapter, never")

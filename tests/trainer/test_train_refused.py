@@ -1,0 +1,285 @@
+"""`recollect train` that cannot go on: diverging losses, full disks, bad flags and bad data."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import recollect
+from tests.trainer.conftest import load
+from tests.trainer.helpers import files
+from tests.trainer.runs import KILLED, LEFT, Moment, Outcome, Train, results, run_recollect, weights
+from trainer import memory
+from trainer import run as walk
+from trainer import train as loop
+from trainer.checkpoint import encoder_digest, load_checkpoint
+from trainer.memory import open_memory
+from trainer.validation import Validation
+
+
+class TestDiverging:
+    def test_loss_is_told_in_one_line_and_the_last_good_checkpoint_kept(
+        self, train: Train, run_folder: Path, tiny_bert: Any
+    ) -> None:
+        outcome = train("--train", "full", "--learning-rate", 1e30)
+        assert outcome.status == 2
+        assert "expected a finite loss and gradient, found a loss of nan; the checkpoint of step 0 is kept in " in (
+            outcome.message
+        )
+        assert outcome.message.endswith("start again with --overwrite and a --learning-rate below 1e+30")
+        assert encoder_digest(load_checkpoint(run_folder / "checkpoint", "cpu")) == encoder_digest(
+            load(tiny_bert.folder)
+        )
+        assert not (run_folder / "memory").exists()
+        assert train("--train", "full", "--overwrite", "--epochs", 1).status == 0
+
+    @pytest.mark.parametrize("what", ["adapter", "full"])
+    @pytest.mark.parametrize("fraction", [0, 0.2], ids=["nothing held out", "some held out"])
+    def test_last_step_leaves_no_broken_checkpoint_and_no_broken_memory(
+        self, train: Train, run_folder: Path, what: str, fraction: float
+    ) -> None:
+        last = ["--max-steps", 1, "--validation-fraction", fraction]
+        outcome = train("--train", what, "--learning-rate", 1e30, *last)
+        assert all(weight.isfinite().all() and weight.abs().max() < 1e6 for weight in weights(run_folder).values())
+        if outcome.status == 0:
+            assert np.isfinite(open_memory(run_folder / "memory").keys).all()
+        else:
+            assert "--learning-rate below 1e+30" in outcome.message
+            assert not (run_folder / "memory" / "memory.json").exists()
+
+    def test_later_leaves_the_best_checkpoint_so_far(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backward = loop.Objective.backward
+        scores: Iterator[float] = iter([1.0, 2.0])
+        monkeypatch.setattr(Validation, "score", lambda *_: next(scores))
+        losses: Iterator[float] = iter([0.5] * 8 + [math.inf])
+        monkeypatch.setattr(
+            loop.Objective, "backward", lambda self, batch: min(backward(self, batch), 9) * 0 + next(losses)
+        )
+        outcome = train()
+        assert outcome.status == 2
+        assert "step 9: expected a finite loss and gradient, found a loss of inf; the checkpoint of step 6 is kept" in (
+            outcome.message
+        )
+        assert load_checkpoint(run_folder / "checkpoint", "cpu").model.adapter is not None
+
+
+class TestFullDisk:
+    @pytest.fixture
+    def limited(self) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+        """No file may grow beyond so many bytes; what pytest captures is a file too."""
+
+        @contextlib.contextmanager
+        def limited(size: int) -> Iterator[None]:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+        return limited
+
+    def test_while_the_state_is_saved_keeps_the_last_one_and_training_goes_on_from_it(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
+    ) -> None:
+        train("--train", "full", "--out", run_folder.with_name("never"))
+        save_state = loop.save_state
+
+        def fill_up(folder: Path, progress: Any, *arguments: Any) -> None:
+            weights_alone = (run_folder / "checkpoint" / "model.safetensors").stat().st_size + 1_000
+            with limited(weights_alone if progress.step == 8 else 2**30):  # AdamW's moments are twice as large
+                save_state(folder, progress, *arguments)
+
+        with monkeypatch.context() as full:
+            full.setattr(loop, "save_state", fill_up)
+            outcome = train("--train", "full", "--save-minutes", 0)
+        assert outcome.status == 2
+        assert f"{run_folder}/state: the training's state cannot be saved (" in outcome.message
+        assert "make room and go on with --resume" in outcome.message
+        assert [path.name for path in (run_folder / "state").iterdir()] == ["step-00000007"]
+        assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
+        assert train("--train", "full", "--resume").status == 0
+        assert results(run_folder) == results(run_folder.with_name("never"))
+
+    @pytest.mark.parametrize("what", ["adapter", "full"])
+    @pytest.mark.parametrize("size", [100, 20_000], ids=["first file", "weights"])
+    def test_while_a_checkpoint_is_saved_keeps_the_last_good_one(
+        self,
+        train: Train,
+        run_folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        limited: Callable[[int], Any],
+        what: str,
+        size: int,
+    ) -> None:
+        save_checkpoint, before = walk.save_checkpoint, []
+        scores: Iterator[float] = iter([1.0, 2.0])
+
+        def fill_up(*arguments: Any) -> None:
+            full = (run_folder / "checkpoint").is_dir()
+            if full:
+                before.append(files(run_folder / "checkpoint"))
+            with limited(size if full else 2**30):
+                save_checkpoint(*arguments)
+
+        monkeypatch.setattr(Validation, "score", lambda *_: next(scores))
+        monkeypatch.setattr(walk, "save_checkpoint", fill_up)
+        outcome = train("--train", what)
+        assert outcome.status == 2
+        assert str(run_folder) in outcome.message
+        assert before == [files(run_folder / "checkpoint")]
+        assert {path.name for path in run_folder.iterdir()} - {"frozen"} == LEFT - {"memory"}
+        assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
+
+    def test_while_a_tokenizer_is_saved_is_told_in_one_line(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Any, folder: Path) -> None:
+            self.backend_tokenizer.save("/dev/full")  # tokenizers says it by no OSError
+
+        monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail)
+        outcome = train()
+        assert outcome.status == 2
+        assert "No space left on device" in outcome.message
+        assert not (run_folder / "checkpoint").exists()
+
+    def test_while_the_memory_is_written_is_mended_by_running_again(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
+    ) -> None:
+        train("--out", run_folder.with_name("never"))
+        flush = memory._flush
+
+        def fill_up(file: Any) -> None:
+            with limited(4_000 if file.name == str(run_folder / "memory" / "keys.npy") else 2**30):
+                flush(file)
+
+        with monkeypatch.context() as full:
+            full.setattr(memory, "_flush", fill_up)
+            outcome = train()
+        assert outcome.status == 2
+        assert str(run_folder) in outcome.message
+        assert not (run_folder / "memory" / "memory.json").exists()
+        assert train().status == 0
+        assert results(run_folder) == results(run_folder.with_name("never"))
+        assert {path.name for path in run_folder.iterdir()} == LEFT
+
+
+BAD_FLAGS: dict[str, tuple[list[object], str]] = {
+    "method": (["--method", "svm"], "--method: expected 'rae', 'dexml', 'softtopk' or 'infonce'; found 'svm'"),
+    "unknown flag": (["--learning-rat", 1], "unrecognized arguments: --learning-rat 1; see `recollect train --help`"),
+    "what to train": (["--train", "head"], "--train: expected 'adapter' or 'full'; found 'head'"),
+    "learning rate": (["--learning-rate", 0], "--learning-rate: expected greater than 0; found '0'"),
+    "learning rate no number": (["--learning-rate", "nan"], "--learning-rate: expected a finite number; found 'nan'"),
+    "temperature": (["--temperature", -1], "--temperature: expected greater than 0; found '-1'"),
+    "batch size": (["--batch-size", 0], "--batch-size: expected greater than or equal to 1; found '0'"),
+    "large batch": (["--batch-size", 49], "--batch-size 49: expected at most 48, the instances to train on; choose a"),
+    "fraction": (["--validation-fraction", 0.6], "--validation-fraction: expected less than or equal to 0.5"),
+    "mine top": (["--mine-top", 0], "--mine-top: expected greater than or equal to 1; found '0'"),
+    "search": (["--mine-search", "fast"], "'exact' or 'approximate'; found 'fast'"),
+    "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
+    "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
+    "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
+    "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
+}
+
+
+@pytest.mark.parametrize(("more", "complaint"), BAD_FLAGS.values(), ids=BAD_FLAGS)
+def test_bad_flag_is_told_in_one_line_and_writes_nothing(
+    train: Train, run_folder: Path, more: list[object], complaint: str
+) -> None:
+    outcome = train(*more)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert complaint in outcome.message
+    assert not run_folder.exists()
+
+
+BAD_DATA: dict[str, tuple[str, str, str]] = {
+    "one label": (
+        '{"uid": "a", "text": "red"}\n',
+        '{"text": "red", "labels": [0]}\n' * 3,
+        "found 1 label; there is nothing to tell",
+    ),
+    "no label in use": (
+        '{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n',
+        '{"text": "a", "labels": []}\n',
+        "found no instance with",
+    ),
+    "no labels at all": ("", '{"text": "red", "labels": []}\n', "labels.jsonl"),
+    "labels without text": ('{"uid": "a"}\n', '{"text": "red", "labels": []}\n', "labels.jsonl:1"),
+    "labels with empty text": ('{"uid": "a", "text": " "}\n', '{"text": "red", "labels": []}\n', "labels.jsonl:1"),
+    "nothing to train on": ('{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n', "", "train.jsonl"),
+}
+
+
+@pytest.mark.parametrize(("labels", "instances", "complaint"), BAD_DATA.values(), ids=BAD_DATA)
+def test_data_that_teaches_nothing_is_told_in_one_line_and_writes_nothing(
+    run_folder: Path,
+    tiny_bert: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    labels: str,
+    instances: str,
+    complaint: str,
+) -> None:
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    (dataset / "labels.jsonl").write_text(labels)
+    (dataset / "train.jsonl").write_text(instances)
+    words = ["train", dataset, "--out", run_folder, "--encoder", tiny_bert.folder, "--max-length", 16]
+    outcome = Outcome(recollect.main([*map(str, words), "--label-max-length", "8"]), *capfd.readouterr())
+    assert (outcome.status, outcome.out) == (2, "")
+    assert complaint in outcome.message
+    assert str(dataset) in outcome.message
+    assert not run_folder.exists()
+
+
+def test_gpu_that_is_not_there_is_refused(train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    outcome = train("--device", "cuda")
+    assert outcome.status == 2
+    assert "--device cuda: expected a CUDA GPU, found none; use --device cpu" in outcome.message
+    assert not run_folder.exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "memory", "state", "frozen", "tensorboard"])
+def test_folder_that_no_training_left_is_not_removed_unasked(train: Train, run_folder: Path, name: str) -> None:
+    (run_folder / name).mkdir(parents=True)
+    (run_folder / name / "precious.bin").write_text("mine")
+    assert train("--max-steps", 1).status == 2
+    assert files(run_folder) == {f"{name}/precious.bin": b"mine"}
+
+
+def test_state_that_cannot_be_read_is_refused_until_overwritten(
+    train: Train, flags: list[object], run_folder: Path, tmp_path: Path
+) -> None:
+    killed = Moment("trainer.objective.Objective.backward", 3)
+    assert run_recollect([*flags, "--save-minutes", 0], tmp_path / "log", killed) == [KILLED]
+    (state,) = (run_folder / "state").iterdir()
+    (state / "optimizer.safetensors").write_bytes(b"half")
+    outcome = train("--resume")
+    assert outcome.status == 2
+    assert f"{state}: expected a training's state, found: " in outcome.message
+    assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
+    assert train("--overwrite", "--max-steps", 1).status == 0
+
+
+def test_two_instances_of_two_labels_are_enough(tmp_path: Path, tiny_bert: Any, run_folder: Path) -> None:
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    (dataset / "labels.jsonl").write_text('{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n')
+    (dataset / "train.jsonl").write_text('{"text": "red paint", "labels": [0]}\n{"text": "lazy fox", "labels": [1]}\n')
+    words = ["train", dataset, "--out", run_folder, "--encoder", tiny_bert.folder, "--max-length", 16]
+    for what in ("adapter", "full"):
+        more = ["--label-max-length", "8", "--train", what, "--epochs", "2", "--overwrite"]
+        assert recollect.main([*map(str, words), *more]) == 0
+        assert np.isfinite(open_memory(run_folder / "memory").keys).all()

@@ -1,0 +1,452 @@
+"""`recollect tune`: against each query's answer worked out alone, with all others, label by label, in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import recollect
+from tests.trainer.helpers import files, label_sets, random_sets, random_units
+from tests.trainer.runs import Train, training
+from trainer import tune as tuner
+from trainer.adapter import Adapter
+from trainer.dataset import Entries, Split
+from trainer.errors import MemoryFolderError, TrainingError
+from trainer.memory import DEFAULTS, AdaptedKeys, Memory, MemoryPlan, open_memory, write_defaults, write_memory
+from trainer.ranks import ALONE
+from trainer.settings import TuneSettings
+from trainer.tune import Trial, Tuning, table, tune
+from trainer.validation import hold_out
+
+A, B = 0.55, 1.5
+
+
+def entries(kind: str, rows: int) -> Entries:
+    strings = pa.array([f"{kind}{row}" for row in range(rows)], type=pa.large_string())
+    return Entries(strings, strings)
+
+
+def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: Any = "float32") -> Path:
+    """A run folder whose memory holds these unit vectors: instances, then labels."""
+    labels, dim = len(keys) - len(sets), keys.shape[1]
+    plan = MemoryPlan(len(sets), labels, dim, key_dtype, {}, "", "")
+    instances = Split(entries("i", len(sets)), label_sets(sets), np.empty((0, 2), np.int64))
+    source = AdaptedKeys(Adapter(dim, 1).eval(), keys[: len(sets)], keys[len(sets) :], "cpu")  # changes nothing
+    write_memory(folder / "memory", plan, entries("l", labels), instances, source, ALONE)
+    return folder
+
+
+def random_run(folder: Path, seed: int, instances: int, labels: int, key_dtype: Any = "float32") -> Path:
+    """Instances with none to all labels; some labels have one instance, some none."""
+    rng = np.random.default_rng(seed)
+    sets = [own - {0, 1} for own in random_sets(rng, instances, labels)]
+    sets[0] |= {0}
+    return make_run(folder, random_units(rng, instances + labels, 6), sets, key_dtype)
+
+
+def sets_of(memory: Memory) -> list[set[int]]:
+    return [set(row.tolist()) for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
+
+
+class Alone(NamedTuple):
+    """One query, and all that may answer it: the others' keys and sets, and label keys that it has no part in."""
+
+    similarities: list[float]
+    sets: list[set[int]]
+    label_similarities: list[float]
+
+    @classmethod
+    def of(cls, memory: Memory, row: int, alpha: float) -> Alone:
+        keys, sets, n = np.asarray(memory.keys, dtype=np.float64), sets_of(memory), memory.plan.instances
+        others = [other for other in range(n) if other != row]
+        label_keys = []
+        for label, text in enumerate(keys[n:]):
+            has = [keys[other] for other in others if label in sets[other]]
+            label_keys.append(unit((1 - alpha) * text + alpha * unit(np.sum(has, axis=0))) if has and alpha else text)
+        query = keys[row]
+        return cls([query @ keys[o] for o in others], [sets[o] for o in others], [query @ key for key in label_keys])
+
+    def best(self, lambda_: float, temperature: float, top_b: int, depth: int) -> list[int]:
+        found: list[tuple[float, set[int], float]] = []
+        if lambda_ > 0:
+            found += [(s, own, lambda_) for s, own in zip(self.similarities, self.sets, strict=True)]
+        if lambda_ < 1:
+            found += [(s, {label}, 1 - lambda_) for label, s in enumerate(self.label_similarities)]
+        found = sorted(found, key=lambda key: -key[0])[:top_b]
+        votes = [0.0] * len(self.label_similarities)
+        for similarity, own, share in found:
+            for label in own:
+                votes[label] += share * math.exp((similarity - found[0][0]) / temperature)
+        ranked = sorted(range(len(votes)), key=lambda label: -votes[label])
+        return [label for label in ranked if votes[label] > 0][:depth]
+
+
+def naive_score(metric: str, answers: list[list[int]], truth: list[set[int]], counts: list[int], n: int) -> float:
+    name, _, depth = metric.partition("@")
+    k = int(depth)
+    c = (math.log(n) - 1) * (B + 1) ** A
+    weights = [1 + c * (count + B) ** -A for count in counts]
+    scores, gained, ideal = [], 0.0, 0.0
+    for answer, own in zip(answers, truth, strict=True):
+        right = [label in own for label in answer]
+        gained += sum(weights[label] for label in answer if label in own)
+        ideal += sum(sorted((weights[label] for label in own), reverse=True)[:k])
+        if name == "nDCG":
+            most = sum(1 / math.log2(place + 2) for place in range(min(k, len(own))))
+            scores.append(sum(hit / math.log2(place + 2) for place, hit in enumerate(right)) / most)
+        else:
+            scores.append(sum(right) / (k if name == "P" else len(own)))
+    return 100 * (gained / ideal if name == "PSP" else sum(scores) / len(scores))
+
+
+def naive(memory: Memory, rows: list[int], metric: str) -> Callable[[Trial], float]:
+    sets, k = sets_of(memory), int(metric.partition("@")[2])
+    counts = [sum(label in own for own in sets) for label in range(memory.plan.labels)]
+    alone: dict[float, list[Alone]] = {}
+
+    def score(trial: Trial) -> float:
+        alpha = trial.label_key_alpha
+        if alpha not in alone:
+            alone[alpha] = [Alone.of(memory, row, alpha) for row in rows]
+        answers = [query.best(trial.lambda_, trial.temperature, trial.top_b, k) for query in alone[alpha]]
+        return naive_score(metric, answers, [sets[row] for row in rows], counts, memory.plan.instances)
+
+    return score
+
+
+def settings(run: Path, **asked: Any) -> TuneSettings:
+    names = {"lambda_": "lambda", "json_": "json"}
+    return TuneSettings(run=run, **{names.get(name, name): value for name, value in asked.items()})
+
+
+def setting(trial: Trial) -> tuple[float, float, int, float]:
+    return trial.lambda_, trial.temperature, trial.top_b, trial.label_key_alpha
+
+
+GRID: dict[str, Any] = {
+    "lambda_": [0, 0.3, 1],
+    "temperature": [0.1, 0.4],
+    "top_b": [1, 4, 9, 300],
+    "label_key_alpha": [0, 0.5, 0.9],
+}
+
+
+@pytest.mark.parametrize("metric", ["P@1", "nDCG@5", "PSP@5", "R@10"])
+@pytest.mark.parametrize(("seed", "instances", "labels"), [(0, 30, 9), (1, 18, 40), (2, 3, 5)])
+def test_every_trial_scores_what_it_would_with_each_query_left_out(
+    tmp_path: Path, metric: str, seed: int, instances: int, labels: int
+) -> None:
+    memory = open_memory(random_run(tmp_path, seed, instances, labels) / "memory")
+    tuning = tune(settings(tmp_path, metric=metric, **GRID))
+    rows = [row for row, own in enumerate(sets_of(memory)) if own]
+    expected = naive(memory, rows, metric)
+    assert (tuning.metric, tuning.queries) == (metric, len(rows))
+    assert len(tuning.trials) == len({setting(trial) for trial in tuning.trials}) == 3 * (3 * 2 * 4 + 1)
+    for trial in tuning.trials:
+        assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
+
+
+@pytest.mark.parametrize("top_b", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_few_keys_of_many_labels_are_those_of_all_labels_with_the_query_left_out(
+    tmp_path: Path, seed: int, top_b: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    sets = [set(rng.choice(80, size=3, replace=False).tolist()) for _ in range(60)]
+    memory = open_memory(make_run(tmp_path, random_units(rng, 140, 4), sets) / "memory")
+    own = DEFAULTS | {"top_b": top_b}
+    write_defaults(memory.folder, memory.plan, own)
+    tuning = tune(settings(tmp_path, metric="R@10", lambda_=[0], top_b=[top_b], label_key_alpha=[0.3, 0.6, 0.9]))
+    expected = naive(memory, list(range(60)), "R@10")
+    for trial in tuning.trials:
+        assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_half_precision_keys_are_asked_as_they_are_stored(tmp_path: Path, alpha: float) -> None:
+    memory = open_memory(random_run(tmp_path, 4, 20, 8, "float16") / "memory")
+    rows = [row for row, own in enumerate(sets_of(memory)) if own]
+    tuning = tune(settings(tmp_path, lambda_=[0.4], temperature=[0.1], top_b=[400], label_key_alpha=[alpha]))
+    expected = naive(memory, rows, "nDCG@5")
+    for trial in tuning.trials:
+        assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
+
+
+def test_an_instance_does_not_vote_for_itself(tmp_path: Path) -> None:
+    keys = np.eye(4, dtype=np.float32)  # two instances of different labels, far from all
+    tuning = tune(settings(make_run(tmp_path, keys, [{0}, {1}]), metric="P@1", lambda_=[1]))
+    assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {0.0}
+
+
+def test_an_instance_does_not_sit_in_its_labels_means(tmp_path: Path) -> None:
+    units = np.eye(4, dtype=np.float32)
+    # Each label's text is the other's instance: only with the query in its label's mean would it find it.
+    run = make_run(tmp_path, units[[0, 1, 1, 0]], [{0}, {1}])
+    tuning = tune(settings(run, metric="P@1", lambda_=[0], label_key_alpha=[0, 0.5, 0.9]))
+    assert {trial.score for trial in tuning.trials if trial.lambda_ == 0} == {0.0}
+
+
+def test_equal_instances_answer_each_other(tmp_path: Path) -> None:
+    keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 0, 1, 2]]
+    tuning = tune(settings(make_run(tmp_path, keys, [{1}] * 4), metric="P@1", lambda_=[1], top_b=[1, 2, 400]))
+    assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {100.0}
+
+
+def test_an_only_instance_is_answered_by_the_labels(tmp_path: Path) -> None:
+    keys = np.eye(3, dtype=np.float32)[[0, 1, 0]]
+    tuning = tune(settings(make_run(tmp_path, keys, [{1}]), metric="P@1"))
+    assert tuning.queries == 1
+    assert tuning.best.score == 100
+    assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {0.0}
+
+
+class TestQueries:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+        """The rows that each tuning asks."""
+        rows: list[list[int]] = []
+        find = tuner._other_instances
+
+        def watched(memory: Memory, chosen: Any, most: int) -> Any:
+            rows.append(chosen.tolist())
+            return find(memory, chosen, most)
+
+        monkeypatch.setattr(tuner, "_other_instances", watched)
+        return rows
+
+    def test_are_all_instances_with_a_label_where_nothing_was_trained(
+        self, tmp_path: Path, asked: list[list[int]]
+    ) -> None:
+        memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
+        tune(settings(tmp_path, **GRID))
+        labelled = [row for row, own in enumerate(sets_of(memory)) if own]
+        assert asked == [labelled]
+        assert len(labelled) < 40
+
+    def test_are_as_many_as_wanted_and_the_seed_decides_which(self, tmp_path: Path, asked: list[list[int]]) -> None:
+        memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
+        for seed in (0, 0, 1):
+            assert tune(settings(tmp_path, queries=7, seed=seed, **GRID)).queries == 7
+        assert asked[0] == asked[1] != asked[2]
+        assert all(sets_of(memory)[row] for row in asked[2])
+        assert asked[0] == sorted(set(asked[0]))
+
+    @pytest.mark.parametrize("seed", [0, 3])
+    def test_of_a_trained_run_are_those_that_training_held_out(
+        self, train: Train, run_folder: Path, asked: list[list[int]], seed: int
+    ) -> None:
+        train("--max-steps", 1, "--seed", seed)
+        memory = open_memory(run_folder / "memory")
+        assert tune(settings(run_folder, **GRID)).queries == 12
+        assert asked == [np.flatnonzero(hold_out(memory.label_sets, 0.2, seed)).tolist()]
+
+    @pytest.mark.parametrize("fraction", [0, 0.005], ids=["none asked for", "none left by rounding"])
+    def test_are_any_with_a_label_where_training_held_out_none(
+        self, train: Train, run_folder: Path, asked: list[list[int]], fraction: float
+    ) -> None:
+        assert "0 instances held out" in train("--max-steps", 1, "--validation-fraction", fraction).err
+        assert tune(settings(run_folder, **GRID)).queries == 59
+        assert asked == [list(range(59))]
+
+
+class TestResult:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        return random_run(tmp_path / "run", 5, 30, 9)
+
+    def test_becomes_the_memorys_defaults_and_nothing_else_changes(self, run: Path) -> None:
+        before = files(run)
+        tuning = tune(settings(run))
+        memory = open_memory(run / "memory")
+        best = tuning.best
+        assert memory.defaults == {
+            "lambda": best.lambda_,
+            "temperature": best.temperature,
+            "top_b": best.top_b,
+            "label_key_alpha": best.label_key_alpha,
+        }
+        assert memory.defaults != DEFAULTS
+        after = files(run)
+        assert set(after) - set(before) == {"memory/tuning.json"}
+        assert {name for name in before if before[name] != after[name]} == {"memory/memory.json"}
+        saved = [json.loads(each["memory/memory.json"]) for each in (before, after)]
+        assert saved[0] | {"defaults": memory.defaults} == saved[1]
+
+    def test_is_kept_with_every_trial_best_first(self, run: Path) -> None:
+        tuning = tune(settings(run, **GRID))
+        saved = json.loads((run / "memory" / "tuning.json").read_text())
+        assert saved == json.loads(json.dumps(tuning.as_json()))
+        assert saved["best"] == saved["trials"][0]
+        assert set(saved["best"]) == {"lambda", "temperature", "top_b", "label_key_alpha", "score"}
+        scores = [trial["score"] for trial in saved["trials"]]
+        assert scores == sorted(scores, reverse=True)
+        assert len(scores) == 75
+        assert saved["before"] in saved["trials"]
+        assert saved["before"] | {"score": 0} == DEFAULTS | {"score": 0}
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_never_ends_below_the_defaults_it_found(self, tmp_path: Path, seed: int) -> None:
+        run = random_run(tmp_path, seed, 25, 7)
+        bad: dict[str, Any] = {"lambda_": [0], "temperature": [9.0], "top_b": [1], "label_key_alpha": [0.25]}
+        for metric in ("P@1", "PSP@5"):
+            tuning = tune(settings(run, metric=metric, **bad))
+            assert tuning.best.score >= tuning.before.score
+            assert setting(tuning.before) in {setting(trial) for trial in tuning.trials}
+
+    def test_tuned_again_starts_from_what_was_found_and_finds_it_again(self, run: Path) -> None:
+        first, second = (tune(settings(run, **GRID)) for _ in range(2))
+        assert second.before == second.best == first.best
+
+    def test_is_the_same_whatever_the_memorys_defaults_were(self, run: Path) -> None:
+        first = tune(settings(run, **GRID))
+        memory = open_memory(run / "memory")
+        write_defaults(memory.folder, memory.plan, DEFAULTS | {"top_b": 4, "temperature": 0.4, "lambda": 0.3})
+        second = tune(settings(run, **GRID))
+        assert (second.best.score, second.best.lambda_) == (first.best.score, first.best.lambda_)
+
+    def test_of_equals_keeps_to_text_keys_then_more_keys_then_a_lower_tau(self, tmp_path: Path) -> None:
+        keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # whatever is asked, the answer is right
+        tuning = tune(settings(make_run(tmp_path, keys, [{0}, {0}])))
+        assert tuning.best.score == tuning.before.score == max(trial.score for trial in tuning.trials)
+        assert setting(tuning.best)[1:] == (0.02, 400, 0)
+
+    def test_when_interrupted_leaves_the_old_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = (run / "memory" / "memory.json").read_bytes()
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tuner, "write_defaults", interrupted)
+        assert recollect.main(["tune", str(run)]) == 130
+        assert (run / "memory" / "memory.json").read_bytes() == before
+        assert open_memory(run / "memory").defaults == DEFAULTS
+
+
+def trial(lambda_: float, alpha: float, score: float) -> Trial:
+    return Trial(float(lambda_), 0.04, 200, float(alpha), float(score))
+
+
+class TestTable:
+    def test_shows_before_and_best_then_the_best_for_each_alpha_and_lambda(self) -> None:
+        trials = [trial(0.5, 0.25, 60), trial(1, 0.25, 55.125), trial(1, 0, 50), trial(0.05, 0, 40), trial(0.5, 0, 30)]
+        lines = table(Tuning("nDCG@5", 10, trials[4], trials[0], trials))
+        assert [" ".join(line.split()) for line in lines] == [
+            "lambda tau b alpha nDCG@5",
+            "before 0.5 0.04 200 0 30.00",
+            "best 0.5 0.04 200 0.25 60.00",
+            "best at alpha 0 1 0.04 200 0 50.00",
+            "best at alpha 0.25 0.5 0.04 200 0.25 60.00",
+            "best at lambda 0.05 0.05 0.04 200 0 40.00",
+            "best at lambda 0.5 0.5 0.04 200 0.25 60.00",
+            "best at lambda 1 1 0.04 200 0.25 55.12",
+        ]
+
+    def test_has_columns_of_one_width(self, tmp_path: Path) -> None:
+        lines = table(tune(settings(random_run(tmp_path, 6, 20, 5), **GRID)))
+        assert len({len(line) for line in lines}) == 1
+        assert len(lines) == 3 + 4 + 3  # the header, before and best; lambdas 0, .3, .5 and 1; alphas
+
+
+class TestCommand:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        return random_run(tmp_path / "run", 5, 20, 6)
+
+    def test_prints_the_table_and_says_nothing_else_on_stdout(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert recollect.main(["tune", str(run), "--lambda", "0,.5", "--metric", "P@1"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].split() == ["lambda", "tau", "b", "alpha", "P@1"]
+        assert [line.split()[0] for line in lines[1:3]] == ["before", "best"]
+        assert len(lines) == 3 + 2 + 4
+
+    def test_prints_json_when_asked_to(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert recollect.main(["tune", str(run), "--json", "--temperature", ".05"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == json.loads((run / "memory" / "tuning.json").read_text())
+        assert {trial["temperature"] for trial in printed["trials"]} == {0.04, 0.05}
+
+    @pytest.mark.parametrize(
+        ("flags", "complaint"),
+        [
+            (["--lambda", "2"], "--lambda: expected less than or equal to 1; found '2'"),
+            (["--lambda", "0,-.5"], "--lambda: expected greater than or equal to 0; found '-.5'"),
+            (["--lambda", ""], "--lambda: expected a valid number"),
+            (["--temperature", "0"], "--temperature: expected greater than 0; found '0'"),
+            (["--temperature", ""], "--temperature: expected a valid number"),
+            (["--temperature", "nan"], "--temperature: expected a finite number; found 'nan'"),
+            (["--top-b", "0"], "--top-b: expected greater than or equal to 1; found '0'"),
+            (["--top-b", "1001"], "--top-b: expected less than or equal to 1000; found '1001'"),
+            (["--top-b", "10,2.5"], "--top-b: expected a valid integer"),
+            (["--label-key-alpha", "1.1"], "--label-key-alpha: expected less than or equal to 1; found '1.1'"),
+            (["--label-key-alpha", ","], "--label-key-alpha: expected a valid number"),
+            (["--queries", "0"], "--queries: expected greater than or equal to 1; found '0'"),
+            (["--metric", "F1"], "--metric: expected 'P@1', 'P@3'"),
+            (["--propensity", ".5"], "--propensity"),
+            (["--propensity", ".5,0"], "--propensity: expected greater than 0; found '0'"),
+            (["--taus", "1"], "unrecognized arguments: --taus 1; see `recollect tune --help`"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_tells_what_is_wrong_with_a_flag_in_one_line_and_changes_nothing(
+        self, run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
+    ) -> None:
+        before = files(run)
+        assert recollect.main(["tune", str(run), *flags]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith("recollect tune: ")
+        assert complaint in err
+        assert files(run) == before
+
+    def test_explains_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            recollect.main(["tune", "--help"])
+        out = " ".join(capsys.readouterr().out.split())
+        for name, field in TuneSettings.model_fields.items():
+            assert field.description, name
+            assert " ".join(field.description.split())[:40] in out
+
+
+class TestRefused:
+    def test_without_a_memory(self, tmp_path: Path) -> None:
+        with pytest.raises(MemoryFolderError, match=r"memory: expected a memory, found none; run `recollect train`"):
+            tune(settings(tmp_path))
+        assert not list(tmp_path.iterdir())
+
+    def test_with_a_memory_that_is_not_finished(self, tmp_path: Path) -> None:
+        memory = random_run(tmp_path, 0, 6, 3) / "memory"
+        (memory / "memory.json").rename(memory / "progress.json")
+        with pytest.raises(MemoryFolderError, match=r"expected a memory, found one that is not finished"):
+            tune(settings(tmp_path))
+
+    def test_where_no_instance_has_a_label(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path, random_units(np.random.default_rng(0), 5), [set(), set(), set()])
+        before = files(run)
+        with pytest.raises(TrainingError, match=r"expected instances with labels to ask, found none; nothing to tune"):
+            tune(settings(run))
+        assert files(run) == before
+
+    def test_where_there_is_no_instance_at_all(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path, random_units(np.random.default_rng(0), 2), [])
+        with pytest.raises(TrainingError, match=r"expected instances with labels to ask, found none"):
+            tune(settings(run))
+
+    def test_where_the_recipe_cannot_be_read(self, train: Train, run_folder: Path) -> None:
+        train("--max-steps", 1)
+        assert training(run_folder)["done"]
+        (run_folder / "training.json").write_text("{}")
+        with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 1"):
+            tune(settings(run_folder))
