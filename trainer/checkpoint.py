@@ -41,7 +41,12 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         encoder.tokenizer.no_truncation()
         pad = encoder.tokenizer.id_to_token(encoder.pad_id)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
-        tokenizer.save_pretrained(aside)
+        try:
+            tokenizer.save_pretrained(aside)
+        except Exception as error:  # tokenizers raises plain Exception
+            raise EncoderError(
+                f"{folder}: the tokenizer cannot be written ({error}); make room, or choose another --out"
+            ) from None
         adapter = encoder.model.adapter
         if adapter is not None:
             save_file(adapter.state_dict(), aside / _ADAPTER)

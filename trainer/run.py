@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -97,6 +96,8 @@ def write_run(settings: TrainSettings) -> None:
                 _train_adapter(run, *plan)
             else:
                 _train_whole(run, *plan)
+            if plan is not None and ranks.first:
+                run.folder.drop_unfinished()
 
 
 def _remember_untrained(run: Run) -> None:
@@ -158,8 +159,6 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     assert best.model.adapter is not None
     source = AdaptedKeys(best.model.adapter, vectors.instance_keys, label_inputs, best.device)
     _remember(run, run.plan(best, run.settings.key_dtype), source)
-    if run.ranks.first:
-        shutil.rmtree(run.folder.frozen, ignore_errors=True)
 
 
 def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
@@ -215,7 +214,6 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
         run.folder.write_training(recipe, progress)
-        shutil.rmtree(run.folder.state, ignore_errors=True)
     progress = run.ranks.agree(progress)  # the other ranks wait until all is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.say(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")

@@ -37,6 +37,7 @@ class RunFolder:
         self.checkpoint, self.memory = path / "checkpoint", path / "memory"
         self.state, self.frozen = path / "state", path / "frozen"
         self._training = path / "training.json"
+        self._own = (self.checkpoint, self.memory, self.state, self.frozen, path / "tensorboard")
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -72,6 +73,11 @@ class RunFolder:
                 raise MemoryFolderError(
                     f"{self.path}: expected no memory here, found one made without training; choose another --out, or "
                     "replace it with --overwrite"
+                )
+            if not overwrite and (found := [folder.name for folder in self._own if folder.exists()]):
+                raise TrainingError(
+                    f"{self.path}: expected a run or nothing, found {', '.join(found)} of unknown origin; choose "
+                    "another --out, or replace it with --overwrite"
                 )
             self._clear()
             self.write_training(recipe, None)
@@ -146,6 +152,11 @@ class RunFolder:
             os.fsync(file.fileno())
         aside.replace(self._training)
 
+    def drop_unfinished(self) -> None:
+        """Remove what only an unfinished run needs; a kill may have left it beside a finished one."""
+        for folder in (self.state, self.frozen):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _holds(self, plan: MemoryPlan) -> bool:
         try:
             return self.training() is None and saved_plan(self.memory) == plan
@@ -155,5 +166,5 @@ class RunFolder:
     def _clear(self) -> None:
         self._training.unlink(missing_ok=True)
         (self.path / "metrics.jsonl").unlink(missing_ok=True)
-        for folder in (self.memory, self.state, self.frozen, self.checkpoint, self.path / "tensorboard"):
+        for folder in self._own:
             shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,7 @@ from torch import nn
 
 from trainer.batches import Batches, Purpose, generator
 from trainer.dataset import LabelSets
+from trainer.encoder import embed
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder
 from trainer.keys import KeyMaker
@@ -27,6 +28,8 @@ from trainer.tokens import Inputs
 from trainer.training_state import Learner, Progress, load_state, save_state
 from trainer.validation import Validation
 
+# Instances whose vectors are looked at before a checkpoint is kept.
+_PROBED = 64
 # DEXML: weight decay .01, but none on norms and biases. The clip is the customary one.
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
 # Tokens whose graphs are kept at once; a larger batch goes through the gradient cache.
@@ -134,12 +137,22 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             log.step(loss, recipe.rate(step), len(batch.rows), time.monotonic() - tick)
             if progress.step % batches.per_epoch == 0 or progress.step == recipe.steps:
                 with watch("validate"):
+                    if not _answers(model, task, device):
+                        raise _diverged(loss, step, recipe, progress, folder)
                     _validate(task, keys, progress, ranks, log)
             if ranks.agree(time.monotonic() - saved >= 60 * machine.save_minutes):
                 with watch("save"):
                     save_state(folder / "state", progress, learner, ranks)
                 saved = time.monotonic()
     return progress
+
+
+def _answers(model: nn.Module, task: Task, device: str) -> bool:
+    """Whether the last step left weights that still make vectors; its loss was taken before it."""
+    model.eval()
+    vectors = embed(model, task.queries[:_PROBED], task.dim, device)
+    model.train()
+    return bool(np.isfinite(vectors).all())
 
 
 def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log: RunLog) -> None:

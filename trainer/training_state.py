@@ -155,6 +155,6 @@ def _random_states(device: str, ranks: Ranks) -> dict[str, Tensor]:
 def _restore_random_states(saved: dict[str, Tensor], device: str, ranks: Ranks) -> None:
     if len(saved["cpu"]) != ranks.size:  # begun with another number of processes: this one's draws are new anyway
         return
-    torch.set_rng_state(saved["cpu"][ranks.rank])
+    torch.set_rng_state(saved["cpu"][ranks.rank].clone())  # torch crashes on a row that is not the first
     if device.startswith("cuda") and "cuda" in saved:
-        torch.cuda.set_rng_state(saved["cuda"][ranks.rank], device)
+        torch.cuda.set_rng_state(saved["cuda"][ranks.rank].clone(), device)

@@ -134,10 +134,11 @@ def _setting(trial: Trial) -> tuple[float, float, int, float]:
 def _queries(settings: TuneSettings, memory: Memory) -> Int[np.ndarray, " query"]:
     """The instances to ask: those that training held out, or any that have a label."""
     training = RunFolder(settings.run).training()
-    if training is not None and training["recipe"]["validation_fraction"] > 0:
+    rows = np.empty(0, dtype=np.int64)
+    if training is not None:
         recipe = training["recipe"]
         rows = np.flatnonzero(hold_out(memory.label_sets, recipe["validation_fraction"], recipe["seed"]))
-    else:
+    if len(rows) == 0:
         rows = np.flatnonzero(np.diff(memory.value_indptr))
     if len(rows) == 0:
         raise TrainingError(f"{memory.folder}: expected instances with labels to ask, found none; nothing to tune")
@@ -166,12 +167,19 @@ def _labels_without(memory: Memory, rows: Int[np.ndarray, " query"], alpha: floa
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
         sums = keys.sums(own.indices) - queries[query]
         sums[keys.counts[own.indices] == 1] = 0  # nothing is left, not even rounding
-        texts = memory.label_keys(0)[own.indices]
+        texts = memory.label_keys(0.0)[own.indices]
         alone = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))
         place, is_own = _find(query, own.indices, found, len(keys))
-        similarities[query[is_own], place[is_own]] = alone[is_own]
+        similarities[query[is_own], place[is_own]] = -np.inf
+        # All own labels compete, found or not: without the query's help a label may even come closer.
+        nth, shape = np.arange(len(query)) - own.indptr[query], (len(rows), spare)
+        own_similarities, own_labels = np.full(shape, -np.inf, np.float32), np.zeros(shape, found.dtype)
+        own_similarities[query, nth], own_labels[query, nth] = alone, own.indices
+        similarities = np.concatenate([similarities, own_similarities], axis=1)
+        found = np.concatenate([found, own_labels], axis=1)
         order = np.argsort(-similarities, axis=1, kind="stable")
         similarities, found = (np.take_along_axis(part, order, axis=1) for part in (similarities, found))
+    most = min(most, len(keys))
     return Neighbours(similarities[:, :most], found[:, :most])
 
 

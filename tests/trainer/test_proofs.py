@@ -36,7 +36,7 @@ def test_the_best_lambda_lies_between_the_ends(monkeypatch: pytest.MonkeyPatch) 
 
     def write_some(folder: Path) -> None:
         write_sample(folder)
-        keep_some_labels(folder, 150)
+        keep_some_labels(folder, 40)
 
     monkeypatch.setattr(lambda_curve, "write_sample", write_some)
     curve = lambda_curve.prove(400)

@@ -45,13 +45,13 @@ class TestTraining:
     def test_lowers_the_loss_and_remembers_with_what_it_learnt(
         self, train: Train, run_folder: Path, tiny_bert: Any, method: str, what: str
     ) -> None:
-        more = ["--train", what, "--method", method, "--label-inputs", "text", "--learning-rate", 2e-3]
-        outcome = train(*more, "--validation-fraction", 0)
+        more = ["--train", what, "--method", method, "--label-inputs", "text"]
+        outcome = train(*more, "--validation-fraction", 0, "--learning-rate", 2e-3, "--epochs", 6)
         assert (outcome.status, outcome.out) == (0, "")
-        assert f"train: {method}, {what}, 24 steps of 8 queries, 0 instances held out" in outcome.err
+        assert f"train: {method}, {what}, 48 steps of 8 queries, 0 instances held out" in outcome.err
         assert {path.name for path in run_folder.iterdir()} == LEFT
         losses = list(metrics(run_folder, "loss").values())
-        assert len(losses) == 24
+        assert len(losses) == 48
         assert np.mean(losses[-8:]) < np.mean(losses[:8])
 
         encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
