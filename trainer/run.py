@@ -79,6 +79,7 @@ def write_run(settings: TrainSettings) -> None:
         TrainingError: If there is nothing to learn, the loss diverges, or the folder holds another training.
         MemoryFolderError: If the folder holds a memory made of something else.
     """
+    _check_flags(settings)
     device = choose_device(settings.device)
     with joined_ranks(device) as ranks:
         dataset = open_dataset(settings.dataset, settings.format)
@@ -98,6 +99,16 @@ def write_run(settings: TrainSettings) -> None:
                 _train_whole(run, *plan)
             if plan is not None and ranks.first:
                 run.folder.drop_unfinished()
+
+
+def _check_flags(settings: TrainSettings) -> None:
+    if settings.vectors is not None and (settings.train != "adapter" or settings.epochs == 0):
+        found = "--epochs 0" if settings.epochs == 0 else "--train full"
+        raise TrainingError(
+            f"--vectors: expected --train adapter, as only an adapter learns from vectors, found {found}"
+        )
+    if settings.resume and settings.overwrite:
+        raise TrainingError("--resume, --overwrite: expected one of them, found both; go on, or start again")
 
 
 def _remember_untrained(run: Run) -> None:
@@ -175,8 +186,6 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
             f"{settings.dataset}: expected at least two labels, and instances that have them, found {found}; "
             "there is nothing to tell apart: use --epochs 0"
         )
-    if settings.vectors is not None and settings.train != "adapter":
-        raise TrainingError("--vectors: expected --train adapter, as only an adapter learns from vectors, found full")
     if settings.vectors is not None:
         _check_vectors(run.plan(run.encoder.without_adapter(), "float32"), settings.vectors)
     held_out = hold_out(run.instances.labels, settings.validation_fraction, settings.seed)

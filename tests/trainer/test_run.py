@@ -342,7 +342,9 @@ class TestRefusedTraining:
 
     def test_whole_encoder_learns_from_no_vectors(self, train: Train, run_folder: Path) -> None:
         message = self.refused(train, "--train", "full", "--vectors", run_folder / "memory")
-        assert "--vectors: expected --train adapter, as only an adapter learns from vectors, found full" in message
+        assert (
+            "--vectors: expected --train adapter, as only an adapter learns from vectors, found --train full" in message
+        )
 
     def test_batch_larger_than_the_dataset_is_refused(self, train: Train) -> None:
         assert "--batch-size 99: expected at most 1" in self.refused(train, "--batch-size", 99)
