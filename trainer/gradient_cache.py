@@ -74,38 +74,36 @@ class Embedder:
             The loss.
         """
         chunks = [(n, places) for n, part in enumerate(parts) for places in self._micro_batches(part)]
+        leaves = [torch.zeros((len(part.rows), self.dim), device=self.device) for part in parts]
         states: list[RandomState] = []
-        vectors: list[Tensor] = []
+        graphs: list[Tensor] = []
         with torch.set_grad_enabled(not self.cache):
             for n, places in chunks:
                 if self.cache:
                     states.append(_random_state(self.device))
-                vectors.append(self.vectors(parts[n], places))
-        leaves = [self._assemble(n, chunks, vectors) for n in range(len(parts))]
-        value = loss(leaves)
-        gradients = [leaves[n].grad[places] for n, places in chunks]  # type: ignore[index]
-        if not self.cache:
-            if vectors:
-                torch.autograd.backward(vectors, gradients)
-            return value
-        after = _random_state(self.device)
-        for (n, places), state, gradient in zip(chunks, states, gradients, strict=True):
-            _restore(state, self.device)
-            self.vectors(parts[n], places).backward(gradient)  # type: ignore[no-untyped-call]
-        _restore(after, self.device)
+                vectors = self.vectors(parts[n], places)
+                leaves[n][places] = vectors.detach()
+                if not self.cache:
+                    graphs.append(vectors)
+        value = loss([leaf.requires_grad_() for leaf in leaves])
+        if self.cache:
+            self._backward_again(parts, chunks, states, leaves)
+        elif graphs:
+            torch.autograd.backward(graphs, [_gradient(leaves[n])[places] for n, places in chunks])
         return value
+
+    def _backward_again(
+        self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: list[RandomState], leaves: list[Tensor]
+    ) -> None:
+        """Embed each micro-batch once more, with the dropout it had, and push its vectors' gradient through."""
+        after = _random_state(self.device)
+        for (n, places), state in zip(chunks, states, strict=True):
+            _restore(state, self.device)
+            self.vectors(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
+        _restore(after, self.device)
 
     def _micro_batches(self, part: Part) -> Iterator[Int[np.ndarray, " micro"]]:
         return part.micro_batches(self.micro_tokens, self.micro_rows)
-
-    def _assemble(self, n: int, chunks: list[tuple[int, np.ndarray]], vectors: list[Tensor]) -> Tensor:
-        """The vectors of part `n` in the order of its rows, as a leaf."""
-        own = [(places, chunk) for (m, places), chunk in zip(chunks, vectors, strict=True) if m == n]
-        if not own:  # a rank may have no share of a small pool
-            return torch.zeros((0, self.dim), device=self.device, requires_grad=True)
-        order = torch.from_numpy(np.argsort(np.concatenate([places for places, _ in own]), kind="stable"))
-        joined = torch.cat([chunk.detach() for _, chunk in own])
-        return joined[order.to(joined.device)].requires_grad_()
 
 
 RandomState = tuple[Tensor, Tensor | None]
@@ -119,3 +117,7 @@ def _restore(state: RandomState, device: str) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

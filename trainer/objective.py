@@ -16,7 +16,7 @@ from trainer.ranks import Ranks
 from trainer.tokens import Inputs
 
 # Similarities held at once; queries are taken in blocks of as many as fit.
-_BLOCK_SCORES = 1 << 20
+_BLOCK_SCORES = 1 << 19
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Each pool size runs in a process of its own, whose peak memory is read when it e
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import sys
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ def prove(pools: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000), most_direct: 
 
 
 def _in_own_process(labels: int, cache: bool) -> int:
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_measure, args=(labels, cache, sender))
     process.start()
