@@ -7,7 +7,6 @@ the step, every process draws the same, and a resumed run goes on as if it had n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -15,21 +14,7 @@ from scipy import sparse
 
 from trainer.dataset import LabelSets
 from trainer.negatives import HardNegatives
-
-
-class Purpose(IntEnum):
-    """What random numbers are for; no two purposes share a stream."""
-
-    VALIDATION = 0
-    ORDER = 1
-    POSITIVES = 2
-    NEGATIVES = 3
-    DROPOUT = 4
-    TUNING = 5
-
-
-def generator(seed: int, purpose: Purpose, number: int = 0) -> np.random.Generator:
-    return np.random.default_rng([seed, purpose, number])
+from trainer.randomness import Purpose, generator
 
 
 @dataclass(frozen=True)

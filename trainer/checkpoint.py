@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from trainer.adapter import Adapter
 from trainer.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
 from trainer.errors import EncoderError
+from trainer.files import flush_files
 from trainer.pretrained import check_lengths, load_pretrained, load_transformer
 
 _CONFIG, _ADAPTER = "recollect.json", "adapter.safetensors"
@@ -57,9 +57,7 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
             **dataclasses.asdict(encoder.config),
         }
         (aside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        for path in aside.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        flush_files(aside)
         if folder.exists():
             folder.rename(_older(folder))
         aside.rename(folder)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from trainer.randomness import RandomState, random_state, restore
 from trainer.tokens import Inputs, batches_by_length
 
 
@@ -58,7 +59,7 @@ class Embedder:
     cache: bool
 
     def vectors(self, part: Part, places: Int[np.ndarray, " micro"]) -> Float[Tensor, "micro dim"]:
-        with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             vectors: Tensor = self.model(*part.inputs.batch(part.rows[places], self.device))
         return vectors.float()
 
@@ -73,14 +74,18 @@ class Embedder:
         Returns:
             The loss.
         """
-        chunks = [(n, places) for n, part in enumerate(parts) for places in self._micro_batches(part)]
+        chunks = [
+            (n, places)
+            for n, part in enumerate(parts)
+            for places in part.micro_batches(self.micro_tokens, self.micro_rows)
+        ]
         leaves = [torch.zeros((len(part.rows), self.dim), device=self.device) for part in parts]
         states: list[RandomState] = []
         graphs: list[Tensor] = []
         with torch.set_grad_enabled(not self.cache):
             for n, places in chunks:
                 if self.cache:
-                    states.append(_random_state(self.device))
+                    states.append(random_state(self.device))
                 vectors = self.vectors(parts[n], places)
                 leaves[n][places] = vectors.detach()
                 if not self.cache:
@@ -96,27 +101,11 @@ class Embedder:
         self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: list[RandomState], leaves: list[Tensor]
     ) -> None:
         """Embed each micro-batch once more, with the dropout it had, and push its vectors' gradient through."""
-        after = _random_state(self.device)
+        after = random_state(self.device)
         for (n, places), state in zip(chunks, states, strict=True):
-            _restore(state, self.device)
+            restore(state)
             self.vectors(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
-        _restore(after, self.device)
-
-    def _micro_batches(self, part: Part) -> Iterator[Int[np.ndarray, " micro"]]:
-        return part.micro_batches(self.micro_tokens, self.micro_rows)
-
-
-RandomState = tuple[Tensor, Tensor | None]
-
-
-def _random_state(device: str) -> RandomState:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.startswith("cuda") else None
-
-
-def _restore(state: RandomState, device: str) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+        restore(after)
 
 
 def _gradient(leaf: Tensor) -> Tensor:

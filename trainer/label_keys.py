@@ -7,6 +7,8 @@ A label without instances keeps its text vector. The mix is free: no training, a
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
@@ -33,7 +35,12 @@ class LabelKeys:
     ) -> None:
         self.shape: tuple[int, int] = (text_keys.shape[0], text_keys.shape[1])
         self._text_keys, self._instance_keys, self.alpha = text_keys, instance_keys, alpha
-        self._instances = label_sets.to_csr(len(text_keys)).T.tocsr()
+        self._label_sets = label_sets
+
+    @functools.cached_property
+    def _instances(self) -> sparse.csr_matrix:
+        """The instances of each label; text keys alone never ask for it."""
+        return self._label_sets.to_csr(len(self)).T.tocsr()
 
     @property
     def counts(self) -> Int[np.ndarray, " label"]:

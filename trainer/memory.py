@@ -17,24 +17,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
-import torch
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from trainer.adapter import Adapter, Side
 from trainer.dataset import Entries, LabelSets, Split, fingerprint
-from trainer.encoder import Encoder, embed
+from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
+from trainer.files import flush, save_array, write_json
+from trainer.key_sources import KeySource
 from trainer.label_keys import LabelKeys
 from trainer.ranks import Ranks
-from trainer.tokens import VectorTable
 
 FORMAT_VERSION = 1
 KeyDtype = Literal["float32", "float16"]
@@ -103,51 +102,6 @@ class Memory:
         return LabelKeys(self.keys[self.plan.instances :], self.instance_keys, self.label_sets, float(weight))
 
 
-@dataclass(frozen=True)
-class EncodedTexts:
-    """Keys from texts, through the encoder; each rank encodes its share."""
-
-    encoder: Encoder
-    labels: Entries
-    instances: Entries
-    ranks: Ranks
-
-    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
-        config, first_label = self.encoder.config, len(self.instances)
-        side: Side = "queries" if start < first_label else "labels"
-        if side == "queries":
-            texts, max_length = self.instances.texts[start:stop], config.max_length
-        else:
-            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
-        first, last = self.ranks.bounds(len(texts))
-        vectors = self.encoder.encode(texts[first:last].to_pylist(), max_length, progress, side)
-        return self.ranks.join_arrays(vectors, len(texts), self.encoder.device)
-
-
-@dataclass(frozen=True)
-class AdaptedKeys:
-    """Keys from what an adapter reads: the frozen encoder's vectors of instances, and the label inputs."""
-
-    adapter: Adapter
-    instances: Float[np.ndarray, "instance dim"]
-    labels: Float[np.ndarray, "label dim"]
-    device: str
-
-    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
-        first_label = len(self.instances)
-        side: Side
-        if start < first_label:
-            read, side = self.instances[start:stop], "queries"
-        else:
-            read, side = self.labels[start - first_label : stop - first_label], "labels"
-        table = VectorTable(torch.from_numpy(np.array(read, dtype=np.float32)), side)
-        return embed(self.adapter, table, read.shape[1], self.device, progress)
-
-
-# What makes the keys of a stretch of rows, all of them instances or all of them labels.
-KeySource = EncodedTexts | AdaptedKeys
-
-
 def saved_plan(folder: Path) -> MemoryPlan | None:
     """The plan of the memory that `folder` holds, whole or begun; None if it holds none."""
     for name in ("memory.json", "progress.json"):
@@ -207,7 +161,7 @@ def write_memory(
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
             if ranks.first:
                 file.write(vectors.astype(plan.key_dtype).tobytes())
-                _flush(file)
+                flush(file)
                 _write_progress(folder, plan, stop)
     if ranks.first:
         write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
@@ -218,7 +172,7 @@ def write_memory(
 
 def write_defaults(folder: Path, plan: MemoryPlan, defaults: dict[str, float]) -> None:
     """Write `memory.json`, which completes a memory, or gives a complete one other defaults."""
-    _write_json(folder / "memory.json", _header(plan) | {"defaults": defaults})
+    write_json(folder / "memory.json", _header(plan) | {"defaults": defaults})
 
 
 def open_memory(folder: Path) -> Memory:
@@ -248,8 +202,8 @@ def _begin(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split) ->
         _write_progress(folder, plan, 0)
         _write_entries(folder / "labels.jsonl", labels)
         _write_entries(folder / "instances.jsonl", instances.entries)
-        _save_array(folder / "value_indptr.npy", instances.labels.indptr)
-        _save_array(folder / "value_indices.npy", instances.labels.indices)
+        save_array(folder / "value_indptr.npy", instances.labels.indptr)
+        save_array(folder / "value_indices.npy", instances.labels.indices)
     return done
 
 
@@ -307,15 +261,7 @@ def _write_entries(path: Path, entries: Entries) -> None:
             batch = pa.table({"uid": entries.uids, "text": entries.texts}).slice(start, _WINDOW_TEXTS)
             for record in batch.to_pylist():
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        _flush(file)
-
-
-def _save_array(path: Path, array: np.ndarray) -> None:
-    """As `np.save`, which does not notice a disk that fills up while its last bytes are written."""
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(array.data)
-        _flush(file)
+        flush(file)
 
 
 def _header(plan: MemoryPlan) -> dict[str, Any]:
@@ -323,21 +269,7 @@ def _header(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _write_progress(folder: Path, plan: MemoryPlan, keys_done: int) -> None:
-    _write_json(folder / "progress.json", _header(plan) | {"keys_done": keys_done})
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}-incoming")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        _flush(file)
-    aside.replace(path)
-
-
-def _flush(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    write_json(folder / "progress.json", _header(plan) | {"keys_done": keys_done})
 
 
 def _read_header(path: Path, *also: str) -> tuple[MemoryPlan, dict[str, Any]]:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from trainer.dataset import LabelSets
+from trainer.metrics import hits
 from trainer.ranks import Ranks
 from trainer.search import nearest, nearly_nearest
 
@@ -56,16 +57,6 @@ def mine(
         _, found = nearest(queries[start:stop], label_keys, top, device)
     else:
         _, found = nearly_nearest(queries[start:stop], label_keys, top)
-    found = np.where(_has(label_sets, found, start, len(label_keys)), -1, found).astype(np.int32)
+    own = hits(found, label_sets.to_csr(len(label_keys))[start:stop])
+    found = np.where(own, -1, found).astype(np.int32)
     return HardNegatives(ranks.join_arrays(found, len(queries), device))
-
-
-def _has(label_sets: LabelSets, found: Int[np.ndarray, "instance top"], first: int, labels: int) -> np.ndarray:
-    """Whether instance `first + i` has the label `found[i, j]`."""
-    rows = np.arange(first, first + len(found))
-    sizes = np.diff(label_sets.indptr)[rows]
-    own = label_sets.indices[label_sets.indptr[first] : label_sets.indptr[first + len(found)]]
-    codes = np.append(np.repeat(rows, sizes) * np.int64(labels) + own, np.iinfo(np.int64).max)  # rising
-    asked = rows[:, None] * np.int64(labels) + found
-    has: np.ndarray = codes[np.searchsorted(codes, asked)] == asked
-    return has & (found >= 0)

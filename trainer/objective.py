@@ -66,7 +66,6 @@ class Objective:
         gradient = self.ranks.sum(queries.grad)  # type: ignore[arg-type]
         mine = gradient[slice(*self.ranks.bounds(count))]
         own.grad = mine if own.grad is None else own.grad + mine
-        keys.grad = torch.zeros_like(keys) if keys.grad is None else keys.grad
         return float(self.ranks.sum(total))
 
     def _score(

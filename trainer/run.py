@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from dataclasses import dataclass
@@ -19,12 +18,10 @@ from trainer.dataset import LabelSets, Split
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.formats import Dataset, open_dataset
+from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
 from trainer.label_keys import LabelKeys
 from trainer.memory import (
-    AdaptedKeys,
-    EncodedTexts,
     KeyDtype,
-    KeySource,
     Memory,
     MemoryPlan,
     check_same,
@@ -189,15 +186,15 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
     if settings.vectors is not None:
         _check_vectors(run.plan(run.encoder.without_adapter(), "float32"), settings.vectors)
     held_out = hold_out(run.instances.labels, settings.validation_fraction, settings.seed)
-    encoder = run.encoder
+    start = run.plan(run.encoder, "float32")
     recipe = Recipe.of(
         settings,
-        encoder=dataclasses.asdict(encoder.config),
-        encoder_sha256=encoder_digest(encoder),
-        dataset_sha256=run.plan(encoder, "float32").dataset_sha256,
+        encoder=start.encoder,
+        encoder_sha256=start.encoder_sha256,
+        dataset_sha256=start.dataset_sha256,
         instances=int((~held_out).sum()),
         labels=labels,
-        device=encoder.device,
+        device=run.encoder.device,
     )
     return recipe, held_out
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from trainer.checkpoint import recover_checkpoint
 from trainer.errors import MemoryFolderError, TrainingError
+from trainer.files import write_json
 from trainer.memory import MemoryPlan, check_same, saved_plan
 from trainer.recipe import Recipe
 from trainer.training_state import Progress
@@ -139,18 +140,15 @@ class RunFolder:
 
     def write_training(self, recipe: Recipe, progress: Progress | None) -> None:
         """Note a training as begun, or as done when it has made its `progress`."""
-        content = {
-            "format_version": _FORMAT_VERSION,
-            "recipe": dataclasses.asdict(recipe),
-            "done": progress is not None,
-            "progress": progress and dataclasses.asdict(progress),
-        }
-        aside = self._training.with_name(".training.json-incoming")
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._training)
+        write_json(
+            self._training,
+            {
+                "format_version": _FORMAT_VERSION,
+                "recipe": dataclasses.asdict(recipe),
+                "done": progress is not None,
+                "progress": progress and dataclasses.asdict(progress),
+            },
+        )
 
     def drop_unfinished(self) -> None:
         """Remove what only an unfinished run needs; a kill may have left it beside a finished one."""

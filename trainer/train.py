@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.batches import Batches, Purpose, generator
+from trainer.batches import Batches
 from trainer.dataset import LabelSets
 from trainer.encoder import embed
 from trainer.errors import TrainingError
@@ -20,6 +20,7 @@ from trainer.gradient_cache import Embedder
 from trainer.keys import KeyMaker
 from trainer.negatives import mine
 from trainer.objective import Objective
+from trainer.randomness import Purpose, generator
 from trainer.ranks import Ranks
 from trainer.recipe import Recipe
 from trainer.run_log import RunLog
@@ -192,7 +193,6 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
     """Keep every graph of a batch that is small, and recompute those of a large one."""
-    kind = machine.device.partition(":")[0]
     labels = len(task.labels) if recipe.hard_negatives is None else recipe.batch_size * (1 + recipe.hard_negatives)
     tokens = recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean()
     return Embedder(
@@ -200,9 +200,9 @@ def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) ->
         task.dim,
         machine.device,
         autocast=recipe.precision == "bf16",
-        micro_tokens=_MICRO_TOKENS[kind],
+        micro_tokens=_MICRO_TOKENS[machine.device],
         micro_rows=machine.micro_batch or 2**31,
-        cache=bool(machine.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[kind]),
+        cache=bool(machine.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[machine.device]),
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trainer.errors import TrainingError
+from trainer.files import flush_files, save_array
 from trainer.negatives import HardNegatives
+from trainer.randomness import random_state, restore
 from trainer.ranks import Ranks
 
 
@@ -74,12 +75,9 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         save_file(_moments(learner.optimizer), aside / "optimizer.safetensors")
         save_file(random, aside / "random.safetensors")
         if learner.negatives is not None:
-            with (aside / "negatives.npy").open("wb") as file:
-                np.save(file, learner.negatives.labels, allow_pickle=False)
+            save_array(aside / "negatives.npy", learner.negatives.labels)
         (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
-        for path in aside.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        flush_files(aside)
         older = _saved(folder)
         shutil.rmtree(final, ignore_errors=True)  # the same step, saved again after a resume
         aside.rename(final)
@@ -146,15 +144,10 @@ def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor])
 
 
 def _random_states(device: str, ranks: Ranks) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.startswith("cuda"):
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {name: ranks.join(state[None].to(device), ranks.size).cpu() for name, state in states.items()}
+    """Each rank's states, row by row."""
+    return {name: ranks.join(state[None].to(device), ranks.size).cpu() for name, state in random_state(device).items()}
 
 
 def _restore_random_states(saved: dict[str, Tensor], device: str, ranks: Ranks) -> None:
-    if len(saved["cpu"]) != ranks.size:  # begun with another number of processes: this one's draws are new anyway
-        return
-    torch.set_rng_state(saved["cpu"][ranks.rank].clone())  # torch crashes on a row that is not the first
-    if device.startswith("cuda") and "cuda" in saved:
-        torch.cuda.set_rng_state(saved["cuda"][ranks.rank].clone(), device)
+    if len(saved["cpu"]) == ranks.size:  # begun with another number of processes, this one's draws are new anyway
+        restore({name: states[ranks.rank] for name, states in saved.items() if name in ("cpu", device)})

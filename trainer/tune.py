@@ -8,7 +8,6 @@ tau and b.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,13 @@ import numpy as np
 from jaxtyping import Int
 from tqdm import tqdm
 
-from trainer.batches import Purpose, generator
 from trainer.errors import TrainingError
+from trainer.files import write_json
 from trainer.inference import Answering, Neighbours, answer
 from trainer.label_keys import mix
 from trainer.memory import Memory, open_memory, write_defaults
 from trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
+from trainer.randomness import Purpose, generator
 from trainer.run_folder import RunFolder
 from trainer.search import nearest
 from trainer.settings import TuneSettings
@@ -169,8 +169,7 @@ def _labels_without(memory: Memory, rows: Int[np.ndarray, " query"], alpha: floa
         sums[keys.counts[own.indices] == 1] = 0  # nothing is left, not even rounding
         texts = memory.label_keys(0.0)[own.indices]
         alone = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))
-        place, is_own = _find(query, own.indices, found, len(keys))
-        similarities[query[is_own], place[is_own]] = -np.inf
+        similarities[hits(found, own)] = -np.inf
         # All own labels compete, found or not: without the query's help a label may even come closer.
         nth, shape = np.arange(len(query)) - own.indptr[query], (len(rows), spare)
         own_similarities, own_labels = np.full(shape, -np.inf, np.float32), np.zeros(shape, found.dtype)
@@ -181,18 +180,6 @@ def _labels_without(memory: Memory, rows: Int[np.ndarray, " query"], alpha: floa
         similarities, found = (np.take_along_axis(part, order, axis=1) for part in (similarities, found))
     most = min(most, len(keys))
     return Neighbours(similarities[:, :most], found[:, :most])
-
-
-def _find(
-    query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"], found: Int[np.ndarray, "query found"], labels: int
-) -> tuple[Int[np.ndarray, " pair"], np.ndarray]:
-    """Where each pair's label stands in its query's list, and whether it does."""
-    codes = np.arange(len(found))[:, None] * np.int64(labels) + found
-    order = np.argsort(codes, axis=None)
-    place = np.searchsorted(codes.ravel(), query * np.int64(labels) + label, sorter=order)
-    place = order[np.minimum(place, len(order) - 1)]
-    is_found: np.ndarray = codes.ravel()[place] == query * np.int64(labels) + label
-    return place % found.shape[1], is_found
 
 
 class _Measure:
@@ -223,9 +210,7 @@ class _Measure:
 
 def _write(memory: Memory, tuning: Tuning) -> None:
     """The table first, then the defaults: what a kill leaves is the old defaults."""
-    aside = memory.folder / ".tuning.json-incoming"
-    aside.write_text(json.dumps(tuning.as_json(), indent=1) + "\n", encoding="utf-8")
-    aside.replace(memory.folder / "tuning.json")
+    write_json(memory.folder / "tuning.json", tuning.as_json())
     best = tuning.best
     write_defaults(
         memory.folder,

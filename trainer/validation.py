@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.batches import Purpose, generator
 from trainer.dataset import LabelSets
 from trainer.inference import Answering, Neighbours, answer
 from trainer.keys import Keys
 from trainer.label_keys import LabelKeys
 from trainer.metrics import hits, ndcg_at
+from trainer.randomness import Purpose, generator
 from trainer.search import nearest
 
 _MOST_QUERIES = 4_000

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -77,14 +78,19 @@ def answers(memory: Memory, setting: Answering, depth: int) -> list[list[int]]:
     return best.tolist()
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    lambda_=st.sampled_from(LAMBDAS),
-    temperature=st.sampled_from(TEMPERATURES),
-    top_b=st.integers(1, 30),
-    depth=st.integers(1, 12),
-)
+def any_question(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs a test on random memories, asked in random ways."""
+    ask = given(
+        seed=st.integers(0, 2**32 - 1),
+        lambda_=st.sampled_from(LAMBDAS),
+        temperature=st.sampled_from(TEMPERATURES),
+        top_b=st.integers(1, 30),
+        depth=st.integers(1, 12),
+    )
+    return settings(max_examples=60, deadline=None)(ask(test))
+
+
+@any_question
 def test_scores_fall_as_those_of_the_service(
     seed: int, lambda_: float, temperature: float, top_b: int, depth: int
 ) -> None:
@@ -99,14 +105,7 @@ def test_scores_fall_as_those_of_the_service(
     np.testing.assert_allclose(np.take_along_axis(score, best, axis=1), expected, rtol=1e-11, atol=0)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    lambda_=st.sampled_from(LAMBDAS),
-    temperature=st.sampled_from(TEMPERATURES),
-    top_b=st.integers(1, 30),
-    depth=st.integers(1, 12),
-)
+@any_question
 def test_labels_are_exactly_those_that_the_service_answers(
     seed: int, lambda_: float, temperature: float, top_b: int, depth: int
 ) -> None:

@@ -7,8 +7,9 @@ import pytest
 from tests.trainer.helpers import label_sets, random_units
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
+from trainer.key_sources import EncodedTexts
 from trainer.label_keys import LabelKeys
-from trainer.memory import EncodedTexts, Memory, MemoryPlan, open_memory, write_memory
+from trainer.memory import Memory, MemoryPlan, open_memory, write_memory
 from trainer.ranks import ALONE
 
 DIM, LABELS = 8, 6

@@ -14,10 +14,9 @@ from trainer.adapter import Adapter
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.formats import Dataset, open_dataset
+from trainer.key_sources import AdaptedKeys, EncodedTexts
 from trainer.memory import (
     DEFAULTS,
-    AdaptedKeys,
-    EncodedTexts,
     KeySource,
     MemoryPlan,
     is_complete,
@@ -272,6 +271,7 @@ from trainer import memory
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
+from trainer.key_sources import EncodedTexts
 from trainer.ranks import ALONE
 
 memory._WINDOW_TEXTS = 4
@@ -287,7 +287,7 @@ dataset = open_dataset(Path(sys.argv[1]))
 split = dataset.read_split("train")
 encoder = load_pretrained(sys.argv[2], "auto", 32, 8, "cpu")
 plan = memory.MemoryPlan.of(dataset.labels, split, encoder, "f" * 64, "float32")
-source = memory.EncodedTexts(encoder, dataset.labels, split.entries, ALONE)
+source = EncodedTexts(encoder, dataset.labels, split.entries, ALONE)
 memory.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, source, ALONE)
 """
 

@@ -157,14 +157,14 @@ class TestFullDisk:
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         train("--out", run_folder.with_name("never"))
-        flush = memory._flush
+        flush = memory.flush
 
         def fill_up(file: Any) -> None:
             with limited(4_000 if file.name == str(run_folder / "memory" / "keys.npy") else 2**30):
                 flush(file)
 
         with monkeypatch.context() as full:
-            full.setattr(memory, "_flush", fill_up)
+            full.setattr(memory, "flush", fill_up)
             outcome = train()
         assert outcome.status == 2
         assert str(run_folder) in outcome.message

@@ -19,7 +19,8 @@ from trainer import tune as tuner
 from trainer.adapter import Adapter
 from trainer.dataset import Entries, Split
 from trainer.errors import MemoryFolderError, TrainingError
-from trainer.memory import DEFAULTS, AdaptedKeys, Memory, MemoryPlan, open_memory, write_defaults, write_memory
+from trainer.key_sources import AdaptedKeys
+from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults, write_memory
 from trainer.ranks import ALONE
 from trainer.settings import TuneSettings
 from trainer.tune import Trial, Tuning, table, tune

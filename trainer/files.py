@@ -1,0 +1,40 @@
+"""Files that are whole once they have their name, and on the disk once they are said to be."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file aside, then rename it into place."""
+    aside = path.with_name(f".{path.name}-incoming")
+    with aside.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+        flush(file)
+    aside.replace(path)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """As `np.save`, which does not notice a disk that fills up while its last bytes are written."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
+        flush(file)
+
+
+def flush(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_files(folder: Path) -> None:
+    """Flush what others have written into a folder."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,61 @@
+"""Where a memory's keys come from: texts through an encoder, or a frozen encoder's vectors through an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from trainer.adapter import Adapter, Side
+from trainer.dataset import Entries
+from trainer.encoder import Encoder, embed
+from trainer.ranks import Ranks
+from trainer.tokens import VectorTable
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Keys from texts, through the encoder; each rank encodes its share."""
+
+    encoder: Encoder
+    labels: Entries
+    instances: Entries
+    ranks: Ranks
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        config, first_label = self.encoder.config, len(self.instances)
+        side: Side = "queries" if start < first_label else "labels"
+        if side == "queries":
+            texts, max_length = self.instances.texts[start:stop], config.max_length
+        else:
+            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
+        first, last = self.ranks.bounds(len(texts))
+        vectors = self.encoder.encode(texts[first:last].to_pylist(), max_length, progress, side)
+        return self.ranks.join_arrays(vectors, len(texts), self.encoder.device)
+
+
+@dataclass(frozen=True)
+class AdaptedKeys:
+    """Keys from what an adapter reads: the frozen encoder's vectors of instances, and the label inputs."""
+
+    adapter: Adapter
+    instances: Float[np.ndarray, "instance dim"]
+    labels: Float[np.ndarray, "label dim"]
+    device: str
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        first_label = len(self.instances)
+        side: Side
+        if start < first_label:
+            read, side = self.instances[start:stop], "queries"
+        else:
+            read, side = self.labels[start - first_label : stop - first_label], "labels"
+        table = VectorTable(torch.from_numpy(np.array(read, dtype=np.float32)), side)
+        return embed(self.adapter, table, read.shape[1], self.device, progress)
+
+
+# What makes the keys of a stretch of rows, all of them instances or all of them labels.
+KeySource = EncodedTexts | AdaptedKeys
