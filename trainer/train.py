@@ -18,6 +18,7 @@ from trainer.encoder import embed
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder
 from trainer.keys import KeyMaker
+from trainer.methods import METHODS
 from trainer.negatives import mine
 from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
@@ -64,18 +65,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a training runs, and how it spares that place; none of it decides the weights.
+    """Where a training runs, which its recipe names too, and how often it saves itself.
 
     Attributes:
         ranks: The processes that train together.
         device: `cpu` or `cuda`.
-        micro_batch: Rows that go through the model at once; 0: as memory allows.
         save_minutes: Minutes between two saves of the state.
     """
 
     ranks: Ranks
     device: str
-    micro_batch: int = 0
     save_minutes: float = 5
 
 
@@ -93,7 +92,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         Where the training ended, and its best checkpoint.
 
     Raises:
-        TrainingError: If the loss is no finite number, or the state cannot be saved or read.
+        TrainingError: If the loss, its gradient or a vector is not finite, or the state cannot be saved or read.
     """
     ranks, device = machine.ranks, machine.device
     torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
@@ -108,7 +107,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         recipe.seed,
     )
     embedder = _embedder(model, task, recipe, machine)
-    objective = Objective(recipe.loss, recipe.temperature, embedder, task.queries, task.labels, ranks)
+    objective = Objective(METHODS[recipe.method], recipe.temperature, embedder, task.queries, task.labels, ranks)
     keys = KeyMaker(model, task.queries, task.labels, task.dim, device, ranks)
     learner = Learner(model, _optimizer(model), negatives=None, device=device)
     progress = load_state(folder / "state", learner, ranks)
@@ -132,14 +131,16 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                 loss = objective.backward(batch)
             with watch("optimizer"):
                 norm = _descend(learner, recipe.rate(step))
-            if not math.isfinite(loss + norm):
-                raise _diverged(loss, step, recipe, progress, folder)
+            if not math.isfinite(loss):
+                raise _diverged(f"a loss of {loss}", step, recipe, progress, folder)
+            if not math.isfinite(norm):
+                raise _diverged(f"a gradient of length {norm}", step, recipe, progress, folder)
             progress.step, progress.seconds = step + 1, time.monotonic() - began
             log.step(loss, recipe.rate(step), len(batch.rows), time.monotonic() - tick)
             if progress.step % batches.per_epoch == 0 or progress.step == recipe.steps:
                 with watch("validate"):
                     if not _answers(model, task, device):
-                        raise _diverged(loss, step, recipe, progress, folder)
+                        raise _diverged("vectors that are not", step, recipe, progress, folder)
                     _validate(task, keys, progress, ranks, log)
             if ranks.agree(time.monotonic() - saved >= 60 * machine.save_minutes):
                 with watch("save"):
@@ -201,14 +202,14 @@ def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) ->
         machine.device,
         autocast=recipe.precision == "bf16",
         micro_tokens=_MICRO_TOKENS[machine.device],
-        micro_rows=machine.micro_batch or 2**31,
-        cache=bool(machine.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[machine.device]),
+        micro_rows=recipe.micro_batch or 2**31,
+        cache=bool(recipe.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[machine.device]),
     )
 
 
-def _diverged(loss: float, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
+def _diverged(found: str, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
     kept = f"the checkpoint of step {progress.best_step} is kept in {folder / 'checkpoint'}"
     return TrainingError(
-        f"step {step + 1}: expected a finite loss and gradient, found a loss of {loss}; {kept}: start again with "
+        f"step {step + 1}: expected a finite loss, gradient and vectors, found {found}; {kept}: start again with "
         f"--overwrite and a --learning-rate below {recipe.learning_rate:g}"
     )
