@@ -15,6 +15,9 @@ from scipy import sparse
 
 from trainer.dataset import LabelSets
 
+# Labels mixed at once where all are.
+_STRETCH_LABELS = 4_096
+
 
 class LabelKeys:
     """Label keys that are mixed as they are read, so that mapped keys stay mapped; `keys[rows]` as of an array.
@@ -53,6 +56,16 @@ class LabelKeys:
     def __getitem__(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         texts = np.asarray(self._text_keys[rows], dtype=np.float32)
         return texts if self.alpha == 0 else mix(texts, self.sums(rows), self.alpha)
+
+    def filled(self) -> Float[np.ndarray, "label dim"]:
+        """All keys, in one array that is filled stretch by stretch; text keys alone as they lie there."""
+        if self.alpha == 0:
+            return self[:]
+        keys = np.empty(self.shape, dtype=np.float32)
+        for start in range(0, len(self), _STRETCH_LABELS):
+            stretch = slice(start, start + _STRETCH_LABELS)
+            keys[stretch] = self[stretch]
+        return keys
 
     def sums(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         """The sum of each label's instance vectors."""

@@ -275,7 +275,7 @@ def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> np.ndarray
     relevance = sparse.diags((~held_out).astype(np.float32)) @ relevance
     relevance.eliminate_zeros()
     alpha = _INPUT_ALPHA if run.settings.label_inputs == "enriched" else 0.0
-    return LabelKeys(vectors.label_keys(0.0)[:], vectors.instance_keys, LabelSets.of(relevance), alpha)[:]
+    return LabelKeys(vectors.label_keys(0.0)[:], vectors.instance_keys, LabelSets.of(relevance), alpha).filled()
 
 
 def _new_adapter(run: Run, dim: int) -> Adapter:

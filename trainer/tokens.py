@@ -58,10 +58,14 @@ class TokenTable:
     def lengths(self) -> Int[np.ndarray, " row"]:
         return np.diff(self.starts)
 
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        """As `lengths[rows]`, without a look at all the others."""
+        lengths: np.ndarray = self.starts[rows + 1] - self.starts[rows]
+        return lengths
+
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side]:
         """Ids and attention mask, "row token" each, padded to the longest of these rows, and whose they are."""
-        starts = self.starts[rows]
-        lengths = self.starts[rows + 1] - starts
+        starts, lengths = self.starts[rows], self.lengths_of(rows)
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
         # Within a row, token t lies t places after the row's start.
@@ -85,6 +89,9 @@ class VectorTable:
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
         return np.ones(len(self), dtype=np.int64)
+
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        return np.ones(len(rows), dtype=np.int64)
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side]:
         return self.vectors[torch.from_numpy(rows)].to(device), self.side
