@@ -12,6 +12,7 @@ from jaxtyping import Float
 from trainer.adapter import Adapter, Side
 from trainer.dataset import Entries
 from trainer.encoder import Encoder, embed
+from trainer.label_inputs import LabelInputs
 from trainer.ranks import ALONE, Ranks
 from trainer.tokens import VectorTable
 
@@ -42,27 +43,25 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class AdaptedKeys:
-    """Keys from what an adapter reads: the frozen encoder's vectors of instances, and the label inputs; shared too."""
+    """Keys from what an adapter reads of instances and labels; each rank makes its share."""
 
     adapter: Adapter
     instances: Float[np.ndarray, "instance dim"]
-    labels: Float[np.ndarray, "label dim"]
+    labels: LabelInputs
     device: str
     ranks: Ranks = ALONE
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         first_label = len(self.instances)
-        side: Side
         if start < first_label:
-            read, side = self.instances[start:stop], "queries"
+            table = VectorTable(torch.from_numpy(np.array(self.instances[start:stop], dtype=np.float32)))
         else:
-            read, side = self.labels[start - first_label : stop - first_label], "labels"
-        table = VectorTable(torch.from_numpy(np.array(read, dtype=np.float32)), side)
+            table = self.labels[start - first_label : stop - first_label]
         return _joined(
             self.ranks,
             len(table),
             self.device,
-            lambda own: embed(self.adapter, table[own], read.shape[1], self.device, progress),
+            lambda own: embed(self.adapter, table[own], self.instances.shape[1], self.device, progress),
         )
 
 

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import sparse
 
 from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.dataset import LabelSets, Split
+from trainer.dataset import Split
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.flags import check_flags
 from trainer.formats import Dataset, open_dataset
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
-from trainer.label_keys import LabelKeys
+from trainer.label_inputs import LabelInputs
 from trainer.memory import (
     KeyDtype,
     Memory,
@@ -149,7 +148,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             adapter,
             encoder.dim,
             VectorTable(_tensor(vectors.instance_keys)),
-            VectorTable(_tensor(label_inputs), "labels"),
+            label_inputs,
             run.instances.labels,
             _validation(run, held_out),
             keep=lambda: save_checkpoint(encoder, run.folder.checkpoint),
@@ -274,13 +273,12 @@ def _check_vectors(plan: MemoryPlan, given: Path) -> Memory:
     return memory
 
 
-def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> np.ndarray:
+def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
     """What the adapter reads of each label; of what was held out nothing, so that it can still be asked."""
-    relevance = run.instances.labels.to_csr(len(run.dataset.labels))
-    relevance = sparse.diags((~held_out).astype(np.float32)) @ relevance
-    relevance.eliminate_zeros()
     alpha = _INPUT_ALPHA if run.settings.label_inputs == "enriched" else 0.0
-    return LabelKeys(vectors.label_keys(0.0)[:], vectors.instance_keys, LabelSets.of(relevance), alpha)[:]
+    return LabelInputs.of(
+        vectors.label_keys(0.0)[:], vectors.instance_keys, run.instances.labels.where(~held_out), alpha
+    )
 
 
 def _new_adapter(run: Run, dim: int) -> Adapter:

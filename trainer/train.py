@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from torch import nn
 
 from trainer.batches import Batches
 from trainer.dataset import LabelSets
+from trainer.device_memory import kept_tokens
 from trainer.encoder import embed
 from trainer.errors import TrainingError
-from trainer.gradient_cache import Embedder
+from trainer.gradient_cache import Embedder, Part
 from trainer.keys import KeyMaker
 from trainer.methods import METHODS
 from trainer.negatives import mine
@@ -34,8 +36,6 @@ from trainer.validation import Validation
 _PROBED = 64
 # DEXML: weight decay .01, but none on norms and biases. The clip is the customary one.
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
-# Tokens whose graphs are kept at once; a larger batch goes through the gradient cache.
-_KEPT_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 # Tokens of one micro-batch: enough to fill the cores, few enough to hold little padding.
 _MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
@@ -194,17 +194,30 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
     """Keep every graph of a batch that is small, and recompute those of a large one."""
-    labels = len(task.labels) if recipe.hard_negatives is None else recipe.batch_size * (1 + recipe.hard_negatives)
-    tokens = recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean()
-    return Embedder(
+    embedder = Embedder(
         model,
         task.dim,
         machine.device,
         autocast=recipe.precision == "bf16",
         micro_tokens=_MICRO_TOKENS[machine.device],
         micro_rows=recipe.micro_batch or 2**31,
-        cache=bool(recipe.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[machine.device]),
+        cache=True,
     )
+    if recipe.micro_batch > 0:
+        return embedder
+    sample = Part(task.queries, np.arange(min(recipe.batch_size, len(task.queries))))
+    keep = _batch_tokens(task, recipe) / machine.ranks.size <= kept_tokens(embedder, sample)
+    return dataclasses.replace(embedder, cache=not keep)
+
+
+def _batch_tokens(task: Task, recipe: Recipe) -> float:
+    """Tokens of a usual batch, its pool of labels included."""
+    labels = len(task.labels)
+    if recipe.hard_negatives is not None:
+        own = len(task.label_sets.indices) / len(task.label_sets)
+        pulled = min(recipe.positives or own, own)
+        labels = min(labels, round(recipe.batch_size * (pulled + recipe.hard_negatives)))
+    return float(recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean())
 
 
 def _diverged(found: str, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
