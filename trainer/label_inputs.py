@@ -43,7 +43,7 @@ class LabelInputs:
     alpha: float
     sums: Float[np.ndarray, "label dim"]
     counts: Int[np.ndarray, " label"]
-    left_out: Int[np.ndarray, " instance"] = dataclasses.field(default_factory=lambda: _NOBODY)
+    left_out: Int[np.ndarray, " left_out"] = dataclasses.field(default_factory=lambda: _NOBODY)
 
     @classmethod
     def of(
@@ -74,7 +74,7 @@ class LabelInputs:
         """Unit vectors of these labels, "row dim", and whose they are."""
         return torch.from_numpy(self.vectors(rows)).to(device), "labels"
 
-    def leaving_out(self, instances: Int[np.ndarray, " instance"]) -> LabelInputs:
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> LabelInputs:
         """The same labels as if these instances were not there."""
         return dataclasses.replace(self, left_out=instances if self.alpha else _NOBODY)
 

@@ -63,7 +63,7 @@ class TokenTable:
         lengths: np.ndarray = self.starts[rows + 1] - self.starts[rows]
         return lengths
 
-    def leaving_out(self, instances: Int[np.ndarray, " instance"]) -> TokenTable:
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> TokenTable:
         return self  # a row holds nothing but its own text
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side]:
@@ -96,7 +96,7 @@ class VectorTable:
     def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
         return np.ones(len(rows), dtype=np.int64)
 
-    def leaving_out(self, instances: Int[np.ndarray, " instance"]) -> VectorTable:
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> VectorTable:
         return self  # a row holds nothing but its own text
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side]:
@@ -124,7 +124,7 @@ class Inputs(Protocol):
         """What the model takes of these rows."""
         ...
 
-    def leaving_out(self, instances: Int[np.ndarray, " instance"]) -> Inputs:
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> Inputs:
         """The same rows as if these instances were not there."""
         ...
 
