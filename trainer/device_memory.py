@@ -16,23 +16,25 @@ _TOKENS_ON_CPU = 16_384
 _SHARE = 0.5
 
 
-def kept_tokens(embedder: Embedder, part: Part) -> float:
+def kept_tokens(embedder: Embedder, part: Part) -> int:
     """How many tokens' graphs may be kept at once, padding included.
 
-    What one takes on a GPU is measured: the first micro-batch of `part` goes through the model, which leaves no trace.
+    What one takes on a GPU is measured: a micro-batch of `part` goes through the model, and leaves no trace.
     """
     if embedder.device == "cpu":
         return _TOKENS_ON_CPU
     places = next(part.micro_batches(embedder.micro_tokens, embedder.micro_rows))
     lengths = part.inputs.lengths_of(part.rows[places])
-    state, before = random_state(embedder.device), torch.cuda.memory_allocated()
+    state = random_state(embedder.device)
+    embedder.vectors(part, places)  # the first time, cuBLAS takes memory of its own, and keeps it
+    before = torch.cuda.memory_allocated()
     graph = embedder.vectors(part, places)
     taken = torch.cuda.memory_allocated() - before
     del graph
     restore(state)
     # What torch has reserved and does not use is as free as what it has not.
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return float(_SHARE * free / taken * len(places) * lengths.max())
+    return int(_SHARE * free / taken * len(places) * lengths.max())
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from trainer.adapter import Adapter, Side
 from trainer.dataset import Entries
 from trainer.encoder import Encoder, embed
-from trainer.label_inputs import LabelInputs
 from trainer.ranks import ALONE, Ranks
-from trainer.tokens import VectorTable
+from trainer.tokens import Inputs, VectorTable
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,13 @@ class AdaptedKeys:
 
     adapter: Adapter
     instances: Float[np.ndarray, "instance dim"]
-    labels: LabelInputs
+    labels: Inputs
     device: str
     ranks: Ranks = ALONE
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         first_label = len(self.instances)
+        table: Inputs
         if start < first_label:
             table = VectorTable(torch.from_numpy(np.array(self.instances[start:stop], dtype=np.float32)))
         else:

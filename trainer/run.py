@@ -15,6 +15,7 @@ import torch
 from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.dataset import Split
+from trainer.device_memory import told_when_full
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.flags import check_flags
@@ -79,7 +80,7 @@ def write_run(settings: TrainSettings) -> None:
     """
     check_flags(settings)
     device = choose_device(settings.device)
-    with joined_ranks(device) as ranks:
+    with told_when_full(), joined_ranks(device) as ranks:
         dataset = open_dataset(settings.dataset, settings.format)
         instances = dataset.read_split("train")
         encoder = load_encoder(

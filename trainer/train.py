@@ -21,7 +21,7 @@ from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
 from trainer.keys import KeyMaker
 from trainer.methods import METHODS
-from trainer.negatives import mine
+from trainer.negatives import HardNegatives, mine
 from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
 from trainer.ranks import Ranks
@@ -108,7 +108,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     )
     embedder = _embedder(model, task, recipe, machine)
     objective = Objective(METHODS[recipe.method], recipe.temperature, embedder, task.queries, task.labels, ranks)
-    keys = KeyMaker(model, task.queries, task.labels, task.dim, device, ranks)
+    keys = KeyMaker(model, task.queries, task.labels, task.dim, device, ranks, embedder.autocast)
     learner = Learner(model, _optimizer(model), negatives=None, device=device)
     progress = load_state(folder / "state", learner, ranks)
     began, saved = time.monotonic() - progress.seconds, time.monotonic()
@@ -121,10 +121,8 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             step, tick = progress.step, time.monotonic()
             if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
                 with watch("mine"):
-                    now = keys.at(step)
-                    learner.negatives = mine(
-                        now.instances, now.labels, task.label_sets, recipe.mine_top, recipe.mine_search, device, ranks
-                    )
+                    learner.negatives = _mine(task, keys, step, recipe, machine)
+            keys.forget()  # this step changes the model
             with watch("batch"):
                 batch = batches.at(step, learner.negatives)
             with watch("gradient"):
@@ -147,6 +145,11 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                     save_state(folder / "state", progress, learner, ranks)
                 saved = time.monotonic()
     return progress
+
+
+def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machine) -> HardNegatives:
+    now, where = keys.at(step), (machine.device, machine.ranks)
+    return mine(now.instances, now.labels, task.label_sets, recipe.mine_top, recipe.mine_search, *where)
 
 
 def _answers(model: nn.Module, task: Task, device: str) -> bool:

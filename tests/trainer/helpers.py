@@ -42,6 +42,9 @@ class OwnShare(Ranks):
     def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part
 
+    def collect(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        return part
+
 
 class Clock:
     """Stands still until it is told to go on."""

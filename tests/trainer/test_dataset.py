@@ -45,6 +45,13 @@ def test_relevance_matrix_holds_ones_where_labels_are() -> None:
     np.testing.assert_array_equal(relevance.toarray(), [[1, 1], [0, 0], [0, 1]])
 
 
+@pytest.mark.parametrize("kept", [[True, True, True], [True, False, True], [False, True, False], [False] * 3])
+def test_label_sets_where_rows_are_kept_are_theirs_and_the_others_empty(kept: list[bool]) -> None:
+    every = [own.indices.tolist() for own in split_of(ROWS).labels.to_csr(2)]
+    some = split_of(ROWS).labels.where(np.array(kept)).to_csr(2)
+    assert [own.indices.tolist() for own in some] == [own if k else [] for own, k in zip(every, kept, strict=True)]
+
+
 def test_string_column_of_many_chunks_keeps_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 2)
     column = StringColumn()

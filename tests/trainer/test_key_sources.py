@@ -13,6 +13,7 @@ from trainer.formats import open_dataset
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
 from trainer.memory import MemoryPlan, write_memory
 from trainer.ranks import ALONE, Ranks
+from trainer.tokens import VectorTable
 
 KINDS = ["texts", "adapter"]
 INSTANCES, LABELS = 14, 5
@@ -27,7 +28,9 @@ def source(kind: str, toy: Path, encoder: Encoder, ranks: Ranks) -> KeySource:
     torch.nn.init.normal_(adapter.queries.narrow.weight)
     torch.nn.init.normal_(adapter.labels.narrow.weight)
     read = random_units(np.random.default_rng(3), INSTANCES + LABELS, encoder.dim)
-    return AdaptedKeys(adapter, read[:INSTANCES], read[INSTANCES:], "cpu", ranks)
+    return AdaptedKeys(
+        adapter, read[:INSTANCES], VectorTable(torch.from_numpy(read[INSTANCES:]), "labels"), "cpu", ranks
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -78,6 +78,38 @@ def test_keys_of_a_whole_encoder_are_what_it_encodes(tiny_encoder: Encoder) -> N
     np.testing.assert_allclose(keys.labels, tiny_encoder.encode(LABELS, 8), atol=1e-6)
 
 
+def test_keys_that_are_forgotten_are_made_anew(adapter: Adapter) -> None:
+    maker = KeyMaker(adapter, table(9), table(4, "labels"), DIM, "cpu", ALONE)
+    first = maker.at(3)
+    maker.forget()
+    second = maker.at(3)
+    assert second is not first
+    np.testing.assert_array_equal(second.instances, first.instances)
+
+
+def test_who_is_alone_holds_each_vector_once(adapter: Adapter) -> None:
+    keys = KeyMaker(adapter, table(9), table(4, "labels"), DIM, "cpu", ALONE).at(0)
+    assert keys.joined is keys.instances
+
+
+@pytest.mark.parametrize("kind", ["adapter", "whole encoder"])
+def test_bfloat16_products_make_nearly_the_same_unit_vectors_in_single_precision(
+    adapter: Adapter, tiny_encoder: Encoder, kind: str
+) -> None:
+    if kind == "adapter":
+        inputs = adapter, table(9), table(4, "labels"), DIM, "cpu", ALONE
+    else:
+        texts, labels = tiny_encoder.tokenise(TEXTS, 32), tiny_encoder.tokenise(LABELS, 8)
+        inputs = tiny_encoder.model, texts, labels, tiny_encoder.dim, "cpu", ALONE
+    exact, rounded = (KeyMaker(*inputs, autocast=autocast).at(0) for autocast in (False, True))
+    tiny_encoder.model.eval()
+    for name, vectors in vars(rounded).items():
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+        difference = np.abs(vectors - vars(exact)[name]).max()
+        assert 1e-5 < difference < 0.05
+
+
 def test_each_rank_makes_its_share_of_the_keys(adapter: Adapter) -> None:
     queries, labels = table(10), table(2, "labels")
     shares = [KeyMaker(adapter, queries, labels, DIM, "cpu", OwnShare(rank, 3)).at(0) for rank in range(3)]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.helpers import label_sets, random_units
+from trainer import label_keys
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
 from trainer.key_sources import EncodedTexts
@@ -56,6 +57,15 @@ def test_any_rows_may_be_read_as_of_an_array(alpha: float, rows: slice | list[in
     expected = written_formula(TEXTS, INSTANCES, SETS, alpha)[chosen]
     assert keys[chosen].shape == expected.shape
     np.testing.assert_allclose(keys[chosen], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("stretch", [1, 4, 100])
+def test_all_are_the_same_filled_in_stretches(alpha: float, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_keys, "_STRETCH_LABELS", stretch)
+    keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
+    np.testing.assert_array_equal(keys.filled(), keys[:])
+    assert keys.filled().dtype == np.float32
 
 
 def test_alpha_0_gives_the_text_vectors_untouched() -> None:

@@ -26,6 +26,7 @@ from trainer.memory import (
     write_memory,
 )
 from trainer.ranks import ALONE
+from trainer.tokens import VectorTable
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -168,7 +169,8 @@ class TestFinishedMemory:
         torch.nn.init.normal_(adapter.labels.narrow.weight)
         writer.write(tmp_path / "frozen")
         frozen = open_memory(tmp_path / "frozen").keys
-        assert writer.write_from(AdaptedKeys(adapter, frozen[:14], frozen[14:], "cpu"), tmp_path / "adapted") == KEYS
+        labels = VectorTable(torch.tensor(frozen[14:]), "labels")
+        assert writer.write_from(AdaptedKeys(adapter, frozen[:14], labels, "cpu"), tmp_path / "adapted") == KEYS
         assert writer.encoded == []
         adapted = EncodedTexts(
             writer.encoder.with_adapter(adapter), writer.dataset.labels, writer.instances.entries, ALONE

@@ -50,7 +50,8 @@ def test_ranks_mine_their_shares_of_the_whole(search: str) -> None:
     rng = np.random.default_rng(2)
     sets = label_sets(random_sets(rng, 17, 9))
     queries, label_keys = random_units(rng, 17), random_units(rng, 9)
-    shares = [mine(queries, label_keys, sets, 4, search, "cpu", OwnShare(rank, 3)).labels for rank in range(3)]
+    ranks = [OwnShare(rank, 3) for rank in range(3)]
+    shares = [mine(rank.share(queries), label_keys, sets, 4, search, "cpu", rank).labels for rank in ranks]
     whole = mine(queries, label_keys, sets, 4, search, "cpu", ALONE).labels
     np.testing.assert_array_equal(np.concatenate(shares), whole)
 

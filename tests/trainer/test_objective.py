@@ -13,7 +13,7 @@ from trainer.adapter import Adapter
 from trainer.batches import Batch, Batches
 from trainer.dataset import LabelSets
 from trainer.gradient_cache import Embedder
-from trainer.methods import METHODS
+from trainer.methods import METHODS, Scored
 from trainer.negatives import HardNegatives
 from trainer.objective import Objective
 from trainer.ranks import ALONE, Ranks
@@ -117,26 +117,57 @@ def test_blocks_of_queries_change_nothing(method: str, scores: int, monkeypatch:
     problem = Problem()
     batch = problem.batch(method)
     expected = problem.backward(method, batch)
-    monkeypatch.setattr(objective, "_BLOCK_SCORES", scores)
+    monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": scores})
     assert_same(problem.backward(method, batch), expected)
 
 
-@every_method
-def test_no_more_similarities_than_a_block_has_are_held_at_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem()
-    batch, sizes = problem.batch(method), []
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Scored]:
+    """What the losses of all blocks read."""
+    read = []
     score = Objective._score
 
-    def counted(*arguments: Any) -> Any:
-        scored = score(*arguments)
-        sizes.append(scored.labels.numel() + scored.instances.numel())
-        return scored
+    def watched(*arguments: Any) -> Scored:
+        read.append(score(*arguments))
+        return read[-1]
 
-    monkeypatch.setattr(objective, "_BLOCK_SCORES", 150)
-    monkeypatch.setattr(Objective, "_score", counted)
+    monkeypatch.setattr(Objective, "_score", watched)
+    return read
+
+
+@every_method
+def test_no_more_similarities_than_a_block_has_are_held_at_once(
+    method: str, blocks: list[Scored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem()
+    batch = problem.batch(method)
+    monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 150})
     problem.backward(method, batch)
-    assert 1 < len(sizes) <= len(batch.rows)
-    assert max(sizes) <= 150
+    assert 1 < len(blocks) <= len(batch.rows)
+    assert max(block.labels.numel() + block.instances.numel() for block in blocks) <= 150
+
+
+def test_over_a_large_pool_a_block_is_still_as_large_as_the_keys_gradient(
+    blocks: list[Scored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem()
+    monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 1})
+    monkeypatch.setattr(objective, "_HELD", DIM // 4)
+    problem.backward("dexml", problem.batch("dexml"))
+    assert [len(block.labels) for block in blocks] == [4, 4, 4, 3]
+
+
+@every_method
+def test_all_ranks_make_blocks_of_one_size_larger_as_there_are_more_of_them(method: str) -> None:
+    problem = Problem()
+    batch, vectors = problem.batch(method), torch.zeros(5, DIM)
+
+    def block(rank: int, ranks: int) -> int:
+        embedder = Embedder(problem.model, DIM, "cpu", autocast=False, micro_tokens=9, micro_rows=9, cache=True)
+        shared = Objective(METHODS[method], TEMPERATURE, embedder, problem.queries, problem.labels, Ranks(rank, ranks))
+        return shared._block(batch, vectors)
+
+    assert block(0, 1) < block(0, 3) == block(1, 3) == block(2, 3)
 
 
 @every_method

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from tests.trainer.test_objective import Problem, assert_same
 from trainer import losses
 from trainer import ranks as ranks_module
+from trainer.errors import TrainingError
 from trainer.methods import METHODS
 from trainer.ranks import ALONE, Ranks, joined_ranks
 
@@ -32,7 +33,7 @@ BATCHES: dict[str, dict[str, Any]] = {
     "one query, all labels": {"batch_size": 1, "hard_negatives": None},
     "two queries, two labels": {"batch_size": 2, "positives": 1, "hard_negatives": 0},
 }
-ROWS = [1, 2, 3, 7, 8]
+ROWS = [1, 2, 3, 7, 8, 13]
 
 
 def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -79,6 +80,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "gradients": (model.weight.grad, model.bias.grad),
         "join": [ranks.join(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
         "join_arrays": [ranks.join_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+        "collect": [ranks.collect(ranks.share(whole), len(whole), "cpu") for whole in arrays],
     }
 
 
@@ -98,7 +100,7 @@ WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
 
 def work(folder: Path) -> None:
     """What each process does, one thing after another."""
-    ranks_module._PATIENCE = timedelta(seconds=20)
+    ranks_module._PATIENCE, ranks_module._STRETCH_ROWS = timedelta(seconds=20), 2
     with joined_ranks("cpu") as ranks:
         for name, task in WORK.items():
             torch.save(task(ranks), folder / f"{name} {ranks.rank}.pt")
@@ -171,6 +173,12 @@ def test_join_puts_unequal_and_empty_shares_back_together(group: Group) -> None:
             np.testing.assert_array_equal(array, whole)
 
 
+def test_collect_puts_them_together_on_the_first_rank_alone(group: Group) -> None:
+    for rank, found in enumerate(group.found("exchanges")):
+        for rows, array in zip(ROWS, found["collect"], strict=True):
+            np.testing.assert_array_equal(array, np.arange(3 * rows).reshape(rows, 3)[: None if rank == 0 else 0])
+
+
 def test_log_sum_exp_is_that_of_all_ranks_and_its_gradient_serves_all_objectives(group: Group) -> None:
     found = [rank["log_sum_exp"] for rank in group.found("exchanges")]
     values = torch.stack([value for value, _, _ in found]).requires_grad_()
@@ -223,6 +231,36 @@ def test_process_that_torchrun_did_not_start_is_alone(monkeypatch: pytest.Monkey
     with joined_ranks("cpu") as ranks:
         assert ranks == ALONE
         assert not dist.is_initialized()
+
+
+class TestRefused:
+    @pytest.fixture(autouse=True)
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The environment of the third of four processes on one machine."""
+        told = {"WORLD_SIZE": 4, "RANK": 2, "LOCAL_RANK": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+        for name, value in told.items():
+            monkeypatch.setenv(name, str(value))
+
+    def refusal(self, device: str) -> str:
+        with pytest.raises(TrainingError) as refused, joined_ranks(device):
+            pytest.fail("there is nothing to join")
+        assert not dist.is_initialized()
+        return str(refused.value)
+
+    def test_a_number_of_processes_that_torchrun_did_not_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("RANK", "MASTER_PORT"):
+            monkeypatch.delenv(name)
+        assert self.refusal("cpu") == (
+            "WORLD_SIZE=4: expected RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT beside it, as torchrun sets them, found "
+            "no RANK, MASTER_PORT; start with torchrun, or unset WORLD_SIZE"
+        )
+
+    def test_more_processes_than_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert self.refusal("cuda") == (
+            "LOCAL_RANK=2: expected a GPU for each process, found 2; start torchrun --nproc-per-node 2, or use "
+            "--device cpu"
+        )
 
 
 def test_rank_that_is_alone_gets_back_what_it_gave() -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.trainer.helpers import random_units, unit
-from trainer.search import nearest, nearly_nearest
+from trainer import search
+from trainer.search import nearest, nearest_among, nearly_nearest
 
 # `cpu:0` takes the road of a GPU, through torch, on this machine's processor.
 DEVICES = ("cpu", "cpu:0")
@@ -44,12 +46,43 @@ def test_half_precision_keys_and_strided_queries_are_searched_too(device: str) -
     np.testing.assert_array_equal(rows, brute_force(queries, keys, 3)[1])
 
 
+@pytest.mark.parametrize(("queries", "similarities"), [(4_096, 1 << 28), (7, 1 << 28), (4_096, 20), (4_096, 1)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_more_queries_than_a_block_holds_keep_their_order(device: str) -> None:
+def test_more_queries_than_a_block_holds_keep_their_order(
+    device: str, queries: int, similarities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_BLOCK_QUERIES", queries)
+    monkeypatch.setattr(search, "_BLOCK_SIMILARITIES", similarities)
     rng = np.random.default_rng(2)
-    queries, keys = random_units(rng, 9_000), random_units(rng, 3)
-    _, rows = nearest(queries, keys, 1, device)
-    np.testing.assert_array_equal(rows, brute_force(queries, keys, 1)[1])
+    asked, keys = random_units(rng, 50), random_units(rng, 6)
+    _, rows = nearest(asked, keys, 1, device)
+    np.testing.assert_array_equal(rows, brute_force(asked, keys, 1)[1])
+
+
+def test_a_gpu_holds_no_more_similarities_than_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_BLOCK_SIMILARITIES", 100)
+    sizes = []
+    topk = torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda block, top: sizes.append(block.shape) or topk(block, top))
+    rng = np.random.default_rng(3)
+    nearest(random_units(rng, 8), random_units(rng, 30), 4, "cpu:0")
+    assert sizes == [(3, 30), (3, 30), (2, 30)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("stretch", [1, 4, 7, 100])
+@pytest.mark.parametrize("top", [1, 5, 40])
+def test_nearest_among_some_keys_are_those_of_them_alone(
+    device: str, stretch: int, top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_STRETCH_KEYS", stretch)
+    rng = np.random.default_rng(top)
+    queries, keys = random_units(rng, 9), random_units(rng, 40)
+    some = np.sort(rng.choice(40, size=21, replace=False))
+    similarities, rows = nearest_among(queries, keys, some, top, device)
+    expected_similarities, places = brute_force(queries, keys[some], top)
+    np.testing.assert_array_equal(rows, some[places])
+    np.testing.assert_allclose(similarities, expected_similarities, atol=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)

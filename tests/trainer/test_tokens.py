@@ -57,6 +57,7 @@ class TestTokenTable:
     @pytest.mark.parametrize("rows", [[0], [2, 0], [6, 1, 3, 1], list(range(7))])
     def test_batch_is_padded_to_its_longest_row_with_the_pad_id(self, table: TokenTable, rows: list[int]) -> None:
         input_ids, mask, _ = table.batch(np.array(rows), "cpu")
+        assert table.lengths_of(np.array(rows)).tolist() == table.lengths[rows].tolist()
         longest = int(table.lengths[rows].max())
         every = rows_of(table)
         assert input_ids.tolist() == [every[row] + [1] * (longest - len(every[row])) for row in rows]
@@ -78,6 +79,7 @@ class TestTokenTable:
 def test_vector_table_gives_the_rows_that_are_asked_for() -> None:
     table = VectorTable(torch.arange(12.0).reshape(6, 2))
     assert (len(table), table.lengths.tolist()) == (6, [1] * 6)
+    assert table.lengths_of(np.array([4, 0, 4])).tolist() == [1, 1, 1]
     assert table.batch(np.array([4, 0, 4]), "cpu")[0].tolist() == [[8, 9], [0, 1], [8, 9]]
     assert table[2:5].batch(np.array([1]), "cpu")[0].tolist() == [[6, 7]]
 

@@ -15,7 +15,7 @@ import torch
 
 import recollect
 from tests.trainer.conftest import load
-from tests.trainer.helpers import files
+from tests.trainer.helpers import files, label_sets
 from tests.trainer.runs import LEFT, Train, metrics, results, texts, training, weights
 from trainer import run_log
 from trainer import train as loop
@@ -23,6 +23,9 @@ from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
+from trainer.recipe import Recipe
+from trainer.settings import TrainSettings
+from trainer.tokens import TokenTable
 from trainer.validation import Validation
 
 INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
@@ -339,6 +342,23 @@ class TestOptimizer:
         assert ([len(matrices["params"]), len(others["params"])], others["weight_decay"]) == ([1, 0], 0)
 
 
+def test_no_keys_are_held_while_a_step_is_made(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    makers, backward = [], loop.Objective.backward
+    made = loop.KeyMaker
+
+    def watched(*arguments: Any) -> Any:
+        makers.append(made(*arguments))
+        return makers[-1]
+
+    def step(self: Any, batch: Any) -> float:
+        assert makers[-1]._made is None
+        return backward(self, batch)
+
+    monkeypatch.setattr(loop, "KeyMaker", watched)
+    monkeypatch.setattr(loop.Objective, "backward", step)
+    assert train("--mine-every", 4).status == 0
+
+
 def test_a_large_batch_goes_through_the_gradient_cache_and_a_small_one_does_not(train: Train, monkeypatch: Any) -> None:
     made = []
     embedder = loop._embedder
@@ -350,15 +370,40 @@ def test_a_large_batch_goes_through_the_gradient_cache_and_a_small_one_does_not(
     monkeypatch.setattr(loop, "_embedder", watched)
     train("--max-steps", 1)
     train("--max-steps", 1, "--micro-batch", 5, "--overwrite")
-    monkeypatch.setattr(loop, "_KEPT_TOKENS", {"cpu": 10})
+    monkeypatch.setattr(loop, "kept_tokens", lambda *_: 10)
     train("--max-steps", 1, "--overwrite")
     assert [each.cache for each in made] == [False, True, True]
     assert [each.micro_rows for each in made] == [2**31, 5, 2**31]
 
 
-def test_help_explains_every_flag_with_its_values_or_its_unit(capfd: pytest.CaptureFixture[str]) -> None:
-    from trainer.settings import TrainSettings
+@pytest.mark.parametrize(
+    ("positives", "hard_negatives", "pool"),
+    [(1, 2, 6), (2, 2, 8), (0, 2, 14), (9, 2, 14), (9, 0, 10), (0, 50, 40), (1, None, 40)],
+    ids=["one drawn", "two drawn", "all", "more than there are", "none mined", "all labels and more", "all labels"],
+)
+def test_a_batchs_tokens_are_those_of_its_queries_and_of_the_labels_in_its_pool(
+    positives: int, hard_negatives: int | None, pool: int
+) -> None:
+    """Two of six queries, each of 10 tokens and with 5 of 40 labels; a label has 3 tokens."""
+    queries, table = (TokenTable(np.zeros(n * of, np.int32), of * np.arange(n + 1), 0) for n, of in ((6, 10), (40, 3)))
+    sets = label_sets([range(5 * row, 5 * row + 5) for row in range(6)])
+    nobody = np.zeros(6, dtype=bool)
+    task = loop.Task(
+        torch.nn.Identity(), 4, queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), keep=lambda: None
+    )
+    asked = TrainSettings(
+        dataset=Path("data"),
+        out=Path("run"),
+        method="dexml" if hard_negatives is None else "rae",
+        batch_size=2,
+        positives=positives,
+        hard_negatives=hard_negatives,
+    )
+    recipe = Recipe.of(asked, {}, "", "", instances=6, labels=40, device="cpu")
+    assert loop._batch_tokens(task, recipe) == 2 * 10 + 3 * pool
 
+
+def test_help_explains_every_flag_with_its_values_or_its_unit(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         recollect.main(["train", "--help"])
     out = " ".join(capfd.readouterr().out.split())

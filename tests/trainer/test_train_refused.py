@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 import recollect
@@ -23,6 +24,19 @@ from trainer import train as loop
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.memory import open_memory
 from trainer.validation import Validation
+
+
+@pytest.mark.parametrize(
+    "where", ["trainer.train.Objective.backward", "trainer.train.mine", "trainer.run.write_memory"]
+)
+def test_a_gpu_that_is_full_is_told_in_one_line(train: Train, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of")
+
+    monkeypatch.setattr(where, full)
+    outcome = train()
+    assert outcome.status == 2
+    assert "found too little (CUDA out of memory. Tried to allocate 2.00 GiB); lower --micro-batch" in outcome.message
 
 
 class TestDiverging:

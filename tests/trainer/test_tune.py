@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import recollect
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
@@ -23,6 +24,7 @@ from trainer.key_sources import AdaptedKeys
 from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults, write_memory
 from trainer.ranks import ALONE
 from trainer.settings import TuneSettings
+from trainer.tokens import VectorTable
 from trainer.tune import Trial, Tuning, table, tune
 from trainer.validation import hold_out
 
@@ -39,7 +41,8 @@ def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: An
     labels, dim = len(keys) - len(sets), keys.shape[1]
     plan = MemoryPlan(len(sets), labels, dim, key_dtype, {}, "", "")
     instances = Split(entries("i", len(sets)), label_sets(sets), np.empty((0, 2), np.int64))
-    source = AdaptedKeys(Adapter(dim, 1).eval(), keys[: len(sets)], keys[len(sets) :], "cpu")  # changes nothing
+    inputs = VectorTable(torch.from_numpy(keys[len(sets) :]), "labels")
+    source = AdaptedKeys(Adapter(dim, 1).eval(), keys[: len(sets)], inputs, "cpu")  # changes nothing
     write_memory(folder / "memory", plan, entries("l", labels), instances, source, ALONE)
     return folder
 
@@ -257,8 +260,32 @@ class TestQueries:
         self, train: Train, run_folder: Path, asked: list[list[int]], fraction: float
     ) -> None:
         assert "0 instances held out" in train("--max-steps", 1, "--validation-fraction", fraction).err
-        assert tune(settings(run_folder, **GRID)).queries == 59
+        tuning = tune(settings(run_folder, **GRID))
+        assert (tuning.queries, tuning.trained_on) == (59, True)
         assert asked == [list(range(59))]
+
+    def test_that_training_learnt_from_are_told_and_noted(
+        self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        train("--max-steps", 1, "--validation-fraction", 0)
+        assert recollect.main(["tune", str(run_folder), "--lambda", "0.5"]) == 0
+        out, err = capfd.readouterr()
+        (warning,) = [line for line in err.splitlines() if "held nothing out" in line]
+        assert warning.startswith(f"{run_folder}: training held nothing out, so tuning asks what it learnt from")
+        assert "held nothing out" not in out
+        assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is True
+
+    @pytest.mark.parametrize("trained", [True, False], ids=["held out", "never trained"])
+    def test_that_no_training_learnt_from_need_no_warning(
+        self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str], trained: bool
+    ) -> None:
+        if trained:
+            train("--max-steps", 1)
+        else:
+            random_run(run_folder, 0, 40, 6)
+        assert not tune(settings(run_folder, **GRID)).trained_on
+        assert "held nothing out" not in capfd.readouterr().err
+        assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is False
 
 
 class TestResult:
@@ -341,7 +368,7 @@ def trial(lambda_: float, alpha: float, score: float) -> Trial:
 class TestTable:
     def test_shows_before_and_best_then_the_best_for_each_alpha_and_lambda(self) -> None:
         trials = [trial(0.5, 0.25, 60), trial(1, 0.25, 55.125), trial(1, 0, 50), trial(0.05, 0, 40), trial(0.5, 0, 30)]
-        lines = table(Tuning("nDCG@5", 10, trials[4], trials[0], trials))
+        lines = table(Tuning("nDCG@5", 10, False, trials[4], trials[0], trials))
         assert [" ".join(line.split()) for line in lines] == [
             "lambda tau b alpha nDCG@5",
             "before 0.5 0.04 200 0 30.00",

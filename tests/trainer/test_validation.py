@@ -52,6 +52,11 @@ def test_at_most_four_thousand_are_held_out() -> None:
     assert hold_out(label_sets([{0}] * 20_000), 0.5, 0).sum() == 4_000
 
 
+def joined(instances: np.ndarray, labels: np.ndarray) -> Keys:
+    """The keys as the first of many ranks has them; its own share is no matter here."""
+    return Keys(instances[:0], labels, instances)
+
+
 def unit(vector: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(vector)
     return vector / length if length else vector
@@ -65,7 +70,7 @@ def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: f
 def naive_score_at(lambda_: float, keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float) -> float:
     """The formulas, a query at a time, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
-    instance_keys = keys.instances.astype(np.float64)
+    instance_keys = keys.joined.astype(np.float64)
     label_keys = []
     for label, text in enumerate(keys.labels.astype(np.float64)):
         has = [instance_keys[row] for row in voters if label in sets[row]]
@@ -92,7 +97,7 @@ def test_the_score_is_that_of_the_formulas_and_the_held_out_have_no_vote(
 ) -> None:
     rng = np.random.default_rng(seed)
     sets = random_sets(rng, instances, labels)
-    keys = Keys(random_units(rng, instances, 6), random_units(rng, labels, 6))
+    keys = joined(random_units(rng, instances, 6), random_units(rng, labels, 6))
     held_out = hold_out(label_sets(sets), 0.3, seed)
     assert held_out.any()
     validation = Validation(held_out, label_sets(sets), labels, alpha, "cpu")
@@ -100,7 +105,7 @@ def test_the_score_is_that_of_the_formulas_and_the_held_out_have_no_vote(
 
 
 def test_an_instance_does_not_find_itself() -> None:
-    keys = Keys(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
+    keys = joined(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
     validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu")
     # The other instance has label 1, and label 0 has no instance but the one that asks.
     assert validation.score(keys) == pytest.approx(100 / math.log2(3))
@@ -108,6 +113,6 @@ def test_an_instance_does_not_find_itself() -> None:
 
 def test_the_best_possible_answer_scores_a_hundred() -> None:
     units = np.eye(6, dtype=np.float32)
-    keys = Keys(units[[0, 1, 0, 1]], units[[0, 1]])
+    keys = joined(units[[0, 1, 0, 1]], units[[0, 1]])
     validation = Validation(np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu")
     assert validation.score(keys) == pytest.approx(100)

@@ -25,10 +25,10 @@ from trainer.ranks import ALONE
 _LENGTH, _QUERIES = 16, 256
 _MICRO_TOKENS = 2_048
 
-# Numbers, for each dimension, that a label may add: its vector and its gradient, and half of one for its place, its part
-# of a random state, and what the allocator wastes. A third array as large as all vectors would not go unnoticed.
-MOST_ADDED = 2.5
-# What is larger goes back to the system at once, so that the peak is of what was held, not of what was left lying about.
+# Numbers, for each dimension, that a label may add: its vector and its gradient, and less than one for its row number,
+# its part of a random state, and what the allocator wastes. A third array as large as all vectors is too much.
+MOST_ADDED = 2.75
+# What is larger goes back to the system at once: the peak is to be that of what was held, not of gaps between it.
 _RETURNED_BYTES = 1 << 16
 
 
