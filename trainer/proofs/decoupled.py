@@ -16,6 +16,8 @@ from trainer.search import nearest
 
 _MARKER, _LENGTH = 1, 8
 _SHARED_LABELS = 5
+# Softmax makes the five alike only slowly: at a third of this rate and a third of the epochs, label 0 still led.
+_LEARNING_RATE = 6e-3
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Size:
     marked: int = 100
     labels: int = 5_000
     test: int = 1_000
-    epochs: int = 40
+    epochs: int = 120
 
 
 def prove(size: Size = Size(), seed: int = 0) -> dict[str, float]:
@@ -43,7 +45,16 @@ def prove(size: Size = Size(), seed: int = 0) -> dict[str, float]:
     precision = {}
     for name, method in (("softmax", "infonce"), ("decoupled softmax", "dexml")):
         model = tiny_encoder(seed, _LENGTH, "cls")
-        learn(model, Texts(queries), Texts(labels), label_sets(sets), method, size.epochs, seed=seed)
+        learn(
+            model,
+            Texts(queries),
+            Texts(labels),
+            label_sets(sets),
+            method,
+            size.epochs,
+            learning_rate=_LEARNING_RATE,
+            seed=seed,
+        )
         _, first = nearest(vectors(model, Texts(test)), vectors(model, Texts(labels)), 1)
         precision[name] = 100 * float((first[:, 0] == 0).mean())
     return precision
