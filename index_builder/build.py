@@ -6,10 +6,12 @@ fails on the way, the store is as it was.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,9 +22,10 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from index_builder.errors import BuildError, CheckFailed
-from index_builder.faiss_index import build_index, check_units, choose_kind, tune_effort, write_index
+from index_builder.faiss_index import check_units
 from index_builder.onnx_export import cosines, export_encoder
 from index_builder.settings import BuildSettings
+from index_builder.tune import QUERIES, Target, build_best
 from service.bundle import describe_files
 from service.encoder import QueryEncoder
 from service.manifest import (
@@ -35,6 +38,7 @@ from service.manifest import (
     Indexes,
     IndexInfo,
     Manifest,
+    Point,
 )
 from service.predictor import Predictor
 from service.settings import threads_or_cores
@@ -48,8 +52,6 @@ from trainer.memory import Memory, open_memory
 _PARITY_TEXTS = 256
 # Worst cosine to PyTorch's vectors below which an exported encoder is not published.
 _WORST_COSINE = {"fp32": 0.9999, "int8": 0.9}
-# Recall at the default b below which an index is not published.
-_WORST_RECALL = 0.9
 _DEFAULT_TOP_K = 10
 
 
@@ -83,8 +85,8 @@ def build(settings: BuildSettings) -> str:
             pad_id=encoder.pad_id,
         )
         metrics = _check_encoder(memory, encoder, QueryEncoder(folder, encoder_info, threads), settings.precision)
-        indexes = _write_indexes(memory, folder, settings.index, metrics)
-        manifest = _write_manifest(memory, folder, encoder_info, indexes, metrics)
+        indexes, curves = _write_indexes(memory, folder, settings, metrics)
+        manifest = _write_manifest(memory, folder, encoder_info, indexes, metrics, curves)
         say(f"verify: {sum(file.size for file in manifest.files.values()) / 1e6:,.0f} MB")
         Predictor.open(folder, threads)
         store.publish(folder, manifest.version)
@@ -168,35 +170,49 @@ def _check_encoder(memory: Memory, encoder: Encoder, exported: QueryEncoder, pre
     }
 
 
-def _write_indexes(memory: Memory, folder: Path, kind: str, metrics: dict[str, float]) -> Indexes:
-    """Index instance keys and label keys; their recall at the default b goes into `metrics`."""
+def _write_indexes(
+    memory: Memory, folder: Path, settings: BuildSettings, metrics: dict[str, float]
+) -> tuple[Indexes, dict[str, list[Point]]]:
+    """Index label keys, then instance keys with what the budgets leave; their recall goes into `metrics`.
+
+    Returns:
+        The indexes, and all points that were measured of each.
+    """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
-    queries = np.asarray(memory.keys[_sample(instances, _PARITY_TEXTS)], dtype=np.float32)
+    queries = np.asarray(memory.keys[_sample(instances, QUERIES)], dtype=np.float32)
     if memory.defaults["label_key_alpha"]:
         check_units(memory.keys[instances:], instances)  # the mix would hide a damaged text key
+    size_bytes, milliseconds = settings.memory_budget or np.inf, settings.latency_budget_ms or np.inf
     infos: dict[str, IndexInfo] = {}
-    for part, first_row, keys in (
-        ("instance", 0, memory.instance_keys),
-        ("label", instances, memory.label_keys()),
+    curves: dict[str, list[Point]] = {}
+    for part, first_row, keys, share in (
+        ("label", instances, memory.label_keys(), memory.plan.labels / memory.plan.keys),
+        ("instance", 0, memory.instance_keys, 1.0),
     ):
-        chosen, path = choose_kind(kind, len(keys)), folder / f"{part}_keys.faiss"
-        with tqdm(total=len(keys), unit="key", unit_scale=True, desc=f"index {part}s ({chosen})") as bar:
-            index, info = build_index(keys, chosen, first_row, bar.update)
-        write_index(index, path)
-        del index  # the copy on disk is what is measured, and served
-        infos[part], found = tune_effort(path, info, keys, queries, top_b)
-        if found < _WORST_RECALL:
-            raise CheckFailed(
-                f"{path.name} ({chosen}): expected a recall at {top_b} of {_WORST_RECALL} or more, found {found:.3f}; "
-                "not published: build with --index flat"
-            )
-        metrics[f"recall_{part}s"] = found
+        target = Target(settings.recall_target, top_b, size_bytes * share, milliseconds * (0.5 + share / 2))
+        path = folder / f"{part}_keys.faiss"
+        infos[part], point, curves[f"{part}s"] = build_best(
+            keys, first_row, path, settings.index, queries, target, functools.partial(_bar, part)
+        )
+        metrics |= {f"recall_{part}s": point.recall, f"search_{part}s_ms": point.milliseconds}
+        size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - point.milliseconds
     metrics["recall_at"] = top_b
-    return Indexes(instances=infos["instance"], labels=infos["label"])
+    return Indexes(instances=infos["instance"], labels=infos["label"]), curves
+
+
+@contextlib.contextmanager
+def _bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int], object]]:
+    with tqdm(total=keys, unit="key", unit_scale=True, desc=f"index {part}s ({factory})") as bar:
+        yield bar.update
 
 
 def _write_manifest(
-    memory: Memory, folder: Path, encoder: EncoderInfo, indexes: Indexes, metrics: dict[str, float]
+    memory: Memory,
+    folder: Path,
+    encoder: EncoderInfo,
+    indexes: Indexes,
+    metrics: dict[str, float],
+    curves: dict[str, list[Point]],
 ) -> Manifest:
     answering = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
@@ -214,6 +230,7 @@ def _write_manifest(
         index=indexes,
         defaults=Defaults(**answering, top_k=_DEFAULT_TOP_K),
         metrics=metrics,
+        curves=curves,
         files=files,
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")

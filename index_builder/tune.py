@@ -1,0 +1,228 @@
+"""The right index by itself: families compared on a sample of the keys, the best one built whole and measured again.
+
+The sample's queries are keys that it leaves out. A whole index leaves none out: it is asked for the neighbours of
+some of its keys, the key itself not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from index_builder.errors import CheckFailed
+from index_builder.faiss_index import Keys, build_index, lists, write_index
+from index_builder.recall import exact_neighbours, milliseconds, recall
+from service.manifest import IndexInfo, Point
+from service.searcher import KeyIndex
+
+# Keys on which families are compared, and the queries that every measurement asks.
+_SAMPLE_KEYS, QUERIES = 50_000, 256
+# Exact search loses nothing: it is taken where it answers this fast, however fast an approximation would.
+_EXACT_MILLISECONDS = 2.0
+# Recall that more effort must still win to be worth a try.
+_GAIN = 0.0005
+# efSearch in multiples of b; shares of the lists; candidates compared again for each key asked for.
+_GRAPH_EFFORTS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
+_LIST_SHARES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1)
+_REFINEMENTS = (1.5, 2, 4)
+_TIMED_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an index must reach.
+
+    Attributes:
+        recall: Share of the exact top b that it finds.
+        top_b: Keys asked for.
+        size_bytes: Most that the index may take.
+        milliseconds: Most that a query may take, alone on one thread.
+    """
+
+    recall: float
+    top_b: int
+    size_bytes: float = np.inf
+    milliseconds: float = np.inf
+
+
+# Opens, for a factory string and a number of keys, what is told of each block.
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+
+
+def candidates(keys: int, dim: int) -> list[str]:
+    """Factory strings worth a comparison for so many keys, from the most exact to the smallest."""
+    families = ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
+    if dim % 2 == 0:
+        families.append(f"IVF{lists(keys)},PQ{dim // 2}x4fs,Refine(SQ8)")
+    return families
+
+
+def build_best(
+    keys: Keys,
+    first_row: int,
+    path: Path,
+    kind: str,
+    queries: Float[np.ndarray, "query dim"],
+    target: Target,
+    progress: Progress,
+) -> tuple[IndexInfo, Point, list[Point]]:
+    """Write the index that reaches the target, at the least effort that does.
+
+    Args:
+        keys: Unit vectors.
+        first_row: The row of `keys[0]` in the memory, for messages.
+        path: The file to write.
+        kind: `auto`, or what `build_index` takes.
+        queries: What the finished index is asked for.
+        target: What it must reach.
+        progress: Shows how an index grows.
+
+    Returns:
+        What the manifest says of the index, its point, and all points: those of the sample, then those of the whole.
+
+    Raises:
+        BuildError: If a key is no unit vector, or faiss rejects the kind.
+        CheckFailed: If no index reaches the target; names the best point found.
+    """
+    compared = compare(keys, first_row, target.top_b, progress) if kind == "auto" else []
+    measured = list(compared)
+    for factory in ranked(compared, target, len(keys)) if kind == "auto" else [kind]:
+        info = _write(keys, factory, first_row, path, progress)
+        points = list(curve(path, info, keys, queries, target.top_b))
+        measured += points
+        if best := choose(points, target):
+            return info.model_copy(update={"effort": best.effort, "refine": best.refine}), best, measured
+    raise CheckFailed(_miss(path, target, measured))
+
+
+def compare(keys: Keys, first_row: int, top_b: int, progress: Progress) -> list[Point]:
+    """Measure every family on a sample of the keys, asked for keys that the sample leaves out."""
+    rows = np.linspace(0, len(keys) - 1, num=min(len(keys), _SAMPLE_KEYS + QUERIES), dtype=np.int64)
+    held_out = _spread(len(rows), QUERIES)
+    queries = np.ascontiguousarray(keys[rows[held_out]], dtype=np.float32)
+    sample = np.ascontiguousarray(keys[np.delete(rows, held_out)], dtype=np.float32)
+    if not len(sample):
+        sample = queries
+    points: list[Point] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.faiss"
+        for factory in candidates(len(sample), keys.shape[1]):
+            info = _write(sample, factory, first_row, path, progress)
+            points += curve(path, info, sample, queries, min(top_b, len(sample)))
+    return points
+
+
+def curve(
+    path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
+) -> Iterator[Point]:
+    """Measure a written index at rising effort, until there is nothing left to find."""
+    exact, size = exact_neighbours(keys, queries, top_b), path.stat().st_size
+    before = -1.0
+    for tried in efforts(info, KeyIndex(path, info).lists, top_b):
+        index = KeyIndex(path, tried)
+        found = recall(index, keys, queries, exact)
+        spent = float(np.median(milliseconds(index, queries, top_b, _TIMED_SECONDS)))
+        yield Point(
+            factory=info.factory,
+            keys=info.keys,
+            effort=tried.effort,
+            refine=tried.refine,
+            recall=found,
+            milliseconds=spent,
+            bytes_per_key=size / info.keys,
+        )
+        if found - before < _GAIN and tried.refine == max(_refinements(info)):
+            return
+        before = found
+
+
+def _write(keys: Keys, factory: str, first_row: int, path: Path, progress: Progress) -> IndexInfo:
+    """Build an index, and leave only the copy on disk: it is what is measured, and served."""
+    with progress(factory, len(keys)) as told:
+        index, info = build_index(keys, factory, first_row, told)
+    write_index(index, path)
+    return info
+
+
+def efforts(info: IndexInfo, lists: int, top_b: int) -> Iterator[IndexInfo]:
+    """Ways to search one index, from quick to thorough.
+
+    Args:
+        info: The index.
+        lists: Its inverted lists, if it has such.
+        top_b: Keys asked for. Fewer lists than hold so many, or a smaller efSearch, are never looked at.
+    """
+    match info.kind:
+        case "hnsw":
+            steps = {int(min(top_b * factor, info.keys)) for factor in _GRAPH_EFFORTS}
+        case "ivf":
+            least = math.ceil(lists * top_b / info.keys)
+            steps = {max(least, round(lists * share)) for share in _LIST_SHARES}
+        case "flat":
+            steps = {0}
+    for effort in sorted(steps):
+        for refine in _refinements(info):
+            yield info.model_copy(update={"effort": effort, "refine": refine})
+
+
+def _refinements(info: IndexInfo) -> tuple[float, ...]:
+    return _REFINEMENTS if info.refine > 1 else (1,)
+
+
+def ranked(points: list[Point], target: Target, keys: int) -> list[str]:
+    """Families that reached the target on a sample and should on so many keys, the fastest first."""
+    reaching = sorted(reach([_expected(point, keys) for point in points], target), key=_preference)
+    return list(dict.fromkeys(point.factory for point in reaching))
+
+
+def choose(points: list[Point], target: Target) -> Point | None:
+    """The fastest point that reaches the target, None if there is none."""
+    return min(reach(points, target), key=_preference, default=None)
+
+
+def reach(points: list[Point], target: Target) -> list[Point]:
+    """The points that reach the target."""
+    return [
+        point
+        for point in points
+        if point.recall >= target.recall
+        and point.milliseconds <= target.milliseconds
+        and point.bytes_per_key * point.keys <= target.size_bytes
+    ]
+
+
+def _expected(point: Point, keys: int) -> Point:
+    """A point of a sample, on all keys: looking at every code takes time in proportion, a walk hardly more."""
+    spent = point.milliseconds * (keys / point.keys if point.effort == 0 else 1)
+    return point.model_copy(update={"keys": keys, "milliseconds": spent})
+
+
+def _preference(point: Point) -> float:
+    exact = point.factory == "Flat" and point.milliseconds <= _EXACT_MILLISECONDS
+    return -1 if exact else point.milliseconds
+
+
+def _miss(path: Path, target: Target, points: list[Point]) -> str:
+    best = max(points, key=lambda point: (point.recall, -point.milliseconds))
+    wanted = f"a recall at {target.top_b} of {target.recall}"
+    if target.milliseconds < np.inf:
+        wanted += f" in {target.milliseconds:.3g} ms"
+    if target.size_bytes < np.inf:
+        wanted += f" and {target.size_bytes / 1e6:,.0f} MB"
+    return (
+        f"{path.name}: expected {wanted}, the best found is {best.recall:.3f} in {best.milliseconds:.3g} ms and "
+        f"{best.bytes_per_key * best.keys / 1e6:,.0f} MB ({best.factory}, effort {best.effort}); not published: "
+        "ask for less, or build with --index flat"
+    )
+
+
+def _spread(rows: int, wanted: int) -> Int[np.ndarray, " row"]:
+    """Rows spread evenly over all."""
+    return np.unique(np.linspace(0, rows - 1, num=min(rows, wanted), dtype=np.int64))
