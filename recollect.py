@@ -106,8 +106,8 @@ def _read_settings(command: Any, name: str, arguments: Sequence[str]) -> Any:
             return settings_class(
                 _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
             )
-    except SystemExit:  # --help was asked for; a default of null says nothing that the help does not
-        _write(sys.stdout, re.sub(r"\s*\(default:\s+null\)", "", printed.getvalue()).rstrip())
+    except SystemExit:  # --help was asked for; a default of None, however spelt, says nothing that the help does not
+        _write(sys.stdout, re.sub(r"\s*\(default:\s+(null|\0)\)", "", printed.getvalue()).rstrip())
         sys.stdout.flush()
         raise
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""From a run to a published bundle: export, index, check, publish, in that order.
+"""From a run to a published bundle: export, index, sign, check, publish, in that order.
 
 All is written aside in the store and opened through the service's own code before it gets its name; whatever
 fails on the way, the store is as it was.
@@ -25,8 +25,10 @@ from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_units
 from index_builder.onnx_export import cosines, export_encoder
 from index_builder.settings import BuildSettings
+from index_builder.signing import read_signing_key, sign_manifest
 from index_builder.tune import QUERIES, Target, build_best
-from service.bundle import describe_files
+from service.arrays import save_array
+from service.bundle import describe_files, open_bundle
 from service.encoder import QueryEncoder
 from service.manifest import (
     FORMAT_VERSION,
@@ -43,7 +45,7 @@ from service.manifest import (
 from service.predictor import Predictor
 from service.settings import threads_or_cores
 from service.store import Store
-from service.strings import save_array, write_table
+from service.strings import write_table
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import Memory, open_memory
@@ -65,7 +67,9 @@ def build(settings: BuildSettings) -> str:
         BuildError: If the run's checkpoint and memory do not belong together, or a key is no unit vector.
         CheckFailed: If the exported encoder strays from PyTorch's, or an index misses too many keys.
         MemoryFolderError, EncoderError: If the run cannot be read.
+        KeyFileError: If the signing key cannot be read.
     """
+    signing_key = read_signing_key(settings.sign) if settings.sign else None
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
@@ -87,8 +91,9 @@ def build(settings: BuildSettings) -> str:
         metrics = _check_encoder(memory, encoder, QueryEncoder(folder, encoder_info, threads), settings.precision)
         indexes, curves = _write_indexes(memory, folder, settings, metrics)
         manifest = _write_manifest(memory, folder, encoder_info, indexes, metrics, curves)
+        verify_key = sign_manifest(folder, signing_key) if signing_key else None
         say(f"verify: {sum(file.size for file in manifest.files.values()) / 1e6:,.0f} MB")
-        Predictor.open(folder, threads)
+        Predictor.open(open_bundle(folder, verify_key), threads)
         store.publish(folder, manifest.version)
     if settings.activate:
         store.activate(manifest.version)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from index_builder.build import build, say
 from index_builder.evaluate import evaluate, table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
+from service.bundle import Bundle
 from service.predictor import Predictor
 from service.store import Store
+from trainer.errors import MemoryFolderError
 from trainer.run import write_run
 from trainer.sample import write_sample
 from trainer.settings import TrainSettings
@@ -26,15 +26,19 @@ def demo(settings: DemoSettings) -> str:
     if not dataset.is_dir():
         say("sample: reading the standard library's documentation")
         write_sample(dataset)
-    write_run(TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64, overwrite=True))
+    training = TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64)
+    try:
+        write_run(training)
+    except MemoryFolderError:  # of another release, or damaged
+        write_run(training.model_copy(update={"overwrite": True}))
     version = build(BuildSettings(run=run, store=store, activate=True))
     sweep = EvaluateSettings.model_validate({"dataset": dataset, "store": store, "lambda": [0, 0.1, 0.5, 0.9, 1]})
     evaluation = evaluate(sweep)
     lines = [f"{evaluation.queries:,} held-out sentences, in percent:", *table(evaluation), ""]
-    return "\n".join(lines + _ask(Store(store).path(version)))
+    return "\n".join(lines + _ask(Store(store).open(version)))
 
 
-def _ask(bundle: Path) -> list[str]:
+def _ask(bundle: Bundle) -> list[str]:
     predictor = Predictor.open(bundle, threads=1)
     answer = predictor.predict([_QUESTION], predictor.options()).answers[0]
     return [f"{_QUESTION!r}:", *(f"  {label.score:.3f}  {label.uid}" for label in answer.labels[:5])]

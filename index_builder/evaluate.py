@@ -68,12 +68,13 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
 
     Raises:
         StoreError, BundleError: If the version cannot be opened.
+        KeyFileError: If the key that it must be signed for cannot be read.
         DatasetError: If the dataset breaks its contract.
         BuildError: If the bundle knows none of the dataset's labels.
     """
-    store = Store(settings.store)
+    store = Store(settings.store, settings.verify_key)
     version = store.resolve(settings.version)
-    predictor = Predictor.open(store.path(version), threads_or_cores(settings.threads))
+    predictor = Predictor.open(store.open(version), threads_or_cores(settings.threads))
     dataset = open_dataset(settings.dataset, settings.format)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test

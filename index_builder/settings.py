@@ -9,6 +9,7 @@ from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.schemas import Lambda, Temperature, TopB
+from service.settings import NO_WORD
 from trainer.settings import Listed
 
 
@@ -16,7 +17,13 @@ class BuilderSettings(BaseSettings):
     """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="RECOLLECT_", frozen=True, cli_kebab_case=True, allow_inf_nan=False, env_prefix_target="all"
+        env_prefix="RECOLLECT_",
+        frozen=True,
+        cli_kebab_case=True,
+        allow_inf_nan=False,
+        env_prefix_target="all",
+        cli_hide_none_type=True,
+        cli_parse_none_str=NO_WORD,
     )
 
 
@@ -38,6 +45,10 @@ class BuildSettings(BuilderSettings):
         None, gt=0, description="most milliseconds that a query's search may take, on one thread"
     )
     precision: Literal["fp32", "int8"] = Field("fp32", description="precision of the query encoder")
+    sign: Path | None = Field(
+        None,
+        description="Ed25519 private key, in PEM without a passphrase, to sign the bundle with; unset: no signature",
+    )
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
 
@@ -48,6 +59,9 @@ class EvaluateSettings(BuilderSettings):
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     store: Path = Field(description="bundle store")
     version: str = Field("current", description="version to measure")
+    verify_key: Path | None = Field(
+        None, description="Ed25519 public key, in PEM, that the bundle must be signed for; unset: it need not be signed"
+    )
     format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
         "auto", description="the dataset's layout; auto recognises it from the folder's files"
     )

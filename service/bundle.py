@@ -1,6 +1,6 @@
 """The bundle folder: everything a replica serves, checked before it is opened, mapped when it is.
 
-bundle/   manifest.json
+bundle/   manifest.json  manifest.sig           what the bundle is; who says so, where it was signed
           encoder.onnx  tokenizer.json          a query becomes a unit vector
           instance_keys.faiss  label_keys.faiss the keys, searchable; apart, as lambda 0 and 1 need only one
           value_indptr.npy  value_indices.npy   the labels each instance votes for
@@ -10,6 +10,7 @@ bundle/   manifest.json
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,18 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from service.arrays import map_array, map_offsets, map_positions
 from service.errors import BundleError
-from service.manifest import BUNDLE_FILES, FileInfo, Manifest, read_manifest
+from service.manifest import (
+    BUNDLE_FILES,
+    MANIFEST,
+    SIGNATURE,
+    FileInfo,
+    Manifest,
+    read_manifest,
+    require_file,
+)
+from service.signing import VerifyKey
 from service.strings import StringTable
 
 _HASHING_THREADS = 4
@@ -66,17 +77,20 @@ def describe_files(folder: Path) -> dict[str, FileInfo]:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every file with the manifest.
+    """Compare a bundle's folder with its manifest: first the names, then the sizes, then the contents.
 
     Raises:
-        BundleError: If a file is missing, a link, of another size or of other content; names it.
+        BundleError: If a file is missing, one too many, a link, of another size or of other content; names it.
     """
+    for name in sorted(BUNDLE_FILES.union(os.listdir(folder))):
+        if name not in BUNDLE_FILES | {MANIFEST, SIGNATURE}:
+            raise BundleError(f"{folder / name}: expected a bundle's own files alone, found this; move it elsewhere")
+        require_file(folder / name)
     for name, expected in manifest.files.items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            raise BundleError(f"{path}: expected a file of the bundle, found none; build the bundle again")
-        if (size := path.stat().st_size) != expected.size:
-            raise BundleError(f"{path}: expected {expected.size:,} bytes, found {size:,}; build the bundle again")
+        if (size := (folder / name).stat().st_size) != expected.size:
+            raise BundleError(
+                f"{folder / name}: expected {expected.size:,} bytes, found {size:,}; build the bundle again"
+            )
     found = describe_files(folder)
     for name, expected in manifest.files.items():
         if found[name] != expected:
@@ -86,43 +100,30 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def open_bundle(folder: Path) -> Bundle:
+def open_bundle(folder: Path, verify_key: VerifyKey | None = None) -> Bundle:
     """Check a bundle's files, then map them.
 
+    Args:
+        folder: The bundle's.
+        verify_key: Whose signature of the manifest is wanted, before any other file is looked at; None: nobody's.
+
     Raises:
-        BundleError: If the manifest or any file is not what was published.
+        BundleError: If the signature, the manifest or any file is not what was published.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, verify_key)
     check_files(folder, manifest)
-    counts = manifest.counts
-    labels = LabelTable(
-        uids=StringTable.open(folder, "label_uids"),
-        texts=StringTable.open(folder, "label_texts"),
-        counts=_map(folder / "label_counts.npy", counts.labels),
-        order=_map(folder / "label_order.npy", counts.labels),
-    )
-    bundle = Bundle(
+    instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
+    return Bundle(
         folder=folder,
         manifest=manifest,
-        value_indptr=_map(folder / "value_indptr.npy", counts.instances + 1),
-        value_indices=_map(folder / "value_indices.npy", counts.pairs),
-        labels=labels,
-        instance_uids=StringTable.open(folder, "instance_uids"),
-        instance_texts=StringTable.open(folder, "instance_texts"),
+        value_indptr=map_offsets(folder / "value_indptr.npy", instances, pairs),
+        value_indices=map_positions(folder / "value_indices.npy", pairs, labels),
+        labels=LabelTable(
+            uids=StringTable.open(folder, "label_uids", labels),
+            texts=StringTable.open(folder, "label_texts", labels),
+            counts=map_array(folder / "label_counts.npy", "int32", labels),
+            order=map_positions(folder / "label_order.npy", labels, labels),
+        ),
+        instance_uids=StringTable.open(folder, "instance_uids", instances),
+        instance_texts=StringTable.open(folder, "instance_texts", instances),
     )
-    tables = {"label_uids": labels.uids, "label_texts": labels.texts}
-    tables |= {"instance_uids": bundle.instance_uids, "instance_texts": bundle.instance_texts}
-    for name, table in tables.items():
-        _check_count(folder / name, len(table), counts.labels if name.startswith("label") else counts.instances)
-    return bundle
-
-
-def _map(path: Path, expected: int) -> np.ndarray:
-    mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    _check_count(path, len(mapped), expected)
-    return mapped
-
-
-def _check_count(path: Path, found: int, expected: int) -> None:
-    if found != expected:
-        raise BundleError(f"{path}: expected {expected:,} rows, as the manifest says, found {found:,}; build again")

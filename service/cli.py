@@ -36,9 +36,9 @@ def predict(settings: PredictSettings) -> None:
         query = TypeAdapter(Query).validate_python(settings.text)
     except ValidationError as error:
         raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-    store = Store(settings.store)
+    store = Store(settings.store, settings.verify_key)
     version = store.resolve(settings.version)
-    predictor = Predictor.open(store.path(version), threads=1)
+    predictor = Predictor.open(store.open(version), threads=1)
     chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
     options = predictor.options(**chosen)
     answer = predictor.predict([query], options).answers[0]
@@ -58,7 +58,7 @@ def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
     from service.store import Store
 
-    store = Store(settings.store)
+    store = Store(settings.store, settings.verify_key)
     store.require()
     rows = []
     try:
@@ -93,25 +93,25 @@ def versions(settings: VersionsSettings) -> None:
 def activate(settings: ActivateSettings) -> None:
     from service.store import Store
 
-    Store(settings.store).activate(settings.version)
+    Store(settings.store, settings.verify_key).activate(settings.version)
     _say(settings.version)
 
 
 def rollback(settings: RollbackSettings) -> None:
     from service.store import Store
 
-    _say(Store(settings.store).rollback())
+    _say(Store(settings.store, settings.verify_key).rollback())
 
 
 def verify(settings: VerifySettings) -> None:
     from service.predictor import Predictor
     from service.store import Store
 
-    store = Store(settings.store)
+    store = Store(settings.store, settings.verify_key)
     version = store.resolve(settings.version)
-    manifest = store.manifest(version)
-    Predictor.open(store.path(version), threads=1)
-    _say(f"{version}: {len(manifest.files)} files as published, and it answers")
+    manifest = Predictor.open(store.open(version), threads=1).manifest
+    signed = "signed, " if settings.verify_key else ""
+    _say(f"{version}: {signed}{len(manifest.files)} files as published, and it answers")
 
 
 def _summary(row: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import onnxruntime
 from jaxtyping import Float
 from tokenizers import Encoding, Tokenizer
 
+from service.errors import opening
 from service.manifest import EncoderInfo
 
 # Rows that run together: of like length, so that padding costs little.
@@ -30,7 +31,8 @@ class QueryEncoder:
 
     def __init__(self, folder: Path, info: EncoderInfo, threads: int) -> None:
         self._pad_id = info.pad_id
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with opening(folder / "tokenizer.json") as path:
+            self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(info.max_length)
         options = onnxruntime.SessionOptions()
@@ -38,7 +40,8 @@ class QueryEncoder:
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores alone
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(str(folder / "encoder.onnx"), options, providers=_providers())
+        with opening(folder / "encoder.onnx") as path:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers())
         self.dim: int = self._session.get_outputs()[0].shape[-1]
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:

@@ -1,12 +1,19 @@
 """What can be wrong with what the service is handed.
 
 ServiceError
-├── BundleError     a bundle's file is missing, altered or of an unknown format
+├── BundleError     a bundle's file is missing, altered, of an unknown format, or not signed as it must be
+├── KeyFileError    a file holds no key of the kind wanted
 ├── StoreError      a store lacks the version asked for, or a version's name is malformed
 ├── QueryError      a query cannot be answered as asked
 ├── AddressError    the service cannot listen where it was told to
 └── NotReadyError   no bundle is loaded yet
 """
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 
 
 class ServiceError(Exception):
@@ -16,6 +23,10 @@ class ServiceError(Exception):
 
 
 class BundleError(ServiceError):
+    pass
+
+
+class KeyFileError(ServiceError):
     pass
 
 
@@ -33,3 +44,19 @@ class AddressError(ServiceError):
 
 class NotReadyError(ServiceError):
     pass
+
+
+@contextlib.contextmanager
+def opening(path: Path) -> Iterator[Path]:
+    """Name the file in whatever a library says of one that it cannot open.
+
+    Raises:
+        BundleError: In place of the library's own error.
+    """
+    try:
+        yield path
+    except MemoryError:  # no fault of the file's
+        raise
+    except Exception as error:  # every library has its own
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise BundleError(f"{path}: expected a file that opens, found: {reason}; build the bundle again") from error

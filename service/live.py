@@ -42,7 +42,7 @@ class Live:
 
         Raises:
             StoreError: If nothing is current.
-            BundleError: If the version is broken.
+            BundleError: If the version is broken, or not signed as the store wants it.
         """
         self._open(self._store.require_current())
 
@@ -100,8 +100,7 @@ class Live:
 
     def _open(self, version: str) -> None:
         start = time.monotonic()
-        self._store.manifest(version)
-        predictor = Predictor.open(self._store.path(version), self._threads)
+        predictor = Predictor.open(self._store.open(version), self._threads)
         before, self._serving = self.version(), (predictor, datetime.now(UTC))
         self._refused = None
         seconds = round(time.monotonic() - start, 3)

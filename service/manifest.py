@@ -1,22 +1,30 @@
-"""The manifest: what a bundle is, how it was made, and the SHA-256 of every file it may be opened with."""
+"""The manifest: what a bundle is, how it was made, and the SHA-256 of every file it may be opened with.
+
+As it answers for every other file, its own signature, in `manifest.sig`, signs them all.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import stat
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import BundleError, StoreError
+from service.errors import BundleError, StoreError, opening
 from service.strings import table_files
+
+if TYPE_CHECKING:  # requests share this module's types, and `--help` must not load cryptography
+    from service.signing import VerifyKey
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
 
-# Every file of a bundle beside its manifest: no other is opened, none may lack.
+# Every file of a bundle beside its manifest and signature: none may lack, and no other may be there.
 BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
@@ -34,11 +42,14 @@ BUNDLE_FILES: frozenset[str] = frozenset(
     }
 )
 
+# How large a file may be that is read whole instead of mapped; protobuf, which holds the encoder, ends at 2 GiB too.
+_MOST_BYTES = {"tokenizer.json": 64 << 20, "encoder.onnx": 2 << 30}
+_MOST_MANIFEST_BYTES = 1 << 20
+
 # Keys that one query may retrieve: what bounds the cost of an answer.
 MOST_KEYS = 10_000
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
-_MANIFEST_LIMIT_BYTES = 1 << 20
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -170,19 +181,52 @@ def check_version(version: str) -> str:
     return version
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check a bundle's manifest.
+def require_file(path: Path) -> None:
+    """Refuse a bundle's file that is not there, or that is no file of the bundle's own, as a link is.
 
     Raises:
-        BundleError: If it is missing, no manifest, of an unknown format, or names files that no bundle has.
+        BundleError: Naming it.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise BundleError(
+            f"{path}: expected a file of the bundle, found: {error.strerror}; build the bundle again"
+        ) from None
+    if not stat.S_ISREG(mode):
+        found = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise BundleError(f"{path}: expected a file of the bundle, found {found}; build the bundle again")
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """The content of one of a bundle's small files.
+
+    Raises:
+        BundleError: If it is not there, a link, or larger.
+    """
+    require_file(path)
+    with opening(path), path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise BundleError(f"{path}: expected at most {most_bytes:,} bytes, found more; build the bundle again")
+    return content
+
+
+def read_manifest(folder: Path, verify_key: VerifyKey | None = None) -> Manifest:
+    """Read and check a bundle's manifest.
+
+    It is read once: with a key, what is parsed are the very bytes whose signature was right.
+
+    Raises:
+        BundleError: If it is missing, not signed by the key's owner, no manifest, of an unknown format, or names
+            files that no bundle has.
     """
     path = folder / MANIFEST
+    signed = read_small(path, _MOST_MANIFEST_BYTES)
+    if verify_key is not None:
+        verify_key.check(folder, signed)
     try:
-        if path.stat().st_size > _MANIFEST_LIMIT_BYTES:
-            raise BundleError(f"{path}: expected at most {_MANIFEST_LIMIT_BYTES:,} bytes; build the bundle again")
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise BundleError(f"{path}: expected a bundle's manifest, found: {error.strerror}; build it again") from None
+        content = json.loads(signed)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: expected JSON, found: {error}; build the bundle again") from None
     found = content.get("format_version") if isinstance(content, dict) else None
@@ -200,4 +244,9 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.files.keys() != BUNDLE_FILES:
         wrong = sorted(manifest.files.keys() ^ BUNDLE_FILES)
         raise BundleError(f"{path}: files: expected exactly those of a bundle, differs in {', '.join(wrong)}")
+    for name, most in _MOST_BYTES.items():
+        if (size := manifest.files[name].size) > most:
+            raise BundleError(
+                f"{folder / name}: expected at most {most:,} bytes, manifest says {size:,}; build it again"
+            )
     return manifest

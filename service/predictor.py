@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 from jaxtyping import Bool, Float
 
-from service.bundle import Bundle, open_bundle
+from service.bundle import Bundle
 from service.encoder import QueryEncoder
 from service.errors import BundleError
 from service.manifest import MOST_KEYS, Manifest
@@ -97,13 +96,13 @@ class Predictor:
         self._check_shapes()
 
     @classmethod
-    def open(cls, folder: Path, threads: int) -> Predictor:
-        """Check and open a bundle, and answer once, so that the first user does not wait.
+    def open(cls, bundle: Bundle, threads: int) -> Predictor:
+        """Open a checked bundle's encoder and indexes, and answer once, so that the first user does not wait.
 
         Raises:
-            BundleError: If it is not what was published, or does not answer.
+            BundleError: If its parts do not open, do not fit together, or do not answer.
         """
-        predictor = cls(open_bundle(folder), threads)
+        predictor = cls(bundle, threads)
         predictor.warm_up()
         return predictor
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from service.bundle import Bundle
+from service.errors import opening
 from service.manifest import IndexInfo
 
 
@@ -35,7 +36,8 @@ class KeyIndex:
     """One faiss index with its manifest's search effort."""
 
     def __init__(self, path: Path, info: IndexInfo) -> None:
-        self._index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        with opening(path):
+            self._index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         self._info = info
         self.keys: int = self._index.ntotal
         self.shape: tuple[int, int] = (self._index.ntotal, self._index.d)

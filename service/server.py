@@ -24,13 +24,14 @@ def serve(settings: ServeSettings, listener: socket.socket) -> None:
 
     Raises:
         StoreError, BundleError: If the store's current version cannot be served.
+        KeyFileError: If the key that bundles must be signed with cannot be read.
     """
     _configure_logs()
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
     for name in unknown_variables(settings):
         log.warning("unknown_environment_variable", name=name)
-    live = Live(Store(settings.store), threads_or_cores(settings.threads), settings.poll_seconds)
+    live = Live(Store(settings.store, settings.verify_key), threads_or_cores(settings.threads), settings.poll_seconds)
     live.open_current()
     log.info("serving", url=url(listener), version=live.version())
     config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)

@@ -12,6 +12,9 @@ from service.schemas import Lambda, Temperature, TopB, TopK
 
 ENV_PREFIX = "RECOLLECT_"
 
+# What a flag would have to say to mean None. No argument can hold it: `--verify-key null` must not mean no key.
+NO_WORD = "\0"
+
 
 class ServiceSettings(BaseSettings):
     """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
@@ -23,10 +26,13 @@ class ServiceSettings(BaseSettings):
         allow_inf_nan=False,
         cli_kebab_case=True,
         cli_hide_none_type=True,
-        cli_parse_none_str="the bundle's own",
+        cli_parse_none_str=NO_WORD,
     )
 
     store: Path = Field(description="bundle store")
+    verify_key: Path | None = Field(
+        None, description="Ed25519 public key, in PEM, that bundles must be signed for; unset: none need be signed"
+    )
 
 
 class ServeSettings(ServiceSettings):
@@ -45,10 +51,12 @@ class PredictSettings(ServiceSettings):
 
     text: CliPositionalArg[str] = Field(description="the query")
     version: str = Field("current", description="version to ask")
-    lambda_: Lambda | None = Field(None, validation_alias="lambda", description="weight of instances against labels")
-    temperature: Temperature | None = Field(None, description="tau")
-    top_b: TopB | None = Field(None, description="keys to retrieve")
-    top_k: TopK | None = Field(None, description="labels to answer with")
+    lambda_: Lambda | None = Field(
+        None, validation_alias="lambda", description="weight of instances against labels; unset: the bundle's own"
+    )
+    temperature: Temperature | None = Field(None, description="tau; unset: the bundle's own")
+    top_b: TopB | None = Field(None, description="keys to retrieve; unset: the bundle's own number")
+    top_k: TopK | None = Field(None, description="labels to answer with; unset: the bundle's own number")
     explain: CliImplicitFlag[bool] = Field(False, description="show the terms of each score")
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
 
@@ -70,7 +78,7 @@ class RollbackSettings(ServiceSettings):
 
 
 class VerifySettings(ServiceSettings):
-    """Check a version: its manifest, every file's SHA-256, and that it answers its own texts."""
+    """Check a version: its signature, its manifest, every file's SHA-256, and that it answers its own texts."""
 
     version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it, or current")
 

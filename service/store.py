@@ -18,18 +18,25 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from service.bundle import Bundle, open_bundle
 from service.errors import BundleError, StoreError
 from service.manifest import Manifest, check_version, is_version, read_manifest
+from service.signing import read_verify_key
 
 _INCOMING = ".incoming-"
 
 
 class Store:
-    """A store's folder."""
+    """A store's folder; with a public key, nothing is taken from there that its private half did not sign.
 
-    def __init__(self, root: Path) -> None:
+    Raises:
+        KeyFileError: If `verify_key` is no Ed25519 public key.
+    """
+
+    def __init__(self, root: Path, verify_key: Path | None = None) -> None:
         self.root = root
         self.bundles = root / "bundles"
+        self._verify_key = read_verify_key(verify_key) if verify_key else None
 
     def require(self) -> None:
         """Refuse a path that is no store.
@@ -98,12 +105,22 @@ class Store:
 
         Raises:
             StoreError: If the store has no such version.
-            BundleError: If the manifest cannot be read, or is another version's.
+            BundleError: If the manifest cannot be read, lacks its signature, or is another version's.
         """
-        manifest = read_manifest(self.path(version))
-        if manifest.version != version:
-            raise BundleError(f"{self.path(version)}: expected version {version}, manifest says {manifest.version}")
+        manifest = read_manifest(self.path(version), self._verify_key)
+        self._check_name(version, manifest)
         return manifest
+
+    def open(self, version: str) -> Bundle:
+        """Check and map a published version.
+
+        Raises:
+            StoreError: If the store has no such version.
+            BundleError: If it is not what was published, lacks its signature, or is another version.
+        """
+        bundle = open_bundle(self.path(version), self._verify_key)
+        self._check_name(version, bundle.manifest)
+        return bundle
 
     def activate(self, version: str) -> None:
         """Make a version current.
@@ -169,6 +186,10 @@ class Store:
             raise StoreError(f"{target}: expected a new version, found one already published; build again")
         folder.rename(target)
         _sync(self.bundles)
+
+    def _check_name(self, version: str, manifest: Manifest) -> None:
+        if manifest.version != version:
+            raise BundleError(f"{self.path(version)}: expected version {version}, manifest says {manifest.version}")
 
     def _remove_abandoned(self) -> None:
         for folder in self.bundles.glob(f"{_INCOMING}*"):

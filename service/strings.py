@@ -1,4 +1,4 @@
-"""Strings that map: a million uids or texts open in microseconds and cost no memory until they are read.
+"""Strings that map: a million uids or texts open in a millisecond and cost no memory until they are read.
 
 A table is two arrays: `<name>.utf8.npy`, all strings joined, and `<name>.offsets.npy`, where each one starts.
 """
@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
+
+from service.arrays import map_array, map_offsets, save_array
 
 
 def table_files(name: str) -> tuple[str, str]:
@@ -20,19 +22,25 @@ def table_files(name: str) -> tuple[str, str]:
 class StringTable:
     """A read-only sequence of strings over mapped arrays."""
 
-    def __init__(self, utf8: np.ndarray, offsets: np.ndarray) -> None:
+    def __init__(self, utf8: UInt8[np.ndarray, " byte"], offsets: Int[np.ndarray, " offset"]) -> None:
         self._utf8, self._offsets = utf8, offsets
 
     @classmethod
-    def open(cls, folder: Path, name: str) -> StringTable:
-        utf8, offsets = (np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in table_files(name))
-        return cls(utf8, offsets)
+    def open(cls, folder: Path, name: str, rows: int) -> StringTable:
+        """Map a table of `rows` strings.
+
+        Raises:
+            BundleError: If its files are not those of such a table.
+        """
+        utf8_file, offsets_file = table_files(name)
+        utf8 = map_array(folder / utf8_file, "uint8")
+        return cls(utf8, map_offsets(folder / offsets_file, rows, len(utf8)))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def __getitem__(self, row: int) -> str:
-        return self.raw(row).decode()
+        return self.raw(row).decode(errors="replace")  # a forged table must not fail the requests that meet it
 
     def raw(self, row: int) -> bytes:
         """The row's UTF-8."""
@@ -66,11 +74,4 @@ def write_table(folder: Path, name: str, strings: Iterable[str]) -> StringTable:
     utf8_file, offsets_file = table_files(name)
     save_array(folder / utf8_file, np.frombuffer(utf8, dtype=np.uint8))
     save_array(folder / offsets_file, np.frombuffer(offsets, dtype=np.int64))
-    return StringTable.open(folder, name)
-
-
-def save_array(path: Path, content: np.ndarray) -> None:
-    """Write an .npy file; unlike `np.save`, which leaves its last bytes to C's stdio, it notices a full disk."""
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(content))
-        file.write(np.ascontiguousarray(content).data)
+    return StringTable.open(folder, name, len(offsets) - 1)

@@ -57,6 +57,14 @@ def imports(path: Path) -> Iterator[str]:
             yield path.relative_to(REPOSITORY).parts[0] if node.level else str(node.module).split(".")[0]
 
 
+def names(path: Path) -> set[str]:
+    """All names that a file uses, imported, called or defined."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return found | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
 def run_blocked(blocked: set[str], code: str, *arguments: Any) -> str:
     result = subprocess.run(
         [sys.executable, "-c", BLOCKED + code, ",".join(sorted(blocked)), *map(str, arguments)],
@@ -86,6 +94,16 @@ def test_imports_inside_functions_are_seen(tmp_path: Path, monkeypatch: pytest.M
     assert list(imports(path)) == ["torch", "trainer", "service"]
 
 
+def test_the_service_opens_bundles_through_the_store_alone_which_knows_whose_signature_they_need() -> None:
+    opening = {path.stem for path in sources("service") if "open_bundle" in names(path)}
+    assert opening == {"store"}
+
+
+def test_no_floor_but_the_index_builder_reads_a_private_key() -> None:
+    reading = {path for floor in OURS for path in sources(floor) if "load_pem_private_key" in names(path)}
+    assert reading == {REPOSITORY / "index_builder" / "signing.py"}
+
+
 def test_the_door_names_its_floors_modules_only_as_text() -> None:
     from recollect import VERBS
 
@@ -100,10 +118,11 @@ def test_the_service_serves_where_training_is_not_installed(road: Any) -> None:
 from pathlib import Path
 print(*import_all("service"))
 from service.predictor import Predictor
-predictor = Predictor.open(Path(sys.argv[2]), threads=1)
+from service.store import Store
+predictor = Predictor.open(Store(Path(sys.argv[2])).open(sys.argv[3]), threads=1)
 print(predictor.predict(["Who must pay tax"], predictor.options()).answers[0].labels[0].uid)
 """
-    modules, best = run_blocked(blocked, code, road.store / "bundles" / road.version).splitlines()
+    modules, best = run_blocked(blocked, code, road.store, road.version).splitlines()
     assert set(modules.split()) >= {"service.app", "service.cli", "service.predictor", "service.store"}
     assert best == "Taxation"
 

@@ -87,6 +87,8 @@ def test_every_verb_explains_its_flags(name: str, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert out.startswith(f"usage: recollect {name}")
     assert err == ""
+    assert "null" not in out
+    assert "\0" not in out
 
 
 def test_a_verbs_help_loads_no_torch() -> None:
@@ -100,7 +102,7 @@ for name in recollect.VERBS:
 print(*sys.modules)
 """
     modules = set(python(code).splitlines()[-1].split())
-    assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow"}
+    assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow", "cryptography"}
 
 
 def test_no_verb_shows_the_help_on_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:

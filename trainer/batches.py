@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int
 from scipy import sparse
+from torch import Tensor
 
 from trainer.dataset import LabelSets
 from trainer.negatives import HardNegatives
@@ -24,13 +26,15 @@ class Pairs:
     query: Int[np.ndarray, " pair"]
     key: Int[np.ndarray, " pair"]
 
-    def mask(self, queries: tuple[int, int], keys: tuple[int, int]) -> Bool[np.ndarray, "query key"]:
-        """The pairs of a range of queries and a range of keys, as a matrix."""
+    def mask(
+        self, queries: tuple[int, int], keys: tuple[int, int], device: torch.device | str = "cpu"
+    ) -> Bool[Tensor, "query key"]:
+        """The pairs of a range of queries and a range of keys, as a matrix; the pairs alone travel to the device."""
         first, last = np.searchsorted(self.query, queries)
         query, key = self.query[first:last] - queries[0], self.key[first:last] - keys[0]
         within = (key >= 0) & (key < keys[1] - keys[0])
-        mask = np.zeros((queries[1] - queries[0], keys[1] - keys[0]), dtype=bool)
-        mask[query[within], key[within]] = True
+        mask = torch.zeros((queries[1] - queries[0], keys[1] - keys[0]), dtype=torch.bool, device=device)
+        mask[tuple(torch.from_numpy(place[within]).to(device) for place in (query, key))] = True
         return mask
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from scipy import sparse
 
 from trainer.errors import DatasetError
@@ -51,6 +51,12 @@ class LabelSets:
     def of(cls, relevance: sparse.csr_matrix) -> LabelSets:
         """The non-zeros of a relevance matrix."""
         return cls(relevance.indptr.astype(np.int64), relevance.indices.astype(np.int32))
+
+    def where(self, kept: Bool[np.ndarray, " row"]) -> LabelSets:
+        """The sets of the rows that are kept; the others are empty."""
+        sizes = np.diff(self.indptr)
+        indptr = np.concatenate([[0], np.cumsum(sizes * kept)])
+        return LabelSets(indptr, self.indices[np.repeat(kept, sizes)])
 
     def to_csr(self, labels: int) -> sparse.csr_matrix:
         """The relevance matrix Y, "row label", with ones."""

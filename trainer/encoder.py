@@ -131,12 +131,26 @@ class Encoder:
 
 
 def embed(
-    model: nn.Module, inputs: Inputs, dim: int, device: str, progress: Callable[[int], object] | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    dim: int,
+    device: str,
+    progress: Callable[[int], object] | None = None,
+    autocast: bool = False,
 ) -> Float[np.ndarray, "row dim"]:
-    """The vectors that a model, in the mode it is in, makes of all rows; nothing is kept for gradients."""
+    """The vectors that a model, in the mode it is in, makes of all rows; nothing is kept for gradients.
+
+    Args:
+        model: Takes what `Inputs.batch` gives.
+        inputs: All rows.
+        dim: Size of a vector.
+        device: Where the model is.
+        progress: Told after each batch how many rows it held.
+        autocast: bfloat16 in the matrix products, as in training; a memory's keys are made without.
+    """
     vectors = np.empty((len(inputs), dim), dtype=np.float32)
     for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device]):
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=autocast):
             vectors[rows] = model(*inputs.batch(rows, device)).float().cpu().numpy()
         if progress:
             progress(len(rows))

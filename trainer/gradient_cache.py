@@ -2,7 +2,8 @@
 
 DEXML, appendix B.5 (after Gao et al., 2021): encode in micro-batches without a graph, keeping the random states; take
 the loss's gradient on the vectors; encode each micro-batch again, with a graph and the same dropout, and push its
-vectors' gradient through. What stays in memory is one vector and one gradient a row.
+vectors' gradient through. What stays in memory is a vector and a gradient a row, and a micro-batch's random state: some
+kilobytes on a CPU, some bytes more on a GPU. What the loss itself holds comes on top (`trainer.objective`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Part:
 
     def micro_batches(self, tokens: int, rows: int) -> Iterator[Int[np.ndarray, " micro"]]:
         """Places in `rows`, cut by like length."""
-        return batches_by_length(self.inputs.lengths[self.rows], tokens, rows)
+        return batches_by_length(self.inputs.lengths_of(self.rows), tokens, rows)
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,14 @@ class Embedder:
             for places in part.micro_batches(self.micro_tokens, self.micro_rows)
         ]
         leaves = [torch.zeros((len(part.rows), self.dim), device=self.device) for part in parts]
-        states: list[RandomState] = []
+        # In one tensor: were each by itself, it would keep the memory around it from going back in one piece.
+        states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}
         graphs: list[Tensor] = []
         with torch.set_grad_enabled(not self.cache):
-            for n, places in chunks:
+            for number, (n, places) in enumerate(chunks):
                 if self.cache:
-                    states.append(random_state(self.device))
+                    for name, state in random_state(self.device).items():
+                        states[name][number] = state
                 vectors = self.vectors(parts[n], places)
                 leaves[n][places] = vectors.detach()
                 if not self.cache:
@@ -98,12 +101,12 @@ class Embedder:
         return value
 
     def _backward_again(
-        self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: list[RandomState], leaves: list[Tensor]
+        self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: RandomState, leaves: list[Tensor]
     ) -> None:
         """Embed each micro-batch once more, with the dropout it had, and push its vectors' gradient through."""
         after = random_state(self.device)
-        for (n, places), state in zip(chunks, states, strict=True):
-            restore(state)
+        for number, (n, places) in enumerate(chunks):
+            restore({name: state[number] for name, state in states.items()})
             self.vectors(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
         restore(after)
 

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from trainer.adapter import Adapter, Side
 from trainer.dataset import Entries
 from trainer.encoder import Encoder, embed
-from trainer.ranks import Ranks
+from trainer.label_inputs import LabelInputs
+from trainer.ranks import ALONE, Ranks
 from trainer.tokens import VectorTable
 
 
@@ -32,29 +33,41 @@ class EncodedTexts:
             texts, max_length = self.instances.texts[start:stop], config.max_length
         else:
             texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
-        first, last = self.ranks.bounds(len(texts))
-        vectors = self.encoder.encode(texts[first:last].to_pylist(), max_length, progress, side)
-        return self.ranks.join_arrays(vectors, len(texts), self.encoder.device)
+        return _joined(
+            self.ranks,
+            len(texts),
+            self.encoder.device,
+            lambda own: self.encoder.encode(texts[own].to_pylist(), max_length, progress, side),
+        )
 
 
 @dataclass(frozen=True)
 class AdaptedKeys:
-    """Keys from what an adapter reads: the frozen encoder's vectors of instances, and the label inputs."""
+    """Keys from what an adapter reads of instances and labels; each rank makes its share."""
 
     adapter: Adapter
     instances: Float[np.ndarray, "instance dim"]
-    labels: Float[np.ndarray, "label dim"]
+    labels: LabelInputs
     device: str
+    ranks: Ranks = ALONE
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         first_label = len(self.instances)
-        side: Side
         if start < first_label:
-            read, side = self.instances[start:stop], "queries"
+            table = VectorTable(torch.from_numpy(np.array(self.instances[start:stop], dtype=np.float32)))
         else:
-            read, side = self.labels[start - first_label : stop - first_label], "labels"
-        table = VectorTable(torch.from_numpy(np.array(read, dtype=np.float32)), side)
-        return embed(self.adapter, table, read.shape[1], self.device, progress)
+            table = self.labels[start - first_label : stop - first_label]
+        return _joined(
+            self.ranks,
+            len(table),
+            self.device,
+            lambda own: embed(self.adapter, table[own], self.instances.shape[1], self.device, progress),
+        )
+
+
+def _joined(ranks: Ranks, rows: int, device: str, make: Callable[[slice], np.ndarray]) -> Float[np.ndarray, "row dim"]:
+    """The vectors of all rows, of which each rank makes its share."""
+    return ranks.join_arrays(make(slice(*ranks.bounds(rows))), rows, device)
 
 
 # What makes the keys of a stretch of rows, all of them instances or all of them labels.

@@ -8,12 +8,16 @@ A label without instances keeps its text vector. The mix is free: no training, a
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
 from trainer.dataset import LabelSets
+
+# Labels mixed at once where all are.
+_STRETCH_LABELS = 4_096
 
 
 class LabelKeys:
@@ -54,6 +58,18 @@ class LabelKeys:
         texts = np.asarray(self._text_keys[rows], dtype=np.float32)
         return texts if self.alpha == 0 else mix(texts, self.sums(rows), self.alpha)
 
+    def filled(self) -> Float[np.ndarray, "label dim"]:
+        """All keys, in one array that is filled stretch by stretch; text keys alone as they lie there."""
+        if self.alpha == 0:
+            return self[:]
+        return self._stretched(self.__getitem__)
+
+    def all_sums(self) -> Float[np.ndarray, "label dim"]:
+        """The sums of all labels; text keys alone have none to add up."""
+        if self.alpha == 0:
+            return np.broadcast_to(np.float32(0), self.shape)
+        return self._stretched(self.sums)
+
     def sums(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         """The sum of each label's instance vectors."""
         instances = self._instances[rows]
@@ -61,6 +77,13 @@ class LabelKeys:
         compact = sparse.csr_matrix((instances.data, columns, instances.indptr), shape=(instances.shape[0], len(used)))
         sums: np.ndarray = compact @ np.asarray(self._instance_keys[used], dtype=np.float32)
         return sums
+
+    def _stretched(self, read: Callable[[slice], np.ndarray]) -> Float[np.ndarray, "label dim"]:
+        filled = np.empty(self.shape, dtype=np.float32)
+        for start in range(0, len(self), _STRETCH_LABELS):
+            stretch = slice(start, start + _STRETCH_LABELS)
+            filled[stretch] = read(stretch)
+        return filled
 
 
 def mix(

@@ -14,7 +14,9 @@ says how many keys are done, and a run that was interrupted goes on from there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -103,10 +105,11 @@ class Memory:
 
 
 def saved_plan(folder: Path) -> MemoryPlan | None:
-    """The plan of the memory that `folder` holds, whole or begun; None if it holds none."""
+    """The plan of the memory that `folder` holds, whole or begun; None if it holds none that can be read."""
     for name in ("memory.json", "progress.json"):
         if (folder / name).is_file():
-            return _read_header(folder / name)[0]
+            with contextlib.suppress(MemoryFolderError):
+                return _read_header(folder / name)[0]
     return None
 
 
@@ -159,6 +162,7 @@ def write_memory(
     with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
         for start, stop in _windows(plan, done):
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
+            bar.update(stop - bar.n)  # shares may differ by a row
             if ranks.first:
                 file.write(vectors.astype(plan.key_dtype).tobytes())
                 flush(file)
@@ -227,11 +231,16 @@ def _progress_bar(keys: int, done: int, ranks: Ranks) -> tqdm[None]:
 
 
 def _rows_done(folder: Path, plan: MemoryPlan) -> int:
-    path = folder / "progress.json"
-    if not path.is_file() or not (folder / "keys.npy").is_file():
+    """How many rows of this plan are said to be done; none where `keys.npy` does not hold as many."""
+    try:
+        saved, header = _read_header(folder / "progress.json", "keys_done")
+        done = int(header["keys_done"])
+        with (folder / "keys.npy").open("rb") as keys:
+            head, size = keys.read(len(_key_header(plan))), keys.seek(0, os.SEEK_END)
+    except (OSError, ValueError, TypeError, MemoryFolderError):
         return 0
-    saved, header = _read_header(path, "keys_done")
-    return int(header["keys_done"]) if saved == plan else 0
+    whole = head == _key_header(plan) and size >= _key_bytes(plan, done)
+    return done if saved == plan and whole else 0
 
 
 def _open_keys(path: Path, plan: MemoryPlan, done: int, ranks: Ranks) -> BinaryIO:
@@ -239,20 +248,24 @@ def _open_keys(path: Path, plan: MemoryPlan, done: int, ranks: Ranks) -> BinaryI
     if not ranks.first:
         return open(os.devnull, "wb")
     if done == 0:
-        header = {"descr": np.dtype(plan.key_dtype).str, "fortran_order": False, "shape": (plan.keys, plan.dim)}
-        with path.open("wb") as created:
-            np.lib.format.write_array_header_1_0(created, header)
-    with path.open("rb") as begun:
-        np.lib.format.read_magic(begun)
-        np.lib.format.read_array_header_1_0(begun)
-        data = begun.tell()
-    size = data + done * plan.dim * np.dtype(plan.key_dtype).itemsize
-    if (found := path.stat().st_size) < size:  # truncate would fill it up with zeros
-        raise MemoryFolderError(f"{path}: expected at least {size:,} bytes, found {found:,}; give --overwrite")
+        path.write_bytes(_key_header(plan))
     keys = path.open("r+b")
-    keys.truncate(size)
+    keys.truncate(_key_bytes(plan, done))
     keys.seek(0, os.SEEK_END)
     return keys
+
+
+def _key_header(plan: MemoryPlan) -> bytes:
+    """How `keys.npy` begins."""
+    header = {"descr": np.dtype(plan.key_dtype).str, "fortran_order": False, "shape": (plan.keys, plan.dim)}
+    written = io.BytesIO()
+    np.lib.format.write_array_header_1_0(written, header)
+    return written.getvalue()
+
+
+def _key_bytes(plan: MemoryPlan, rows: int) -> int:
+    """Size of `keys.npy` once it holds so many rows."""
+    return len(_key_header(plan)) + rows * plan.dim * np.dtype(plan.key_dtype).itemsize
 
 
 def _write_entries(path: Path, entries: Entries) -> None:
@@ -277,14 +290,18 @@ def _read_header(path: Path, *also: str) -> tuple[MemoryPlan, dict[str, Any]]:
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
         if (version := header["format_version"]) != FORMAT_VERSION:
-            raise MemoryFolderError(f"{path}: expected format_version {FORMAT_VERSION}, found {version}; train again")
+            raise MemoryFolderError(
+                f"{path}: expected format_version {FORMAT_VERSION}, found {version}; run `recollect train` again"
+            )
         plan = MemoryPlan(**{field.name: header[field.name] for field in dataclasses.fields(MemoryPlan)})
         for name in also:
             header[name]
         if not isinstance(header.get("defaults", {}), dict):
             raise TypeError("defaults are no object")
     except (ValueError, KeyError, TypeError) as error:
-        raise MemoryFolderError(f"{path}: expected a memory's header, found: {error!r}; train again") from None
+        raise MemoryFolderError(
+            f"{path}: expected a memory's header, found: {error!r}; run `recollect train` again"
+        ) from None
     return plan, header
 
 

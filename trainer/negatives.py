@@ -32,7 +32,7 @@ class HardNegatives:
 
 
 def mine(
-    queries: Float[np.ndarray, "instance dim"],
+    queries: Float[np.ndarray, "share dim"],
     label_keys: Float[np.ndarray, "label dim"],
     label_sets: LabelSets,
     top: int,
@@ -43,7 +43,7 @@ def mine(
     """Find each instance's `top` nearest labels and strike out its own.
 
     Args:
-        queries: The vectors of all instances, on every rank; a rank searches for its share.
+        queries: The vectors of this rank's share of the instances.
         label_keys: The vectors of all labels.
         label_sets: The labels of each instance.
         top: Labels to look at, before the instance's own are struck out.
@@ -51,12 +51,12 @@ def mine(
         device: Where to search by brute force.
         ranks: The processes that share the work.
     """
-    start, stop = ranks.bounds(len(queries))
+    start, stop = ranks.bounds(len(label_sets))
     top = min(top, len(label_keys))
     if search == "exact":
-        _, found = nearest(queries[start:stop], label_keys, top, device)
+        _, found = nearest(queries, label_keys, top, device)
     else:
-        _, found = nearly_nearest(queries[start:stop], label_keys, top)
+        _, found = nearly_nearest(queries, label_keys, top)
     own = hits(found, label_sets.to_csr(len(label_keys))[start:stop])
     found = np.where(own, -1, found).astype(np.int32)
-    return HardNegatives(ranks.join_arrays(found, len(queries), device))
+    return HardNegatives(ranks.join_arrays(found, len(label_sets), device))

@@ -15,8 +15,10 @@ from trainer.methods import Method, Scored
 from trainer.ranks import Ranks
 from trainer.tokens import Inputs
 
-# Similarities held at once; queries are taken in blocks of as many as fit.
-_BLOCK_SCORES = 1 << 19
+# Similarities held at once, by device; queries are taken in blocks of as many as fit.
+_BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
+# What a loss holds of each similarity, in numbers: a block of dim / 8 queries is no larger than the keys' gradient.
+_HELD = 8
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,46 @@ class Objective:
         Returns:
             The loss, averaged over the queries that have a positive.
         """
-        parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(self.labels, self.ranks.share(batch.pool))]
+        labels = self.labels.leaving_out(batch.rows)
+        parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(labels, self.ranks.share(batch.pool))]
         loss = self.embedder.backward(parts, lambda leaves: self._loss(batch, *leaves))
         self.ranks.add_gradients(self.embedder.model)
         return loss
 
     def _loss(self, batch: Batch, own: Float[Tensor, "own dim"], keys: Float[Tensor, "key dim"]) -> float:
-        """Back-propagate to this rank's queries and labels; all queries meet this rank's part of the pool."""
+        """Back-propagate to this rank's queries and labels; all queries meet this rank's part of the pool.
+
+        The loss back-propagates to the similarities of a block, s = q k / tau, and from there ds/dk = q / tau is added
+        up in place: autograd would make a gradient as large as all keys for every block.
+        """
         count = len(batch.rows)
-        queries = self.ranks.join(own.detach(), count).detach().requires_grad_()
+        queries = self.ranks.join(own.detach(), count) / self.temperature
+        gradient, own_gradient, key_gradient = (torch.zeros_like(part) for part in (queries, own, keys))
         learning = max(1, len(np.unique(batch.positives.query)))  # queries without a positive teach nothing
-        block = max(1, _BLOCK_SCORES // max(1, len(batch.pool) + count))
-        total = torch.zeros((), device=own.device)
+        block, total = self._block(batch, own), torch.zeros((), device=own.device)
         for start in range(0, count, block):
             span = (start, min(start + block, count))
-            losses = self.method.loss(self._score(batch, span, queries[slice(*span)], own, keys))
-            loss = losses.sum() / learning
+            asked = queries[slice(*span)]
+            scored = self._score(batch, span, asked, own.detach(), keys.detach())
+            loss = self.method.loss(scored).sum() / learning
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        gradient = self.ranks.sum(queries.grad)  # type: ignore[arg-type]
-        mine = gradient[slice(*self.ranks.bounds(count))]
-        own.grad = mine if own.grad is None else own.grad + mine
+            for scores, part, its_gradient in (
+                (scored.labels, keys, key_gradient),
+                (scored.instances, own, own_gradient),
+            ):
+                if scores.grad is not None:
+                    gradient[slice(*span)].addmm_(scores.grad, part.detach(), alpha=1 / self.temperature)
+                    its_gradient.addmm_(scores.grad.T, asked)
+        own.grad = own_gradient + self.ranks.sum(gradient)[slice(*self.ranks.bounds(count))]
+        keys.grad = key_gradient
         return float(self.ranks.sum(total))
+
+    def _block(self, batch: Batch, own: Float[Tensor, "own dim"]) -> int:
+        """Queries in a block: as many on every rank, since all have a part in each block's loss."""
+        keys = len(batch.pool) + (len(batch.rows) if self.method.instances else 0)
+        share = -(-keys // self.ranks.size)
+        return max(1, own.shape[1] // _HELD, _BLOCK_SCORES[own.device.type] // max(1, share))
 
     def _score(
         self,
@@ -76,18 +96,17 @@ class Objective:
         own: Float[Tensor, "own dim"],
         keys: Float[Tensor, "key dim"],
     ) -> Scored:
+        """What the loss reads; similarities are leaves of its graph. Queries come over tau."""
         pool, device = self.ranks.bounds(len(batch.pool)), queries.device
         if self.method.instances:
-            strangers = batch.strangers(span, self.ranks.bounds(len(batch.rows)))
-            instances = queries @ own.T / self.temperature
+            strangers = torch.from_numpy(batch.strangers(span, self.ranks.bounds(len(batch.rows)))).to(device)
         else:
-            strangers = np.zeros((len(queries), 0), dtype=bool)
-            instances = queries.new_zeros((len(queries), 0))
+            own, strangers = own[:0], torch.zeros((len(queries), 0), dtype=torch.bool, device=device)
         return Scored(
-            labels=queries @ keys.T / self.temperature,
-            positives=torch.from_numpy(batch.positives.mask(span, pool)).to(device),
-            relevant=torch.from_numpy(batch.relevant.mask(span, pool)).to(device),
-            instances=instances,
-            strangers=torch.from_numpy(strangers).to(device),
+            labels=(queries @ keys.T).requires_grad_(),
+            positives=batch.positives.mask(span, pool, device),
+            relevant=batch.relevant.mask(span, pool, device),
+            instances=(queries @ own.T).requires_grad_(),
+            strangers=strangers,
             ranks=self.ranks,
         )

@@ -20,8 +20,14 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from trainer.errors import TrainingError
+
 # A rank may wait this long for one that saves a checkpoint or builds a memory.
 _PATIENCE = timedelta(hours=2)
+# Rows of each rank that are on the device at once while arrays on the CPU are joined.
+_STRETCH_ROWS = 16_384
+# What `torchrun` tells a process, beside how many there are.
+_TOLD = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -50,20 +56,43 @@ class Ranks:
         """The whole of which every rank holds a share, on every rank; no gradient flows through it."""
         if self.size == 1:
             return part
-        most = -(-rows // self.size)
-        padded = part.new_zeros((most, *part.shape[1:]))
-        padded[: len(part)] = part.detach()
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        sizes = [stop - start for start, stop in (self.bounds(rows, rank) for rank in range(self.size))]
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return torch.cat([piece for _, piece in self._pieces(part, rows, 0, -(-rows // self.size))])
 
     def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        """As `join`, for arrays on the CPU."""
+        """As `join`, for arrays on the CPU; the device holds no more than a stretch of each share at once."""
         if self.size == 1:
             return part
-        joined: np.ndarray = self.join(torch.from_numpy(np.ascontiguousarray(part)).to(device), rows).cpu().numpy()
+        joined = np.empty((rows, *part.shape[1:]), part.dtype)
+        for place, piece in self._stretches(part, rows, device):
+            joined[place] = piece.cpu().numpy()
         return joined
+
+    def collect(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        """As `join_arrays`, on the first rank; the others hold no rows."""
+        if self.first:
+            return self.join_arrays(part, rows, device)
+        for _ in self._stretches(part, rows, device):
+            pass
+        nothing: np.ndarray = part[:0]
+        return nothing
+
+    def _stretches(self, part: np.ndarray, rows: int, device: str) -> Iterator[tuple[slice, Tensor]]:
+        most = -(-rows // self.size)
+        for start in range(0, most, _STRETCH_ROWS):
+            stop = min(start + _STRETCH_ROWS, most)
+            stretch = torch.from_numpy(np.ascontiguousarray(part[start:stop])).to(device)
+            yield from self._pieces(stretch, rows, start, stop)
+
+    def _pieces(self, stretch: Tensor, rows: int, start: int, stop: int) -> Iterator[tuple[slice, Tensor]]:
+        """What stands from `start` to `stop` in each rank's share, and its place in the whole of `rows` rows."""
+        padded = stretch.new_zeros((stop - start, *stretch.shape[1:]))  # shares may differ by one row
+        padded[: len(stretch)] = stretch.detach()
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        for rank, part in enumerate(parts):
+            first, last = self.bounds(rows, rank)
+            place = slice(first + start, min(first + stop, last))
+            yield place, part[: place.stop - place.start]
 
     def sum(self, values: Tensor) -> Tensor:
         """Add up over the ranks; no gradient flows through it."""
@@ -135,13 +164,28 @@ class _LogSumExp(torch.autograd.Function):
 
 @contextlib.contextmanager
 def joined_ranks(device: str) -> Iterator[Ranks]:
-    """Join the processes that `torchrun` started; alone when there are none."""
+    """Join the processes that `torchrun` started; alone when there are none.
+
+    Raises:
+        TrainingError: If something else than `torchrun` set how many there are, or there is no GPU for this one.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE
         return
+    if missing := [name for name in _TOLD if name not in os.environ]:
+        raise TrainingError(
+            f"WORLD_SIZE={size}: expected {', '.join(_TOLD)} beside it, as torchrun sets them, found no "
+            f"{', '.join(missing)}; start with torchrun, or unset WORLD_SIZE"
+        )
     if device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # from here on "cuda" is this process's own
+        number, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if number >= gpus:
+            raise TrainingError(
+                f"LOCAL_RANK={number}: expected a GPU for each process, found {gpus}; start "
+                f"torchrun --nproc-per-node {gpus}, or use --device cpu"
+            )
+        torch.cuda.set_device(number)  # from here on "cuda" is this process's own
     dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_PATIENCE)
     try:
         yield Ranks(dist.get_rank(), size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import TrainingError
-from trainer.methods import METHODS, Method
+from trainer.methods import METHODS
 from trainer.negatives import MineSearch
 from trainer.settings import TrainSettings
 
@@ -19,13 +19,16 @@ _BATCH_SIZE = {"adapter": 256, "full": 128}
 
 _WARM_UP_SHARE = 0.1
 
+# These decide the weights while they are made; once they are, it does not matter where one goes on.
+_MAKING = ("micro_batch", "ranks", "device")
+
 # Pairs of instance and label that brute force goes through in about half a minute on two cores.
 _MOST_EXACT_PAIRS = 1 << 31
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train on a dataset; two equal recipes make equal weights.
+    """How to train on a dataset; two equal recipes make equal weights: on one CPU to the byte, else but for rounding.
 
     Attributes:
         encoder: Its name, pooling and lengths.
@@ -48,6 +51,9 @@ class Recipe:
         label_key_alpha: Weight of the instances in the label keys that validation asks.
         precision: `fp32` or `bf16`.
         seed: Decides every random draw.
+        micro_batch: Rows that go through the model at once, and so share a draw of dropout; 0: as memory allows.
+        ranks: Processes that share each step; each has its own dropout.
+        device: `cpu` or `cuda`, whose random numbers differ.
     """
 
     encoder: dict[str, Any]
@@ -70,6 +76,9 @@ class Recipe:
     label_key_alpha: float
     precision: str
     seed: int
+    micro_batch: int = 0
+    ranks: int = 1
+    device: str = "cpu"
 
     @classmethod
     def of(
@@ -81,6 +90,7 @@ class Recipe:
         instances: int,
         labels: int,
         device: str,
+        ranks: int = 1,
     ) -> Recipe:
         """Fill in what the settings leave open.
 
@@ -92,6 +102,7 @@ class Recipe:
             instances: How many there are to train on, validation not counted.
             labels: How many there are.
             device: Where it will be trained.
+            ranks: By how many processes.
 
         Raises:
             TrainingError: If a batch is larger than the dataset.
@@ -117,7 +128,7 @@ class Recipe:
             batch_size=batch_size,
             learning_rate=settings.learning_rate or _LEARNING_RATE[train],
             temperature=settings.temperature or method.temperature,
-            hard_negatives=method.hard_negatives if settings.hard_negatives is None else settings.hard_negatives,
+            hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or per_epoch,
             mine_top=settings.mine_top,
             mine_search=_mine_search(settings.mine_search, instances * labels, device),
@@ -127,11 +138,10 @@ class Recipe:
             label_key_alpha=settings.alpha,
             precision=_precision(settings.precision, device),
             seed=settings.seed,
+            micro_batch=settings.micro_batch,
+            ranks=ranks,
+            device=device,
         )
-
-    @property
-    def loss(self) -> Method:
-        return METHODS[self.method]
 
     @property
     def mines(self) -> bool:
@@ -142,10 +152,11 @@ class Recipe:
         warm_up = max(1, math.ceil(_WARM_UP_SHARE * self.steps))
         return self.learning_rate * min((step + 1) / warm_up, (self.steps - step) / max(1, self.steps - warm_up))
 
-    def differences(self, other: dict[str, Any]) -> list[str]:
-        """What a saved recipe does otherwise, as its user would call it."""
+    def differences(self, other: dict[str, Any], trained: bool = False) -> list[str]:
+        """What a saved recipe, whose training may be done, does otherwise, as its user would call it."""
         own = dataclasses.asdict(self)
-        names = [name.removesuffix("_sha256") for name in own if name not in other or other[name] != own[name]]
+        counts = [name for name in own if not (trained and name in _MAKING)]
+        names = [name.removesuffix("_sha256") for name in counts if name not in other or other[name] != own[name]]
         return list(dict.fromkeys(names))
 
 

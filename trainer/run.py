@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -10,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import sparse
 
 from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.dataset import LabelSets, Split
+from trainer.dataset import Split
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
+from trainer.flags import check_flags
 from trainer.formats import Dataset, open_dataset
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
-from trainer.label_keys import LabelKeys
+from trainer.label_inputs import LabelInputs
 from trainer.memory import (
     KeyDtype,
     Memory,
@@ -34,7 +35,7 @@ from trainer.ranks import Ranks, joined_ranks
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder
 from trainer.settings import TrainSettings
-from trainer.stopwatch import Stopwatch
+from trainer.stopwatch import Stopwatch, peak_memory_bytes
 from trainer.tokens import VectorTable
 from trainer.train import Machine, Task, train
 from trainer.validation import Validation, hold_out
@@ -76,7 +77,7 @@ def write_run(settings: TrainSettings) -> None:
         TrainingError: If there is nothing to learn, the loss diverges, or the folder holds another training.
         MemoryFolderError: If the folder holds a memory made of something else.
     """
-    _check_flags(settings)
+    check_flags(settings)
     device = choose_device(settings.device)
     with joined_ranks(device) as ranks:
         dataset = open_dataset(settings.dataset, settings.format)
@@ -96,16 +97,6 @@ def write_run(settings: TrainSettings) -> None:
                 _train_whole(run, *plan)
             if plan is not None and ranks.first:
                 run.folder.drop_unfinished()
-
-
-def _check_flags(settings: TrainSettings) -> None:
-    if settings.vectors is not None and (settings.train != "adapter" or settings.epochs == 0):
-        found = "--epochs 0" if settings.epochs == 0 else "--train full"
-        raise TrainingError(
-            f"--vectors: expected --train adapter, as only an adapter learns from vectors, found {found}"
-        )
-    if settings.resume and settings.overwrite:
-        raise TrainingError("--resume, --overwrite: expected one of them, found both; go on, or start again")
 
 
 def _remember_untrained(run: Run) -> None:
@@ -142,7 +133,7 @@ def _train_whole(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
 def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     """Train a head on the vectors of the frozen encoder, which encodes everything once; the head makes the keys."""
     begins = _begins(run, recipe)
-    if not begins and run.ranks.agree(is_complete(run.folder.memory)):
+    if not begins and _is_whole(run, run.folder.memory):
         best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
         _say_done(run, run.plan(best, run.settings.key_dtype))
         return
@@ -157,7 +148,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             adapter,
             encoder.dim,
             VectorTable(_tensor(vectors.instance_keys)),
-            VectorTable(_tensor(label_inputs), "labels"),
+            label_inputs,
             run.instances.labels,
             _validation(run, held_out),
             keep=lambda: save_checkpoint(encoder, run.folder.checkpoint),
@@ -165,7 +156,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
     assert best.model.adapter is not None
-    source = AdaptedKeys(best.model.adapter, vectors.instance_keys, label_inputs, best.device)
+    source = AdaptedKeys(best.model.adapter, vectors.instance_keys, label_inputs, best.device, run.ranks)
     _remember(run, run.plan(best, run.settings.key_dtype), source)
 
 
@@ -195,6 +186,7 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
         instances=int((~held_out).sum()),
         labels=labels,
         device=run.encoder.device,
+        ranks=run.ranks.size,
     )
     return recipe, held_out
 
@@ -216,25 +208,37 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
         f"train: {recipe.method}, {recipe.train}, {recipe.steps:,} steps of {recipe.batch_size:,} queries, "
         f"{int(task.validation.held_out.sum()):,} instances held out"
     )
-    machine = Machine(run.ranks, run.encoder.device, settings.micro_batch, settings.save_minutes)
+    machine = Machine(run.ranks, run.encoder.device, settings.save_minutes)
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
         run.folder.write_training(recipe, progress)
     progress = run.ranks.agree(progress)  # the other ranks wait until all is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.say(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
-    run.say("train: " + ", ".join(f"{name} {share:.0%}" for name, share in watch.shares().items()))
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.shares().items())
+    run.say(f"train: {shares}; peak memory {peak_memory_bytes() / 2**20:,.0f} MiB")
 
 
 def _remember(run: Run, plan: MemoryPlan, source: KeySource) -> None:
     memory = run.folder.memory
-    if run.ranks.agree(is_complete(memory)):
+    if _is_whole(run, memory):
         _say_done(run, plan)
         return
     start = time.monotonic()
     made = write_memory(memory, plan, run.dataset.labels, run.instances, source, run.ranks, run.settings.alpha)
     rate = made / (time.monotonic() - start)
     run.say(f"{memory}: {plan.keys:,} keys, {made:,} made now at {rate:,.0f} keys/s")
+
+
+def _is_whole(run: Run, memory: Path) -> bool:
+    """Whether a memory is finished; one that was, but does not open any more, is removed to be made again."""
+    if run.ranks.first and is_complete(memory):
+        try:
+            open_memory(memory)
+        except MemoryFolderError:
+            run.say(f"{memory}: finished, but damaged; made again, untuned")
+            shutil.rmtree(memory)
+    return bool(run.ranks.agree(is_complete(memory)))
 
 
 def _say_done(run: Run, plan: MemoryPlan) -> None:
@@ -253,7 +257,7 @@ def _frozen_vectors(run: Run, frozen: Encoder) -> Memory:
     """The frozen encoder's vectors of everything: those the user has, or made here."""
     plan, given = run.plan(frozen, "float32"), run.settings.vectors
     if given is None:
-        if not run.ranks.agree(is_complete(run.folder.frozen)):
+        if not _is_whole(run, run.folder.frozen):
             write_memory(run.folder.frozen, plan, run.dataset.labels, run.instances, run.texts(frozen), run.ranks)
         return open_memory(run.folder.frozen)
     return _check_vectors(plan, given)
@@ -269,13 +273,12 @@ def _check_vectors(plan: MemoryPlan, given: Path) -> Memory:
     return memory
 
 
-def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> np.ndarray:
+def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
     """What the adapter reads of each label; of what was held out nothing, so that it can still be asked."""
-    relevance = run.instances.labels.to_csr(len(run.dataset.labels))
-    relevance = sparse.diags((~held_out).astype(np.float32)) @ relevance
-    relevance.eliminate_zeros()
     alpha = _INPUT_ALPHA if run.settings.label_inputs == "enriched" else 0.0
-    return LabelKeys(vectors.label_keys(0.0)[:], vectors.instance_keys, LabelSets.of(relevance), alpha)[:]
+    return LabelInputs.of(
+        vectors.label_keys(0.0)[:], vectors.instance_keys, run.instances.labels.where(~held_out), alpha
+    )
 
 
 def _new_adapter(run: Run, dim: int) -> Adapter:

@@ -1,7 +1,7 @@
 """What a run folder holds, and whether a new call of `recollect train` may go on with it.
 
 run/   training.json   the recipe, and whether the training is done
-       metrics.jsonl   loss, speed and validation as it went
+       metrics.jsonl   loss, speed and validation as it went; tensorboard/ the same, where that is installed
        checkpoint/     the best encoder so far
        state/          while it trains: what `--resume` goes on from
        frozen/         while an adapter trains: the frozen encoder's vectors, a memory of their own
@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import recover_checkpoint
-from trainer.errors import MemoryFolderError, TrainingError
+from trainer.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
+from trainer.errors import EncoderError, MemoryFolderError, TrainingError
 from trainer.files import write_json
 from trainer.memory import MemoryPlan, check_same, saved_plan
 from trainer.recipe import Recipe
@@ -38,7 +38,8 @@ class RunFolder:
         self.checkpoint, self.memory = path / "checkpoint", path / "memory"
         self.state, self.frozen = path / "state", path / "frozen"
         self._training = path / "training.json"
-        self._own = (self.checkpoint, self.memory, self.state, self.frozen, path / "tensorboard")
+        logs = (path / "metrics.jsonl", path / "tensorboard")
+        self._own = (self.checkpoint, self.memory, self.state, self.frozen, *logs)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -65,25 +66,23 @@ class RunFolder:
             Whether there is anything left to train.
 
         Raises:
-            TrainingError: If the folder holds another training, or one that is to be resumed but was not asked to be.
+            TrainingError: If the folder holds another training, one that is to be resumed but was not asked to be, or
+                what no run is known to have made.
             MemoryFolderError: If it holds a memory that was made without training.
         """
-        saved = None if overwrite else self.training()
+        if overwrite:
+            self._clear()
+        saved = self.training()
         if saved is None:
-            if not overwrite and (saved_plan(self.memory) is not None):
+            if saved_plan(self.memory) is not None:
                 raise MemoryFolderError(
                     f"{self.path}: expected no memory here, found one made without training; choose another --out, or "
                     "replace it with --overwrite"
                 )
-            if not overwrite and (found := [folder.name for folder in self._own if folder.exists()]):
-                raise TrainingError(
-                    f"{self.path}: expected a run or nothing, found {', '.join(found)} of unknown origin; choose "
-                    "another --out, or replace it with --overwrite"
-                )
-            self._clear()
+            self._refuse_unknown()
             self.write_training(recipe, None)
             return True
-        if differs := recipe.differences(saved["recipe"]):
+        if differs := recipe.differences(saved["recipe"], trained=saved["done"]):
             raise TrainingError(
                 f"{self.path}: expected this training, found one that differs in {', '.join(differs)}; go on with the "
                 "same settings, choose another --out, or replace it with --overwrite"
@@ -103,10 +102,10 @@ class RunFolder:
 
         Raises:
             MemoryFolderError: If it holds another, or a training.
+            TrainingError: If it holds what no run is known to have made.
         """
-        if overwrite and not self._holds(plan):
+        if overwrite:
             self._clear()
-            return False
         if self.training() is not None:
             raise MemoryFolderError(
                 f"{self.path}: expected no training here, found one; choose another --out, or replace it with "
@@ -114,6 +113,7 @@ class RunFolder:
             )
         saved = saved_plan(self.memory)
         if saved is None:
+            self._refuse_unknown(plan)
             return False
         check_same(self.path, plan, saved)
         return True
@@ -155,14 +155,28 @@ class RunFolder:
         for folder in (self.state, self.frozen):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _holds(self, plan: MemoryPlan) -> bool:
+    def _refuse_unknown(self, plan: MemoryPlan | None = None) -> None:
+        """Refuse to write where something lies that no run left, as far as one can tell.
+
+        Args:
+            plan: Of the memory that is to be made; a kill before it is begun leaves its encoder's checkpoint alone.
+        """
+        found = [path for path in self._own if path.exists()]
+        if found and not (found == [self.checkpoint] and plan is not None and self._keeps_encoder_of(plan)):
+            raise TrainingError(
+                f"{self.path}: expected a run or nothing, found {', '.join(path.name for path in found)} of unknown "
+                "origin; choose another --out, or replace it with --overwrite"
+            )
+
+    def _keeps_encoder_of(self, plan: MemoryPlan) -> bool:
         try:
-            return self.training() is None and saved_plan(self.memory) == plan
-        except (MemoryFolderError, TrainingError):
+            return encoder_digest(load_checkpoint(self.checkpoint, "cpu")) == plan.encoder_sha256
+        except EncoderError:
             return False
 
     def _clear(self) -> None:
-        self._training.unlink(missing_ok=True)
-        (self.path / "metrics.jsonl").unlink(missing_ok=True)
-        for folder in self._own:
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in (self._training, *self._own):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

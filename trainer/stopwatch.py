@@ -1,8 +1,10 @@
-"""Where a training's time goes."""
+"""Where a training's time goes, and how much memory it takes."""
 
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,3 +30,9 @@ class Stopwatch:
         total = time.monotonic() - self._started
         shares = {name: seconds / total for name, seconds in self.seconds.items()}
         return shares | {"other": 1.0 - sum(shares.values())}
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +58,17 @@ class TokenTable:
     def lengths(self) -> Int[np.ndarray, " row"]:
         return np.diff(self.starts)
 
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        """As `lengths[rows]`, without a look at all the others."""
+        lengths: np.ndarray = self.starts[rows + 1] - self.starts[rows]
+        return lengths
+
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> TokenTable:
+        return self  # a row holds nothing but its own text
+
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side]:
         """Ids and attention mask, "row token" each, padded to the longest of these rows, and whose they are."""
-        starts = self.starts[rows]
-        lengths = self.starts[rows + 1] - starts
+        starts, lengths = self.starts[rows], self.lengths_of(rows)
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
         # Within a row, token t lies t places after the row's start.
@@ -86,11 +93,40 @@ class VectorTable:
     def lengths(self) -> Int[np.ndarray, " row"]:
         return np.ones(len(self), dtype=np.int64)
 
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        return np.ones(len(rows), dtype=np.int64)
+
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> VectorTable:
+        return self  # a row holds nothing but its own text
+
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side]:
         return self.vectors[torch.from_numpy(rows)].to(device), self.side
 
 
-Inputs = TokenTable | VectorTable
+@runtime_checkable
+class Inputs(Protocol):
+    """What a model reads, a row an instance or a label."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice) -> Inputs: ...
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        """Tokens of each row."""
+        ...
+
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        """Tokens of these rows."""
+        ...
+
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor | Side, ...]:
+        """What the model takes of these rows."""
+        ...
+
+    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> Inputs:
+        """The same rows as if these instances were not there."""
+        ...
 
 
 def batches_by_length(

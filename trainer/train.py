@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from torch import nn
 
 from trainer.batches import Batches
 from trainer.dataset import LabelSets
+from trainer.device_memory import kept_tokens
 from trainer.encoder import embed
 from trainer.errors import TrainingError
-from trainer.gradient_cache import Embedder
+from trainer.gradient_cache import Embedder, Part
 from trainer.keys import KeyMaker
+from trainer.methods import METHODS
 from trainer.negatives import mine
 from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
@@ -33,8 +36,6 @@ from trainer.validation import Validation
 _PROBED = 64
 # DEXML: weight decay .01, but none on norms and biases. The clip is the customary one.
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
-# Tokens whose graphs are kept at once; a larger batch goes through the gradient cache.
-_KEPT_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 # Tokens of one micro-batch: enough to fill the cores, few enough to hold little padding.
 _MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
@@ -64,18 +65,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a training runs, and how it spares that place; none of it decides the weights.
+    """Where a training runs, which its recipe names too, and how often it saves itself.
 
     Attributes:
         ranks: The processes that train together.
         device: `cpu` or `cuda`.
-        micro_batch: Rows that go through the model at once; 0: as memory allows.
         save_minutes: Minutes between two saves of the state.
     """
 
     ranks: Ranks
     device: str
-    micro_batch: int = 0
     save_minutes: float = 5
 
 
@@ -93,7 +92,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         Where the training ended, and its best checkpoint.
 
     Raises:
-        TrainingError: If the loss is no finite number, or the state cannot be saved or read.
+        TrainingError: If the loss, its gradient or a vector is not finite, or the state cannot be saved or read.
     """
     ranks, device = machine.ranks, machine.device
     torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
@@ -108,7 +107,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         recipe.seed,
     )
     embedder = _embedder(model, task, recipe, machine)
-    objective = Objective(recipe.loss, recipe.temperature, embedder, task.queries, task.labels, ranks)
+    objective = Objective(METHODS[recipe.method], recipe.temperature, embedder, task.queries, task.labels, ranks)
     keys = KeyMaker(model, task.queries, task.labels, task.dim, device, ranks)
     learner = Learner(model, _optimizer(model), negatives=None, device=device)
     progress = load_state(folder / "state", learner, ranks)
@@ -132,14 +131,16 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                 loss = objective.backward(batch)
             with watch("optimizer"):
                 norm = _descend(learner, recipe.rate(step))
-            if not math.isfinite(loss + norm):
-                raise _diverged(loss, step, recipe, progress, folder)
+            if not math.isfinite(loss):
+                raise _diverged(f"a loss of {loss}", step, recipe, progress, folder)
+            if not math.isfinite(norm):
+                raise _diverged(f"a gradient of length {norm}", step, recipe, progress, folder)
             progress.step, progress.seconds = step + 1, time.monotonic() - began
             log.step(loss, recipe.rate(step), len(batch.rows), time.monotonic() - tick)
             if progress.step % batches.per_epoch == 0 or progress.step == recipe.steps:
                 with watch("validate"):
                     if not _answers(model, task, device):
-                        raise _diverged(loss, step, recipe, progress, folder)
+                        raise _diverged("vectors that are not", step, recipe, progress, folder)
                     _validate(task, keys, progress, ranks, log)
             if ranks.agree(time.monotonic() - saved >= 60 * machine.save_minutes):
                 with watch("save"):
@@ -193,22 +194,35 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
     """Keep every graph of a batch that is small, and recompute those of a large one."""
-    labels = len(task.labels) if recipe.hard_negatives is None else recipe.batch_size * (1 + recipe.hard_negatives)
-    tokens = recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean()
-    return Embedder(
+    embedder = Embedder(
         model,
         task.dim,
         machine.device,
         autocast=recipe.precision == "bf16",
         micro_tokens=_MICRO_TOKENS[machine.device],
-        micro_rows=machine.micro_batch or 2**31,
-        cache=bool(machine.micro_batch > 0 or tokens / machine.ranks.size > _KEPT_TOKENS[machine.device]),
+        micro_rows=recipe.micro_batch or 2**31,
+        cache=True,
     )
+    if recipe.micro_batch > 0:
+        return embedder
+    sample = Part(task.queries, np.arange(min(recipe.batch_size, len(task.queries))))
+    keep = _batch_tokens(task, recipe) / machine.ranks.size <= kept_tokens(embedder, sample)
+    return dataclasses.replace(embedder, cache=not keep)
 
 
-def _diverged(loss: float, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
+def _batch_tokens(task: Task, recipe: Recipe) -> float:
+    """Tokens of a usual batch, its pool of labels included."""
+    labels = len(task.labels)
+    if recipe.hard_negatives is not None:
+        own = len(task.label_sets.indices) / len(task.label_sets)
+        pulled = min(recipe.positives or own, own)
+        labels = min(labels, round(recipe.batch_size * (pulled + recipe.hard_negatives)))
+    return float(recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean())
+
+
+def _diverged(found: str, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
     kept = f"the checkpoint of step {progress.best_step} is kept in {folder / 'checkpoint'}"
     return TrainingError(
-        f"step {step + 1}: expected a finite loss and gradient, found a loss of {loss}; {kept}: start again with "
+        f"step {step + 1}: expected a finite loss, gradient and vectors, found {found}; {kept}: start again with "
         f"--overwrite and a --learning-rate below {recipe.learning_rate:g}"
     )

@@ -79,7 +79,6 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
         flush_files(aside)
         older = _saved(folder)
-        shutil.rmtree(final, ignore_errors=True)  # the same step, saved again after a resume
         aside.rename(final)
     except (OSError, SafetensorError) as error:
         raise TrainingError(
@@ -89,8 +88,7 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     for path in older:
-        if path != final:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
@@ -110,10 +108,10 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
         progress = Progress(**json.loads((newest / "state.json").read_text()))
         learner.model.load_state_dict(load_file(newest / "model.safetensors"))
         _restore_moments(learner.optimizer, load_file(newest / "optimizer.safetensors"))
-        _restore_random_states(load_file(newest / "random.safetensors"), learner.device, ranks)
+        restore({name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()})
         negatives = newest / "negatives.npy"
         learner.negatives = HardNegatives(np.load(negatives, allow_pickle=False)) if negatives.is_file() else None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise TrainingError(
             f"{newest}: expected a training's state, found: {error}; remove it, or --overwrite"
         ) from None
@@ -146,8 +144,3 @@ def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor])
 def _random_states(device: str, ranks: Ranks) -> dict[str, Tensor]:
     """Each rank's states, row by row."""
     return {name: ranks.join(state[None].to(device), ranks.size).cpu() for name, state in random_state(device).items()}
-
-
-def _restore_random_states(saved: dict[str, Tensor], device: str, ranks: Ranks) -> None:
-    if len(saved["cpu"]) == ranks.size:  # begun with another number of processes, this one's draws are new anyway
-        restore({name: states[ranks.rank] for name, states in saved.items() if name in ("cpu", device)})

@@ -1,9 +1,12 @@
-"""A memory that tunes itself: lambda, tau, b and the label keys' alpha, chosen on instances that the encoder never saw.
+"""A memory that tunes itself: lambda, tau, b and the label keys' alpha, chosen on instances of its own.
 
-RAE-XMC leaves a lambda chosen from data to future work. Each query is an instance of the memory, one that training held
-out where there was a training. It is answered by all the rest: it does not vote for itself, and it is taken out of its
+RAE-XMC leaves a lambda chosen from data to future work. Each query is an instance of the memory, and one that training
+held out, if it held any out. It is answered by all the rest: it does not vote for itself, and it is taken out of its
 own labels' means. Its vector is its key, so nothing is encoded, and one search a query (and alpha) serves every lambda,
 tau and b.
+
+That undoes what an instance has done in the memory, not what it has done in training: there it pulled its labels
+closer, and an adapter may have read it as a part of theirs. Where there is nothing better to ask, a warning says so.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class Tuning:
     Attributes:
         metric: What `score` is.
         queries: Instances that were asked.
+        trained_on: Whether training learnt from them, so that scores are better than those of new queries.
         before: The defaults that the memory had.
         best: Those it has now.
         trials: Everything that was tried, best first.
@@ -57,6 +61,7 @@ class Tuning:
 
     metric: str
     queries: int
+    trained_on: bool
     before: Trial
     best: Trial
     trials: list[Trial]
@@ -65,6 +70,7 @@ class Tuning:
         return {
             "metric": self.metric,
             "queries": self.queries,
+            "trained_on": self.trained_on,
             "before": self.before.as_json(),
             "best": self.best.as_json(),
             "trials": [trial.as_json() for trial in self.trials],
@@ -81,7 +87,13 @@ def tune(settings: TuneSettings) -> Tuning:
         TrainingError: If no instance has a label.
     """
     memory = open_memory(settings.run / "memory")
-    rows = _queries(settings, memory)
+    rows, trained_on = _queries(settings, memory)
+    if trained_on:
+        print(  # noqa: T201
+            f"{settings.run}: training held nothing out, so tuning asks what it learnt from: scores are too high, and "
+            "the choice may not suit new queries; train with a --validation-fraction above 0",
+            file=sys.stderr,
+        )
     own = Answering(memory.defaults["lambda"], memory.defaults["temperature"], int(memory.defaults["top_b"]))
     alphas = sorted({*settings.label_key_alpha, memory.defaults["label_key_alpha"]})
     tried = {
@@ -102,7 +114,7 @@ def tune(settings: TuneSettings) -> Tuning:
     # Of equals, the one nearest to the paper's own settings: text keys first, then more keys.
     trials.sort(key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
     before = next(t for t in trials if (*own, memory.defaults["label_key_alpha"]) == _setting(t))
-    tuning = Tuning(settings.metric, len(rows), before, trials[0], trials)
+    tuning = Tuning(settings.metric, len(rows), trained_on, before, trials[0], trials)
     _write(memory, tuning)
     return tuning
 
@@ -131,19 +143,20 @@ def _setting(trial: Trial) -> tuple[float, float, int, float]:
     return trial.lambda_, trial.temperature, trial.top_b, trial.label_key_alpha
 
 
-def _queries(settings: TuneSettings, memory: Memory) -> Int[np.ndarray, " query"]:
-    """The instances to ask: those that training held out, or any that have a label."""
+def _queries(settings: TuneSettings, memory: Memory) -> tuple[Int[np.ndarray, " query"], bool]:
+    """The instances to ask, those that training held out or any that have a label; and whether it learnt from them."""
     training = RunFolder(settings.run).training()
     rows = np.empty(0, dtype=np.int64)
     if training is not None:
         recipe = training["recipe"]
         rows = np.flatnonzero(hold_out(memory.label_sets, recipe["validation_fraction"], recipe["seed"]))
+    trained_on = training is not None and len(rows) == 0
     if len(rows) == 0:
         rows = np.flatnonzero(np.diff(memory.value_indptr))
     if len(rows) == 0:
         raise TrainingError(f"{memory.folder}: expected instances with labels to ask, found none; nothing to tune")
     chosen = generator(settings.seed, Purpose.TUNING).permutation(rows)[: settings.queries]
-    return np.sort(chosen)
+    return np.sort(chosen), trained_on
 
 
 def _other_instances(memory: Memory, rows: Int[np.ndarray, " query"], most: int) -> Neighbours:
@@ -162,10 +175,11 @@ def _labels_without(memory: Memory, rows: Int[np.ndarray, " query"], alpha: floa
     queries = np.asarray(memory.instance_keys[rows], dtype=np.float32)
     own = memory.label_sets.to_csr(len(keys))[rows]
     spare = int(np.diff(own.indptr).max()) if alpha else 0  # own labels come further down without the query's help
-    similarities, found = nearest(queries, keys[:], most + spare)
+    similarities, found = nearest(queries, keys.filled(), most + spare)
     if alpha:
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
-        sums = keys.sums(own.indices) - queries[query]
+        asked, nth_asked = np.unique(own.indices, return_inverse=True)  # many queries have a label in common
+        sums = keys.sums(asked)[nth_asked] - queries[query]
         sums[keys.counts[own.indices] == 1] = 0  # nothing is left, not even rounding
         texts = memory.label_keys(0.0)[own.indices]
         alone = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))

@@ -11,14 +11,15 @@ from trainer.dataset import LabelSets
 from trainer.inference import Answering, Neighbours, answer
 from trainer.keys import Keys
 from trainer.label_keys import LabelKeys
+from trainer.memory import DEFAULTS
 from trainer.metrics import hits, ndcg_at
 from trainer.randomness import Purpose, generator
-from trainer.search import nearest
+from trainer.search import nearest, nearest_among
 
 _MOST_QUERIES = 4_000
-# RAE-XMC's own tau and b. A checkpoint is worth what it reaches at the lambda that suits it, as it will be tuned.
-_TOP_B = 200
-_ANSWERING = [Answering(lambda_, temperature=0.04, top_b=_TOP_B) for lambda_ in (0.1, 0.3, 0.5, 0.7, 0.9)]
+# A checkpoint is worth what it reaches at the lambda that suits it, as it will be tuned.
+_TOP_B = int(DEFAULTS["top_b"])
+_ANSWERING = [Answering(lambda_, DEFAULTS["temperature"], _TOP_B) for lambda_ in (0.1, 0.3, 0.5, 0.7, 0.9)]
 _K = 5
 
 
@@ -54,17 +55,15 @@ class Validation:
         return np.flatnonzero(self.held_out)
 
     def score(self, keys: Keys) -> float:
-        """nDCG@5 in percent of RAE inference at tau .04, b 200 and the best of five lambdas between 0 and 1."""
-        voters = np.flatnonzero(~self.held_out)
-        relevance = self.label_sets.to_csr(self.labels)
-        queries, instance_keys = keys.instances[self.rows], keys.instances[voters]
-        remembered, truth = relevance[voters], relevance[self.rows]
-        label_keys = LabelKeys(keys.labels, instance_keys, LabelSets.of(remembered), self.alpha)[:]
-        instances, labels = (
-            Neighbours(*nearest(queries, part, _TOP_B, self.device)) for part in (instance_keys, label_keys)
-        )
+        """nDCG@5 in percent of RAE inference at a memory's own tau and b, and the best of five lambdas from 0 to 1."""
+        queries, voters = keys.joined[self.rows], np.flatnonzero(~self.held_out)
+        values = self.label_sets.to_csr(self.labels)
+        truth = values[self.rows]
+        label_keys = LabelKeys(keys.labels, keys.joined, self.label_sets.where(~self.held_out), self.alpha).filled()
+        instances = Neighbours(*nearest_among(queries, keys.joined, voters, _TOP_B, self.device))
+        labels = Neighbours(*nearest(queries, label_keys, _TOP_B, self.device))
         sizes = np.diff(truth.indptr)
         return max(
             100 * float(ndcg_at(hits(predictions, truth), sizes, _K).mean())
-            for _, predictions in answer(instances, labels, remembered, _ANSWERING, _K)
+            for _, predictions in answer(instances, labels, values, _ANSWERING, _K)
         )

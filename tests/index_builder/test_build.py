@@ -18,6 +18,7 @@ import recollect
 from index_builder.build import build
 from index_builder.errors import BuildError
 from index_builder.settings import BuildSettings
+from service.bundle import open_bundle
 from service.predictor import Predictor
 from service.store import Store
 from tests.conftest import TOPICS
@@ -30,7 +31,7 @@ QUERY = "Who must pay tax on the sale of a house"
 
 
 def answers(store: Path, version: str) -> list[str]:
-    predictor = Predictor.open(Store(store).path(version), threads=1)
+    predictor = Predictor.open(Store(store).open(version), threads=1)
     return [label.uid for label in predictor.predict([QUERY], predictor.options()).answers[0].labels]
 
 
@@ -106,7 +107,7 @@ def test_memory_that_says_so_is_served_with_enriched_label_keys(run: Path, quick
 
     metrics = Store(tmp_path / "store").manifest(version).metrics
     assert (metrics["recall_instances"], metrics["recall_labels"]) == (1, 1)
-    predictor = Predictor.open(folder, threads=1)
+    predictor = Predictor.open(open_bundle(folder), threads=1)
     labels = predictor.predict([QUERY], predictor.options(lambda_=0.0, temperature=1.0, top_k=8)).answers[0].labels
     weights = np.exp(expected @ load_checkpoint(run / "checkpoint", "cpu").encode([QUERY], 64)[0])
     found = {label.uid: label.score for label in labels}

@@ -38,7 +38,7 @@ def dataset(road: Any, tmp_path: Path) -> Path:
 
 def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
     """P@1, P@3, R@10 and nDCG@3 in percent, from what the predictor answers."""
-    predictor = Predictor.open(road.store / "bundles" / road.version, threads=1)
+    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
     chosen = predictor.options(top_k=100, **options)
     answers = predictor.predict([row["text"] for row in rows], chosen).answers
     hits = [[label.uid in row["labels"] for label in answer.labels] for row, answer in zip(rows, answers, strict=True)]

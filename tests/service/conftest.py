@@ -14,7 +14,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 install_import_hook(
-    [f"service.{name}" for name in ("strings", "bundle", "searcher", "scoring", "encoder", "predictor")],
+    [f"service.{name}" for name in ("arrays", "strings", "bundle", "searcher", "scoring", "encoder", "predictor")],
     "beartype.beartype",
 )
 
@@ -82,4 +82,4 @@ def predictor(road: Any) -> Any:
     from service.predictor import Predictor
     from service.store import Store
 
-    return Predictor.open(Store(road.store).path(road.version), threads=1)
+    return Predictor.open(Store(road.store).open(road.version), threads=1)

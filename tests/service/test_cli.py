@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import recollect
-from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, relabel, serving
+from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, rehash, relabel, serving
 
 QUERY = "How doctors treat high blood pressure"
 
@@ -147,6 +147,18 @@ def test_verify_says_what_it_checked(two_versions: Path, capsys: pytest.CaptureF
 def test_verify_names_the_altered_file(store: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     flip_bit(store / "bundles" / "v1" / name)
     Ran(capsys, "verify", "v1", "--store", store).refused(name, "SHA-256")
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "tokenizer.json", "instance_keys.faiss", "label_keys.faiss"])
+def test_verify_names_the_file_that_does_not_open_although_its_checksum_is_right(
+    store: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    def forge(folder: Path, manifest: dict[str, Any]) -> None:
+        (folder / name).write_bytes(b"neither a graph nor a tokenizer nor an index")
+        rehash(folder, manifest)
+
+    add_version(store, "v1", "v3", forge)
+    Ran(capsys, "verify", "v3", "--store", store).refused(f"v3/{name}: expected a file that opens, found: ")
 
 
 @pytest.mark.parametrize("verb", [("predict", "x"), ("rollback",), ("verify", "v1"), ("activate", "v1"), ("versions",)])

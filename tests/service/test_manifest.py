@@ -118,7 +118,7 @@ def test_a_manifest_of_two_megabytes_is_refused_unread(bundle_folder: Path) -> N
 
 
 def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"manifest\.json: expected a bundle's manifest, found: No such file"):
+    with pytest.raises(BundleError, match=r"manifest\.json: expected a file of the bundle, found: No such file"):
         read_manifest(tmp_path)
 
 

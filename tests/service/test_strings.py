@@ -35,7 +35,7 @@ def test_a_table_without_a_single_byte_opens(tmp_path: Path, strings: list[str])
 
 def test_many_rows_are_streamed_and_read_back(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", (f"row {row}" * (row % 4) for row in range(50_000)))
-    table = StringTable.open(tmp_path, "texts")
+    table = StringTable.open(tmp_path, "texts", 50_000)
     assert len(table) == 50_000
     assert [table[row] for row in (0, 1, 49_999)] == ["", "row 1", "row 49999" * 3]
     with pytest.raises(IndexError):
@@ -44,7 +44,7 @@ def test_many_rows_are_streamed_and_read_back(tmp_path: Path) -> None:
 
 def test_opening_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", ["a"])
-    table = StringTable.open(tmp_path, "texts")
+    table = StringTable.open(tmp_path, "texts", 1)
     assert isinstance(table._utf8, np.memmap)
     assert isinstance(table._offsets, np.memmap)
     assert {path.name for path in tmp_path.iterdir()} == set(table_files("texts"))

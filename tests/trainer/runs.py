@@ -26,7 +26,7 @@ KILLED = -signal.SIGKILL
 # Of the lesson, 48 or 60 instances to train on: 6 or 8 steps an epoch.
 USUAL = ["--max-length", 16, "--label-max-length", 8, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
 # What a training leaves.
-LEFT = {"checkpoint", "memory", "metrics.jsonl", "training.json"}
+LEFT = {"checkpoint", "memory", "metrics.jsonl", "tensorboard", "training.json"}
 
 
 class Outcome(NamedTuple):
@@ -86,7 +86,7 @@ class Moment(NamedTuple):
 
 # A server that has the trainer imported, and forks itself: each child is a process of its own that starts at once.
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run"])
+CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run", "torch.utils.tensorboard"])
 
 
 def run_recollect(arguments: Iterable[object], log: Path, killed: Moment | None = None, ranks: int = 1) -> list[int]:

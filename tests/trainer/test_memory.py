@@ -2,7 +2,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,19 +220,30 @@ class TestInterruptedMemory:
         writer.write(tmp_path / "memory")
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_rows_missing_before_the_last_save_are_refused_not_filled_with_zeros(
-        self, writer: Writer, tmp_path: Path
+    @pytest.mark.parametrize(
+        ("name", "left"),
+        [
+            ("keys.npy", lambda content: content[:-4]),
+            ("keys.npy", lambda content: content[:5]),
+            ("keys.npy", lambda content: b"x" * len(content)),
+            ("progress.json", lambda content: content[:-4]),
+            ("progress.json", lambda content: content.replace(b'"keys_done": 8', b'"keys_done": "x"')),
+            ("keys.npy", None),
+            ("progress.json", None),
+        ],
+    )
+    def test_what_was_lost_before_the_last_save_is_made_from_the_start_not_filled_with_zeros(
+        self, writer: Writer, tmp_path: Path, name: str, left: Callable[[bytes], bytes] | None
     ) -> None:
+        writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
-        keys = tmp_path / "memory" / "keys.npy"
-        keys.write_bytes(keys.read_bytes()[:-4])
-        with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected at least .* bytes, found .*--overwrite"):
-            writer.write(tmp_path / "memory")
-
-    def test_lost_keys_are_encoded_from_the_start(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write_until(2, tmp_path / "memory")
-        (tmp_path / "memory" / "keys.npy").unlink()
+        damaged = tmp_path / "memory" / name
+        content = damaged.read_bytes()
+        damaged.unlink()
+        if left is not None:
+            damaged.write_bytes(left(content))
         assert writer.write(tmp_path / "memory") == KEYS
+        assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
     def test_other_windows_than_before_leave_no_gap(
         self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +322,7 @@ class TestOpening:
         (folder / "memory.json").write_text('{"format_version": 2}')
         with pytest.raises(MemoryFolderError, match=r"memory\.json: expected format_version 1, found 2"):
             open_memory(folder)
+        assert saved_plan(folder) is None
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 1}'])
     def test_broken_header_is_refused(self, folder: Path, content: str) -> None:

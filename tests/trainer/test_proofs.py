@@ -60,6 +60,11 @@ def test_the_gradient_cache_takes_a_small_part_of_the_memory_of_kept_graphs() ->
     assert large.cached_bytes < small.direct_bytes
 
 
+def test_a_label_adds_its_vector_and_its_gradient_to_the_cache_and_hardly_more() -> None:
+    peaks = cache_memory.prove((6_000, 18_000), most_direct=0)
+    assert 1.9 < cache_memory.added(peaks) <= cache_memory.MOST_ADDED
+
+
 @pytest.mark.usefixtures("small_process")
 def test_a_process_that_dies_while_it_measures_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_memory, "_measure", os._exit)  # with arguments that it does not know
@@ -117,9 +122,16 @@ class TestCommand:
             (
                 "cache",
                 cache_memory,
-                [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 80_000_000, None)],
-                [Peak(1_000, 5_000_000, 4_000_000)],
-                "  64,000          80                -",
+                [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 40_000_000, None)],
+                [Peak(1_000, 5_000_000, 4_000_000), Peak(64_000, 40_000_000, None)],
+                "  64,000          40                -",
+            ),
+            (
+                "cache",
+                cache_memory,
+                [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 45_000_000, None)],
+                [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 46_000_000, None)],
+                "a label of the last pool adds 2.48 numbers a dimension: 2 are its vector and its gradient",
             ),
         ],
         ids=lambda value: value if isinstance(value, str) and " " not in value else "",

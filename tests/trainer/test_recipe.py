@@ -15,9 +15,9 @@ from trainer.settings import TrainSettings
 ENCODER = {"name": "minilm", "pooling": "mean", "max_length": 128, "label_max_length": 32}
 
 
-def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", **asked: Any) -> Recipe:
+def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", ranks: int = 1, **asked: Any) -> Recipe:
     settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
-    return Recipe.of(settings, ENCODER, "e" * 64, "d" * 64, instances, labels, device)
+    return Recipe.of(settings, ENCODER, "e" * 64, "d" * 64, instances, labels, device, ranks)
 
 
 def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
@@ -49,7 +49,11 @@ def test_the_method_decides_temperature_negatives_and_positives(
     made = recipe(method=method)
     assert (made.temperature, made.hard_negatives, made.positives) == (temperature, hard_negatives, positives)
     assert made.mines == mines
-    assert made.loss is METHODS[method]
+
+
+def test_how_many_processes_share_a_step_and_where_is_part_of_it() -> None:
+    made = recipe(device="cuda", ranks=4, micro_batch=16)
+    assert (made.device, made.ranks, made.micro_batch) == ("cuda", 4, 16)
 
 
 def test_what_is_asked_for_stands_even_where_it_is_zero() -> None:
@@ -152,3 +156,10 @@ def test_differences_name_what_differs_or_is_not_there() -> None:
 def test_no_attribute_may_differ_unnoticed(field: str) -> None:
     made = recipe()
     assert made.differences(dataclasses.asdict(made) | {field: "another"}) == [field.removesuffix("_sha256")]
+
+
+def test_once_trained_only_what_was_made_counts_not_where() -> None:
+    made = recipe()
+    saved = dataclasses.asdict(made) | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
+    assert made.differences(saved, trained=True) == ["seed"]
+    assert made.differences(saved) == ["seed", "micro_batch", "ranks", "device"]

@@ -1,5 +1,6 @@
 """`recollect train` from the command line: what it writes without training, what it resumes, what it refuses."""
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -8,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import recollect
 from tests.trainer.conftest import load
+from tests.trainer.helpers import files
+from tests.trainer.runs import Outcome, Train
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError, TrainingError
@@ -27,24 +30,15 @@ from trainer.training_state import Progress
 REPOSITORY = Path(__file__).parents[2]
 
 
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Train = Callable[..., Outcome]
-
-
 @pytest.fixture
 def train(toy: Path, tiny_bert: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Train:
     """Runs `recollect train --epochs 0` on the toy with the tiny encoder; flags given later win."""
 
-    def run(*flags: object, dataset: Path = toy) -> Outcome:
+    def run(*flags: object, dataset: Path | None = None) -> Outcome:
         usual = ["--out", tmp_path / "run", "--encoder", tiny_bert.folder, "--epochs", 0]
         usual += ["--max-length", 32, "--label-max-length", 8]
         capfd.readouterr()
-        status = recollect.main([str(argument) for argument in ("train", dataset, *usual, *flags)])
+        status = recollect.main([str(argument) for argument in ("train", dataset or toy, *usual, *flags)])
         return Outcome(status, *capfd.readouterr())
 
     return run
@@ -85,7 +79,7 @@ def test_no_epochs_write_the_pretrained_encoder_and_the_memory_it_makes(
     [
         (["--label-keys", "enriched"], 0.5),
         (["--label-keys", "enriched", "--label-key-alpha", 0.25], 0.25),
-        (["--label-keys", "text", "--label-key-alpha", 0.25], 0),
+        (["--label-keys", "text"], 0),
     ],
 )
 def test_memory_says_how_label_keys_are_to_be_mixed(
@@ -179,12 +173,66 @@ def test_overwrite_replaces_memory_and_checkpoint(train: Train, run_folder: Path
     assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 16
 
 
-def test_broken_memory_is_refused_and_overwrite_replaces_it(train: Train, run_folder: Path) -> None:
+def test_overwrite_replaces_what_is_the_same_but_for_its_label_keys(train: Train, run_folder: Path) -> None:
+    train()
+    assert train("--label-keys", "enriched", "--overwrite").status == 0
+    assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.5}
+
+
+def test_memory_of_which_nothing_can_be_told_is_refused_and_overwrite_replaces_it(
+    train: Train, run_folder: Path
+) -> None:
     train()
     (run_folder / "memory" / "memory.json").write_text("{")
-    assert train().status == 2
+    outcome = train()
+    assert outcome.status == 2
+    assert "found checkpoint, memory of unknown origin; choose another --out, or replace it with --overwrite" in (
+        outcome.message
+    )
     assert train("--overwrite").status == 0
     assert open_memory(run_folder / "memory").keys.shape == (19, 32)
+
+
+@pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
+def test_damaged_memory_is_made_again_when_run_again(train: Train, run_folder: Path, name: str) -> None:
+    train()
+    before = files(run_folder)
+    (run_folder / "memory" / name).write_bytes(before[f"memory/{name}"][:-1])
+    outcome = train()
+    assert outcome.status == 0
+    assert f"{run_folder}/memory: finished, but damaged; made again" in outcome.err
+    assert files(run_folder) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint/weights", "memory/notes", "frozen/x", "tensorboard/x", "metrics.jsonl"])
+def test_what_no_run_left_is_neither_replaced_nor_removed_unasked(train: Train, run_folder: Path, name: str) -> None:
+    (run_folder / name).parent.mkdir(parents=True)
+    (run_folder / name).write_text("mine")
+    outcome = train()
+    assert outcome.status == 2
+    assert f"{run_folder}: expected a run or nothing, found {name.partition('/')[0]} of unknown origin" in (
+        outcome.message
+    )
+    assert files(run_folder) == {name: b"mine"}
+    assert train("--overwrite").status == 0
+
+
+def test_checkpoint_that_a_kill_left_alone_is_gone_on_from(train: Train, run_folder: Path) -> None:
+    train()
+    before = files(run_folder)
+    shutil.rmtree(run_folder / "memory")
+    assert train().status == 0
+    assert files(run_folder) == before
+
+
+def test_checkpoint_of_another_encoder_is_not_replaced_unasked(
+    train: Train, run_folder: Path, tiny_distilbert: Any
+) -> None:
+    train("--encoder", tiny_distilbert.folder)
+    shutil.rmtree(run_folder / "memory")
+    before = files(run_folder)
+    assert "found checkpoint of unknown origin" in train().message
+    assert files(run_folder) == before
 
 
 def test_environment_sets_what_no_flag_says(train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +250,6 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
     "limit no number": (["--max-length", "long"], "--max-length: expected a valid integer"),
     "epochs": (["--epochs", -1], "--epochs: expected greater than or equal to 0; found '-1'"),
     "weight above 1": (["--label-key-alpha", 1.5], "--label-key-alpha: expected less than or equal to 1; found '1.5'"),
-    "unknown method": (["--method", "svm"], "--method: expected 'rae', 'dexml', 'softtopk' or 'infonce'; found 'svm'"),
     "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean' or 'cls'; found 'max'"),
     "unknown format": (["--format", "csv"], "--format: expected 'auto', 'native', 'xmc', 'pecos' or 'parquet'"),
     "format of other files": (["--format", "pecos"], "expected Y.txt or label_map.txt or output-items.txt"),
@@ -221,13 +268,6 @@ def test_bad_setting_ends_with_status_2_and_one_plain_line(
     assert message[0].startswith("recollect train: ")
     assert complaint in message[0]
     assert not run_folder.exists()
-
-
-def test_gpu_that_is_not_there_is_refused(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    outcome = train("--device", "cuda")
-    assert outcome.status == 2
-    assert "--device cuda: expected a CUDA GPU, found none; use --device cpu" in outcome.err
 
 
 BAD_DATA: dict[str, tuple[bytes, str]] = {
@@ -319,49 +359,13 @@ def test_second_train_into_the_same_run_is_refused_while_the_first_writes(train:
     assert "another `recollect train` writes here" in outcome.err
 
 
-class TestRefusedTraining:
-    """Before its first step."""
-
-    def refused(self, train: Train, *flags: object) -> str:
-        outcome = train("--epochs", 1, "--batch-size", 4, *flags)
-        assert (outcome.status, outcome.out) == (2, "")
-        message = outcome.err.splitlines()[-1]
-        assert message.startswith("recollect train: ")
-        return message
-
-    def test_one_label_is_too_few_to_tell_apart(self, train: Train, toy: Path) -> None:
-        (toy / "labels.jsonl").write_text('{"uid": "L0", "text": "only"}\n')
-        (toy / "train.jsonl").write_text('{"uid": "i0", "text": "red", "labels": [0]}\n')
-        message = self.refused(train)
-        assert "expected at least two labels, and instances that have them, found 1 label; " in message
-        assert message.endswith("use --epochs 0")
-
-    def test_instances_without_labels_teach_nothing(self, train: Train, toy: Path) -> None:
-        (toy / "train.jsonl").write_text('{"uid": "i0", "text": "red", "labels": []}\n')
-        assert "found no instance with a label; there is nothing to tell apart" in self.refused(train)
-
-    def test_whole_encoder_learns_from_no_vectors(self, train: Train, run_folder: Path) -> None:
-        message = self.refused(train, "--train", "full", "--vectors", run_folder / "memory")
-        assert (
-            "--vectors: expected --train adapter, as only an adapter learns from vectors, found --train full" in message
-        )
-
-    def test_batch_larger_than_the_dataset_is_refused(self, train: Train) -> None:
-        assert "--batch-size 99: expected at most 1" in self.refused(train, "--batch-size", 99)
-
-    @pytest.mark.parametrize("flags", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
-    def test_vectors_of_another_encoder_are_refused_by_what_differs(
-        self, train: Train, tmp_path: Path, flags: list[object]
-    ) -> None:
-        train("--out", tmp_path / "vectors")
-        message = self.refused(train, "--train", "adapter", "--vectors", tmp_path / "vectors" / "memory", *flags)
-        assert "found a memory that differs in encoder; leave the flag out, or make one with --epochs 0" in message
-
-    def test_memory_made_without_training_is_not_trained_over(self, train: Train, run_folder: Path) -> None:
-        train()
-        before = {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
-        assert "expected no memory here, found one made without training" in self.refused(train)
-        assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
+def test_memory_made_without_training_is_not_trained_over(train: Train, run_folder: Path) -> None:
+    train()
+    before = files(run_folder)
+    outcome = train("--epochs", 1, "--batch-size", 4)
+    assert outcome.status == 2
+    assert "expected no memory here, found one made without training" in outcome.message
+    assert files(run_folder) == before
 
 
 class TestRunFolder:
@@ -416,6 +420,15 @@ class TestRunFolder:
         assert folder.training() == before
         assert folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=True)
 
+    def test_where_a_training_runs_may_change_only_once_it_is_done(self, folder: RunFolder) -> None:
+        recipe = self.recipe()
+        elsewhere = dataclasses.replace(recipe, micro_batch=8, ranks=2, device="cuda")
+        folder.begin_training(recipe, resume=False, overwrite=False)
+        with pytest.raises(TrainingError, match="found one that differs in micro_batch, ranks, device; go on with"):
+            folder.begin_training(elsewhere, resume=True, overwrite=False)
+        folder.write_training(recipe, Progress(step=8))
+        assert not folder.begin_training(elsewhere, resume=False, overwrite=False)
+
     @pytest.mark.parametrize(
         "content", ["", "{", "[]", "{}", '{"format_version": 1}', '{"format_version": 2, "recipe": {"seed": 0}}']
     )
@@ -427,8 +440,9 @@ class TestRunFolder:
 
     def test_overwriting_clears_all_that_a_training_leaves_and_nothing_else(self, folder: RunFolder) -> None:
         (folder.path / "notes.txt").write_text("mine")
-        for name in ("checkpoint", "memory", "state", "frozen", "tensorboard"):
+        for name in ("checkpoint", "state", "frozen", "tensorboard"):
             (folder.path / name).mkdir()
+        (folder.path / "memory").write_text("a file where a folder belongs")
         (folder.path / "metrics.jsonl").write_text("{}\n")
         folder.begin_training(self.recipe(), resume=False, overwrite=True)
         assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training.json"]

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 
 from tests.trainer.helpers import Clock
 from trainer import stopwatch
-from trainer.stopwatch import Stopwatch
+from trainer.stopwatch import Stopwatch, peak_memory_bytes
 
 
 @pytest.fixture
@@ -50,3 +53,11 @@ def test_shares_may_be_asked_for_as_often_as_wanted(clock: Clock) -> None:
     assert watch.shares()["batch"] == 1
     clock.now += 1
     assert watch.shares() == {"batch": 0.5, "other": 0.5}
+
+
+def test_peak_memory_is_at_least_what_is_held_now() -> None:
+    now = Path("/proc/self/statm")
+    if not now.is_file():
+        pytest.skip("only Linux tells how much memory is held now")
+    held = int(now.read_text().split()[1]) * resource.getpagesize()
+    assert 0.99 * held < peak_memory_bytes() < 100 * held

@@ -1,8 +1,9 @@
-"""`recollect train` that trains: what it learns and leaves, what a kill costs it, what it refuses."""
+"""`recollect train` that trains: what it learns, and what it leaves."""
 
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,6 @@ from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
 from trainer.validation import Validation
 
-REPOSITORY = Path(__file__).parents[2]
-
-# 47 or 48 of 60 instances to train on: 6 steps an epoch.
-
-
 INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
 
 
@@ -45,7 +41,7 @@ class TestTraining:
     def test_lowers_the_loss_and_remembers_with_what_it_learnt(
         self, train: Train, run_folder: Path, tiny_bert: Any, method: str, what: str
     ) -> None:
-        more = ["--train", what, "--method", method, "--label-inputs", "text"]
+        more = ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
         outcome = train(*more, "--validation-fraction", 0, "--learning-rate", 2e-3, "--epochs", 6)
         assert (outcome.status, outcome.out) == (0, "")
         assert f"train: {method}, {what}, 48 steps of 8 queries, 0 instances held out" in outcome.err
@@ -81,6 +77,7 @@ class TestTraining:
         best = max(scores, key=lambda step: (scores[step], -step))
         assert (saved["progress"]["best"], saved["progress"]["best_step"]) == (scores[best], best)
         assert f"train: best after {best} of 18 steps, validation nDCG@5 {scores[best]:.2f}" in outcome.err
+        assert re.search(r"^train: .*optimizer \d+%.*; peak memory [\d,]{3,} MiB$", outcome.err, re.MULTILINE)
         assert list(metrics(run_folder, "loss"))[-1] == 18
 
     def test_leaves_the_best_checkpoint_not_the_last(
@@ -268,12 +265,48 @@ class TestVectors:
         message = self.refused(train, run_folder, "--vectors", tmp_path / "none")
         assert f"{tmp_path / 'none'}: expected a memory, found none" in message
 
-    def test_teach_no_whole_encoder(self, train: Train, run_folder: Path, vectors: Path) -> None:
-        message = self.refused(train, run_folder, "--vectors", vectors, "--train", "full")
-        assert "--vectors: expected --train adapter" in message
+    @pytest.mark.parametrize("more", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
+    def test_of_other_settings_are_refused(
+        self, train: Train, run_folder: Path, vectors: Path, more: list[object]
+    ) -> None:
+        message = self.refused(train, run_folder, "--vectors", vectors, *more)
+        assert "found a memory that differs in encoder; leave the flag out, or make one with --epochs 0" in message
+
+    @pytest.mark.parametrize("overwrite", [["--overwrite"], []])
+    def test_that_the_run_would_remove_are_refused(self, train: Train, vectors: Path, overwrite: list[str]) -> None:
+        before = files(vectors.parent)
+        for flag in (["--vectors", vectors], ["--encoder", vectors.parent / "checkpoint"]):
+            outcome = train(*flag, "--out", vectors.parent, *overwrite)
+            assert outcome.status == 2
+            assert f"{flag[0]} {flag[1]}: expected a folder outside --out {vectors.parent}, which is written" in (
+                outcome.message
+            )
+            assert files(vectors.parent) == before
 
 
-# Where a training may be killed. Its state is saved after every step.
+class TestDamagedMemory:
+    @pytest.mark.parametrize("what", ["adapter", "full"])
+    @pytest.mark.parametrize("name", ["memory.json", "keys.npy", "value_indices.npy"])
+    def test_is_made_again_from_the_checkpoint_without_training(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
+    ) -> None:
+        few = ["--train", what, "--max-steps", 1]
+        train(*few)
+        before = files(run_folder)
+        (run_folder / "memory" / name).write_bytes(before[f"memory/{name}"][:-2])
+        monkeypatch.setattr(loop.Objective, "backward", lambda *_: pytest.fail("nothing should be trained"))
+        outcome = train(*few)
+        assert outcome.status == 0
+        assert f"{run_folder}/memory: finished, but damaged; made again, untuned" in outcome.err
+        assert files(run_folder) == before
+
+    def test_that_is_not_the_one_asked_for_is_refused(self, train: Train, run_folder: Path) -> None:
+        train("--max-steps", 1)
+        before = files(run_folder)
+        outcome = train("--max-steps", 1, "--key-dtype", "float16")
+        assert outcome.status == 2
+        assert "found one that differs in key_dtype" in outcome.message
+        assert files(run_folder) == before
 
 
 class TestOptimizer:

@@ -38,9 +38,7 @@ from trainer.memory import open_memory
 
 REPOSITORY = Path(__file__).parents[2]
 
-# 47 or 48 of 60 instances to train on: 6 steps an epoch.
-
-
+# Where a training of 6 steps an epoch is killed; its state is saved after every step.
 ON_THE_WAY = [
     Moment("trainer.memory._write_progress", 2),  # some of the frozen keys are there
     Moment("trainer.train.save_state", 1),  # nothing is saved yet but the first checkpoint
@@ -147,6 +145,7 @@ class TestKilled:
             (["--batch-size", 4], "steps, batch_size, mine_every"),
             (["--seed", 1], "seed"),
             (["--label-keys", "enriched"], "label_key_alpha"),
+            (["--micro-batch", 3], "micro_batch"),
         ):
             outcome = train("--resume", *flags)
             assert outcome.status == 2
@@ -168,6 +167,16 @@ class TestKilled:
         assert outcome.status == 2
         assert "expected this training, found one that differs in dataset; go on with the same" in outcome.message
         assert files(run_folder) == before
+
+    def test_frozen_vectors_that_were_damaged_meanwhile_are_made_again(
+        self, run: Callable[..., int], run_folder: Path, tmp_path: Path
+    ) -> None:
+        assert run("--max-steps", 3, "--out", tmp_path / "never") == 0
+        assert run("--max-steps", 3, killed=Moment("trainer.objective.Objective.backward", 3)) == KILLED
+        keys = run_folder / "frozen" / "keys.npy"
+        keys.write_bytes(keys.read_bytes()[:-1])
+        assert run("--max-steps", 3, "--resume") == 0, (tmp_path / "log").read_text()
+        assert results(run_folder) == results(tmp_path / "never")
 
     def test_overwriting_starts_it_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
         assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
@@ -285,6 +294,8 @@ def test_two_ranks_teach_an_adapter_with_dropout_and_go_on_after_a_kill(
             first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)
             assert first == KILLED
             assert second != 0  # killed too, or left alone
+            assert run_recollect([*words, *out, "--resume"], folder / "alone") == [2]
+            assert "found one that differs in ranks; go on with the same settings" in (folder / "alone").read_text()
         assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (
             folder / "log"
         ).read_text()

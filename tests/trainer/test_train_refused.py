@@ -31,8 +31,9 @@ class TestDiverging:
     ) -> None:
         outcome = train("--train", "full", "--learning-rate", 1e30)
         assert outcome.status == 2
-        assert "expected a finite loss and gradient, found a loss of nan; the checkpoint of step 0 is kept in " in (
-            outcome.message
+        assert (
+            "expected a finite loss, gradient and vectors, found a loss of nan; the checkpoint of step 0 is kept"
+            in (outcome.message)
         )
         assert outcome.message.endswith("start again with --overwrite and a --learning-rate below 1e+30")
         assert encoder_digest(load_checkpoint(run_folder / "checkpoint", "cpu")) == encoder_digest(
@@ -67,10 +68,24 @@ class TestDiverging:
         )
         outcome = train()
         assert outcome.status == 2
-        assert "step 9: expected a finite loss and gradient, found a loss of inf; the checkpoint of step 6 is kept" in (
-            outcome.message
+        assert (
+            "step 9: expected a finite loss, gradient and vectors, found a loss of inf; the checkpoint of step 6"
+            in (outcome.message)
         )
         assert load_checkpoint(run_folder / "checkpoint", "cpu").model.adapter is not None
+
+    def test_names_a_gradient_that_is_not_finite_though_the_loss_is(
+        self, train: Train, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loop, "_descend", lambda *_: math.inf)
+        assert "found a gradient of length inf; the checkpoint of step 0 is kept" in train().message
+
+    def test_names_vectors_that_are_not_finite_though_loss_and_gradient_were(
+        self, train: Train, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loop, "_answers", lambda *_: False)
+        message = train().message
+        assert "step 6: expected a finite loss, gradient and vectors, found vectors that are not; the check" in message
 
 
 class TestFullDisk:
@@ -189,7 +204,6 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
     "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
     "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
-    "vectors for nothing": (["--vectors", "elsewhere", "--epochs", 0], "--vectors: expected --train adapter"),
     "go on and start again": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
     "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
 }

@@ -51,3 +51,7 @@ class Method:
     hard_negatives: int | None
     positives: int
     temperature: float
+
+    def mined(self, asked: int | None) -> int | None:
+        """Mined negatives a query: as many as were asked for, or by default."""
+        return self.hard_negatives if asked is None else asked

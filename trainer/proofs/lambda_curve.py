@@ -12,13 +12,14 @@ import numpy as np
 
 from trainer.formats import open_dataset
 from trainer.inference import Answering, Neighbours, answer
+from trainer.memory import DEFAULTS
 from trainer.metrics import hits, precision_at
 from trainer.pretrained import load_pretrained
 from trainer.sample import write_sample
 from trainer.search import nearest
 
 LAMBDAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-_TEMPERATURE, _TOP_B, _MAX_LENGTH = 0.04, 200, 64
+_TOP_B, _MAX_LENGTH = int(DEFAULTS["top_b"]), 64
 
 
 def prove(test_queries: int = 2**31) -> dict[float, float]:
@@ -33,7 +34,7 @@ def prove(test_queries: int = 2**31) -> dict[float, float]:
         for texts in (test.entries.texts, train.entries.texts, dataset.labels.texts)
     )
     instances, labels = (Neighbours(*nearest(queries, keys, _TOP_B)) for keys in (instance_keys, label_keys))
-    settings = [Answering(lambda_, _TEMPERATURE, _TOP_B) for lambda_ in LAMBDAS]
+    settings = [Answering(lambda_, DEFAULTS["temperature"], _TOP_B) for lambda_ in LAMBDAS]
     truth = test.labels.to_csr(len(dataset.labels))
     values = train.labels.to_csr(len(dataset.labels))
     return {

@@ -1,0 +1,132 @@
+"""`build --sign`: what is signed, with which keys, and that a private key stays where it is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect
+from index_builder.signing import read_signing_key
+from service.errors import BundleError, KeyFileError
+from service.manifest import MANIFEST, SIGNATURE
+from service.store import Store
+from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Pair:
+    (tmp_path / "keys").mkdir()
+    return write_pair(tmp_path / "keys")
+
+
+@pytest.fixture(scope="module")
+def every_sort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("every sort")
+    write_every_sort(folder)
+    return folder
+
+
+def build(run: Path, store: Path, *flags: object) -> Path:
+    """Build the run through the door; the published bundle's folder."""
+    assert recollect.main(["build", str(run), "--store", str(store), "--activate", *map(str, flags)]) == 0
+    return Store(store).path(Store(store).require_current())
+
+
+def openssl(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_a_signed_build_opens_with_its_public_key_and_no_other(
+    tiny_run: Path, quick_export: None, tmp_path: Path, keys: Pair, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = build(tiny_run, tmp_path / "store", "--sign", keys.private)
+    told = "".join(capfd.readouterr())
+    assert not any(secret in told for secret in secrets(keys.private))
+    assert (bundle / SIGNATURE).stat().st_size == 64
+    assert Store(tmp_path / "store", keys.public).open(bundle.name).manifest.version == bundle.name
+    (tmp_path / "others").mkdir()
+    others = write_pair(tmp_path / "others")
+    with pytest.raises(BundleError, match="found other content or another signature"):
+        Store(tmp_path / "store", others.public).open(bundle.name)
+
+
+def test_a_build_is_signed_only_when_asked_to(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+    assert not (build(tiny_run, tmp_path) / SIGNATURE).exists()
+
+
+def test_the_signing_key_may_come_from_the_environment(
+    tiny_run: Path, quick_export: None, tmp_path: Path, keys: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOLLECT_SIGN", str(keys.private))
+    assert (build(tiny_run, tmp_path / "store") / SIGNATURE).is_file()
+
+
+@needs_openssl
+def test_openssl_makes_the_keys_and_checks_the_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    assert openssl("genpkey", "-algorithm", "ed25519", "-out", private).returncode == 0
+    assert openssl("pkey", "-in", private, "-pubout", "-out", public).returncode == 0
+    bundle = build(tiny_run, tmp_path / "store", "--sign", private)
+    Store(tmp_path / "store", public).open(bundle.name)
+    check = ("pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", bundle / MANIFEST)
+    assert openssl(*check, "-sigfile", bundle / SIGNATURE).returncode == 0
+    with (bundle / MANIFEST).open("ab") as manifest:
+        manifest.write(b"\n")
+    assert openssl(*check, "-sigfile", bundle / SIGNATURE).returncode != 0
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"), "RSAPrivateKey"),
+        (("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"), "ECPrivateKey"),
+        (("genpkey", "-algorithm", "ed25519", "-aes-256-cbc", "-pass", "pass:x"), "ENCRYPTED PRIVATE KEY"),
+        (("ecparam", "-name", "prime256v1", "-genkey"), "EC PARAMETERS"),
+    ],
+)
+def test_other_keys_that_openssl_makes_are_refused(tmp_path: Path, command: tuple[str, ...], found: str) -> None:
+    assert openssl(*command, "-out", tmp_path / "key").returncode == 0
+    with pytest.raises(KeyFileError, match=f"expected an Ed25519 private key in PEM, found: .*{found}"):
+        read_signing_key(tmp_path / "key")
+
+
+@pytest.mark.parametrize("name", NO_PRIVATE_KEY)
+def test_a_file_that_holds_no_private_key_is_refused_before_any_work(
+    every_sort: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    command = ["build", str(tmp_path / "no run"), "--store", str(tmp_path / "store"), "--sign", str(every_sort / name)]
+    assert recollect.main(command) == 2
+    printed = capfd.readouterr()
+    expected = f"expected an Ed25519 private key in PEM, found: {NO_PRIVATE_KEY[name]}"
+    assert printed.err.startswith(f"recollect build: {every_sort / name}: {expected}")
+    assert printed.err.endswith(
+        "; write it, without a passphrase, with `openssl genpkey -algorithm ed25519 -out PRIVATE`\n"
+    )
+    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
+    assert not any(secret in printed.err for secret in secrets(every_sort / name))
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("word", ["", "null", "None"])
+def test_a_key_that_is_given_as_nothing_does_not_mean_an_unsigned_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert recollect.main(["build", str(tmp_path / "no run"), "--store", str(tmp_path), "--sign", word]) == 2
+    assert "expected an Ed25519 private key" in capsys.readouterr().err
+
+
+def test_evaluate_wants_the_signature_that_serve_wants(
+    road: Any, keys: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["evaluate", str(road.dataset), "--store", str(road.store)]
+    assert recollect.main([*command, "--verify-key", str(keys.public)]) == 2
+    assert "manifest.sig: expected a signature for " in capsys.readouterr().err
+    assert recollect.main([*command, "--verify-key", str(keys.private)]) == 2
+    assert "expected an Ed25519 public key in PEM, found: PEM labelled PRIVATE KEY" in capsys.readouterr().err

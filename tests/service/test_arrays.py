@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.arrays import map_array, map_offsets, map_positions, save_array
+from service.errors import BundleError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "array.npy"
+
+
+@pytest.mark.parametrize("content", [[], [0], list(range(1000))])
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_what_was_saved_is_mapped(path: Path, content: list[int], dtype: str) -> None:
+    save_array(path, np.array(content).astype(dtype))
+    mapped = map_array(path, dtype, len(content))
+    assert isinstance(mapped, np.memmap)
+    assert not mapped.flags.writeable
+    np.testing.assert_array_equal(mapped, np.load(path))
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return pytest.fail, ("unpickled",)
+
+
+def test_no_pickle_is_opened(path: Path) -> None:
+    np.save(path, np.array([Bomb()], dtype=object), allow_pickle=True)
+    with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: .*Python objects"):
+        map_array(path, "int64")
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: "):
+        map_array(path, "int64")
+
+
+def test_an_archive_is_no_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, np.zeros(3))
+    with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: "):
+        map_array(path, "float64")
+
+
+def header(shape: str, descr: str = "'<i8'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        header("(3,)") + bytes(23),
+        header("(4611686018427387904,)"),
+        header("(99999999999999999999999,)"),
+        header("(-1,)") + bytes(8),
+        header("(1, __import__('os').getpid())"),
+        header("(1,)", "'nonsense'"),
+        header("(1,)", "[('x', '|O')]"),
+        b"\x93NUMPY\x01\x00\xff\xff{" + b"(" * 65_534,
+    ],
+    ids=["empty", "cut", "short", "huge", "huger", "negative", "call", "no type", "objects", "deep"],
+)
+def test_a_file_that_is_no_whole_array_is_named(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=r"array\.npy: expected ") as error:
+        map_array(path, "int64", 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: .*No such file"):
+        map_array(path, "int64")
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 0], [0, 3, 3, 5]])
+def test_offsets_that_rise_are_mapped(path: Path, offsets: list[int]) -> None:
+    save_array(path, np.array(offsets, dtype=np.int64))
+    assert map_offsets(path, len(offsets) - 1, offsets[-1]).tolist() == offsets
+
+
+def test_the_first_row_whose_end_comes_before_its_start_is_named(path: Path) -> None:
+    save_array(path, np.array([0, 4, 9, 7, 8, 5, 9], dtype=np.int64))
+    with pytest.raises(BundleError, match="row 2: expected an end at or after its start 9, found 7"):
+        map_offsets(path, 6, 9)
+
+
+@pytest.mark.parametrize("value", [5, -1, 2**31 - 1, -(2**31)])
+def test_a_position_that_no_row_has_is_named(path: Path, value: int) -> None:
+    save_array(path, np.array([4, 0, value, 1], dtype=np.int32))
+    with pytest.raises(BundleError, match=f"row 2: expected a position from 0 to 4, found {value:,}"):
+        map_positions(path, 4, 5)
+
+
+def test_no_position_at_all_is_mapped(path: Path) -> None:
+    save_array(path, np.array([], dtype=np.int32))
+    assert len(map_positions(path, 0, 1)) == 0

@@ -1,0 +1,280 @@
+"""Signatures: which keys are read, what is refused before it is looked at, and by which verbs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import recollect
+from index_builder.signing import read_signing_key, sign_manifest
+from service.bundle import open_bundle
+from service.errors import BundleError, KeyFileError
+from service.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.signing import read_verify_key
+from service.store import Store
+from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
+from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, serving
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_pair(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def every_sort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("every sort")
+    write_every_sort(folder)
+    return folder
+
+
+def sign(folder: Path, keys: Pair) -> Path:
+    sign_manifest(folder, read_signing_key(keys.private))
+    return folder
+
+
+@pytest.fixture
+def signed(bundle_folder: Path, keys: Pair) -> Path:
+    return sign(bundle_folder, keys)
+
+
+def refuses(folder: Path, keys: Pair, name: str, told: str) -> None:
+    with pytest.raises(BundleError, match=told) as error:
+        open_bundle(folder, read_verify_key(keys.public))
+    assert str(error.value).startswith(f"{folder / name}: ")
+
+
+def test_a_signed_bundle_opens(signed: Path, keys: Pair) -> None:
+    assert open_bundle(signed, read_verify_key(keys.public)).manifest.version == "v1"
+    assert open_bundle(signed).manifest.version == "v1"
+
+
+def test_an_unsigned_bundle_opens_only_where_no_signature_is_wanted(bundle_folder: Path, keys: Pair) -> None:
+    assert open_bundle(bundle_folder).manifest.version == "v1"
+    refuses(bundle_folder, keys, SIGNATURE, "expected a signature for .*, found none; build .* --sign")
+
+
+def test_a_bundle_that_someone_else_signed_is_refused(bundle_folder: Path, keys: Pair, tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    sign(bundle_folder, write_pair(tmp_path / "others"))
+    refuses(bundle_folder, keys, MANIFEST, "found other content or another signature")
+
+
+def test_another_bundles_signature_is_refused(
+    signed: Path, keys: Pair, write_bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = sign(write_bundle(tmp_path / "other", "v2"), keys)
+    (signed / SIGNATURE).write_bytes((other / SIGNATURE).read_bytes())
+    refuses(signed, keys, MANIFEST, "found other content or another signature")
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 65, 1 << 20])
+def test_a_signature_of_another_length_is_refused(signed: Path, keys: Pair, size: int) -> None:
+    (signed / SIGNATURE).write_bytes(((signed / SIGNATURE).read_bytes() * (size // 64 + 1))[:size])
+    name = MANIFEST if size <= 64 else SIGNATURE
+    refuses(signed, keys, name, "expected")
+
+
+def test_one_byte_more_or_less_white_space_is_another_manifest(signed: Path, keys: Pair) -> None:
+    content = (signed / MANIFEST).read_bytes()
+    for altered in (content + b"\n", b" " + content, content.replace(b",", b", ", 1)):
+        (signed / MANIFEST).write_bytes(altered)
+        refuses(signed, keys, MANIFEST, "found other content or another signature")
+    (signed / MANIFEST).write_bytes(content)
+    open_bundle(signed, read_verify_key(keys.public))
+
+
+@pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
+def test_a_link_is_refused_although_what_it_leads_to_is_signed(
+    signed: Path, keys: Pair, tmp_path: Path, name: str
+) -> None:
+    (signed / name).rename(tmp_path / "elsewhere")
+    (signed / name).symlink_to(tmp_path / "elsewhere")
+    refuses(signed, keys, name, "found a link")
+
+
+@pytest.fixture
+def opened(bundle_folder: Path) -> Iterator[list[str]]:
+    """The names of the bundle's files that Python opens meanwhile."""
+    names: list[str] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event == "open" and str(arguments[0]).startswith(str(bundle_folder)):
+            names.append(Path(arguments[0]).name)
+
+    sys.addaudithook(watch)  # nothing takes it away again, so it must fall silent
+    yield names
+    watching = False
+
+
+def test_nothing_but_manifest_and_signature_is_opened_before_the_signature_is_right(
+    signed: Path, keys: Pair, opened: list[str]
+) -> None:
+    key = read_verify_key(keys.public)
+    open_bundle(signed, key)
+    assert set(opened) == {MANIFEST, SIGNATURE, *BUNDLE_FILES}
+    assert opened[:2] == [MANIFEST, SIGNATURE]
+    opened.clear()
+    (signed / MANIFEST).write_bytes(b"{ no JSON at all")
+    opened.clear()
+    with pytest.raises(BundleError, match="found other content"):
+        open_bundle(signed, key)
+    assert opened == [MANIFEST, SIGNATURE]
+
+
+@pytest.mark.parametrize("name", NO_PUBLIC_KEY)
+def test_a_file_that_holds_no_public_key_is_refused_by_what_it_holds(every_sort: Path, name: str) -> None:
+    with pytest.raises(KeyFileError) as error:
+        read_verify_key(every_sort / name)
+    told = str(error.value)
+    assert told.startswith(f"{every_sort / name}: expected an Ed25519 public key in PEM, found: {NO_PUBLIC_KEY[name]}")
+    assert told.endswith("; write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`")
+    assert not any(secret in told for secret in secrets(every_sort / name))
+
+
+def test_a_key_is_read_from_among_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
+    path = tmp_path / "commented"
+    path.write_bytes(b"# the key of 2026\n\n" + keys.public.read_bytes())
+    assert open_bundle(signed, read_verify_key(path))
+
+
+@pytest.fixture(scope="module")
+def signed_store(road: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Versions v1 and v2, signed, and v3, not signed; each answers with as many labels as its name says."""
+    store = copy_store(road.store, tmp_path_factory.mktemp("signed") / "store")
+    add_version(store, road.version, "light", light_encoder)
+    for top_k in (1, 2, 3):
+        add_version(store, "light", f"v{top_k}", answers_with(top_k))
+    for version in ("v1", "v2"):
+        sign(store / "bundles" / version, keys)
+    for version in ("light", road.version):
+        shutil.rmtree(store / "bundles" / version)
+    for name in ("CURRENT", "HISTORY"):
+        (store / name).write_text("v1\n")
+    return store
+
+
+@pytest.fixture
+def store(signed_store: Path, tmp_path: Path) -> Path:
+    return copy_store(signed_store, tmp_path / "store")
+
+
+def run(*arguments: object) -> int:
+    return recollect.main(list(map(str, arguments)))
+
+
+VERBS = {
+    "predict": ("predict", "bread", "--version", "v3"),
+    "verify": ("verify", "v3"),
+    "activate": ("activate", "v3"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_refuses_an_unsigned_version(
+    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    command = (*VERBS[verb], "--store", store)
+    assert run(*command, "--verify-key", keys.public) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"recollect {verb}: {store}/bundles/v3/{SIGNATURE}: expected a signature for ")
+    assert len(printed.err.splitlines()) == 1
+    assert (store / "CURRENT").read_text() == "v1\n"
+    assert run(*command) == 0
+
+
+def test_rollback_does_not_return_to_an_unsigned_version(
+    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in ("v3", "v1"):
+        assert run("activate", version, "--store", store) == 0
+    assert run("rollback", "--store", store, "--verify-key", keys.public) == 2
+    assert "v3/manifest.sig: expected a signature" in capsys.readouterr().err
+    assert (store / "CURRENT").read_text() == "v1\n"
+
+
+def test_versions_says_which_are_not_signed(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("versions", "--store", store, "--verify-key", keys.public) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "28 instances" in first
+    assert "28 instances" in second
+    assert "v3  broken: " in third
+    assert "expected a signature" in third
+
+
+def test_verify_says_that_a_signature_was_checked(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", "v1", "--store", store, "--verify-key", keys.public) == 0
+    assert capsys.readouterr().out == "v1: signed, 16 files as published, and it answers\n"
+
+
+def test_the_key_may_come_from_the_environment(
+    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOLLECT_VERIFY_KEY", str(keys.public))
+    assert run("verify", "v3", "--store", store) == 2
+    assert run("verify", "v1", "--store", store) == 0
+
+
+@pytest.mark.parametrize("word", ["", "null", "None", "the bundle's own"])
+def test_a_key_that_is_given_as_nothing_is_no_reason_to_trust_everybody(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    assert run("verify", "v1", "--store", store, "--verify-key", word) == 2
+    assert "expected an Ed25519 public key" in capsys.readouterr().err
+    monkeypatch.setenv("RECOLLECT_VERIFY_KEY", word)
+    assert run("verify", "v1", "--store", store) == 2
+    assert "expected an Ed25519 public key" in capsys.readouterr().err
+
+
+def test_a_signed_version_under_another_name_is_refused(store: Path, keys: Pair) -> None:
+    (store / "bundles" / "v1").rename(store / "bundles" / "v9")
+    with pytest.raises(BundleError, match="expected version v9, manifest says v1"):
+        Store(store, keys.public).open("v9")
+
+
+def refused_to_serve(store: Path, key: Path) -> str:
+    command = [sys.executable, "-m", "recollect", "serve", "--store", store, "--port", "0", "--verify-key", key]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["private", "rsa-public", "missing"])
+def test_serve_says_that_the_key_is_of_the_wrong_kind(store: Path, every_sort: Path, name: str) -> None:
+    told = refused_to_serve(store, every_sort / name)
+    assert told.startswith(f"recollect serve: {every_sort / name}: expected an Ed25519 public key in PEM, found: ")
+    assert NO_PUBLIC_KEY[name] in told
+    assert not any(secret in told for secret in secrets(every_sort / name))
+
+
+def test_serve_does_not_start_with_an_unsigned_version(store: Path, keys: Pair) -> None:
+    (store / "CURRENT").write_text("v3\n")
+    assert "v3/manifest.sig: expected a signature for " in refused_to_serve(store, keys.public)
+
+
+def test_a_server_refuses_an_unsigned_version_and_goes_on_with_the_old_one(store: Path, keys: Pair) -> None:
+    def answers(server: Server) -> tuple[str, int]:
+        body = httpx.post(f"{server.url}/predict", json={"query": "bread"}).raise_for_status().json()
+        return body["version"], len(body["labels"])
+
+    with serving(store, "--poll-seconds", "0.05", "--verify-key", str(keys.public)) as server:
+        Store(store).activate("v3")
+        refused = server.wait_for("bundle_refused")
+        assert (refused["version"], refused["serving"]) == ("v3", "v1")
+        assert f"v3/{SIGNATURE}: expected a signature for {keys.public}, found none" in refused["error"]
+        assert answers(server) == ("v1", 1)
+        Store(store).activate("v2")
+        assert server.wait_for("bundle_swapped")["version"] == "v2"
+        assert answers(server) == ("v2", 2)

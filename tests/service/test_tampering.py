@@ -1,0 +1,160 @@
+"""Tampering: whatever is done to a file of a signed bundle that answers, the bundle is refused and the file named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import recollect
+from index_builder.signing import read_signing_key, sign_manifest
+from service.bundle import open_bundle
+from service.errors import BundleError
+from service.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.signing import read_verify_key
+from tests.keys import write_pair
+from tests.service.http_helpers import add_version, copy_store, light_encoder
+
+FILES = sorted(BUNDLE_FILES | {MANIFEST, SIGNATURE})
+
+
+class Published(NamedTuple):
+    store: Path
+    key: Path
+
+    @property
+    def bundle(self) -> Path:
+        return self.store / "bundles" / "v1"
+
+    def verify(self) -> int:
+        return recollect.main(["verify", "v1", "--store", str(self.store), "--verify-key", str(self.key)])
+
+
+@pytest.fixture(scope="module")
+def pristine(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    folder = tmp_path_factory.mktemp("published")
+    keys = write_pair(folder)
+    published = Published(copy_store(road.store, folder / "store"), keys.public)
+    add_version(published.store, road.version, "v1", light_encoder)
+    shutil.rmtree(published.store / "bundles" / road.version)
+    sign_manifest(published.bundle, read_signing_key(keys.private))
+    return published
+
+
+@pytest.fixture
+def published(pristine: Published, tmp_path: Path) -> Published:
+    return Published(copy_store(pristine.store, tmp_path / "store"), pristine.key)
+
+
+def flip(place: float, bit: int) -> Callable[[Path], list[str]]:
+    def damage(path: Path) -> list[str]:
+        content = bytearray(path.read_bytes())
+        content[int(place * (len(content) - 1))] ^= 1 << bit
+        path.write_bytes(content)
+        return [path.name]
+
+    return damage
+
+
+def keep(share: float) -> Callable[[Path], list[str]]:
+    def damage(path: Path) -> list[str]:
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * (len(content) - 1))])
+        return [path.name]
+
+    return damage
+
+
+def lengthen(path: Path) -> list[str]:
+    with path.open("ab") as file:
+        file.write(b"\0")
+    return [path.name]
+
+
+def swap(path: Path) -> list[str]:
+    """Exchange a file's content with that of another, of a manifest with its signature."""
+    content = path.read_bytes()
+    others = sorted(BUNDLE_FILES if path.name in BUNDLE_FILES else {MANIFEST, SIGNATURE})
+    other = next(other for other in map(path.with_name, others) if other.read_bytes() != content)
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    return [path.name, other.name]
+
+
+def rename(path: Path) -> list[str]:
+    path.rename(path.with_name(f"{path.name}.bak"))
+    return [path.name, f"{path.name}.bak"]
+
+
+def copy_beside(path: Path) -> list[str]:
+    path.with_name(f"{path.name}.bak").write_bytes(path.read_bytes())
+    return [f"{path.name}.bak"]
+
+
+def link(path: Path) -> list[str]:
+    path.rename(path.parents[2] / "elsewhere")
+    path.symlink_to(path.parents[2] / "elsewhere")
+    return [path.name]
+
+
+def remove(path: Path) -> list[str]:
+    path.unlink()
+    return [path.name]
+
+
+def become_a_folder(path: Path) -> list[str]:
+    path.unlink()
+    path.mkdir()
+    return [path.name]
+
+
+DAMAGES: dict[str, Callable[[Path], list[str]]] = {
+    "first byte": flip(0, 0),
+    "middle byte": flip(0.5, 3),
+    "last byte": flip(1, 7),
+    "cut short": keep(1),
+    "cut in half": keep(0.5),
+    "emptied": keep(0),
+    "lengthened": lengthen,
+    "swapped": swap,
+    "renamed": rename,
+    "copied beside": copy_beside,
+    "linked": link,
+    "removed": remove,
+    "a folder": become_a_folder,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_bundle_one_of_whose_files_was_tampered_with_is_refused_by_the_files_name(
+    published: Published, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    touched = DAMAGES[damage](published.bundle / name)
+    named = {MANIFEST if each == SIGNATURE else each for each in touched} | set(touched)  # one speaks for both
+    with pytest.raises(BundleError) as error:
+        open_bundle(published.bundle, read_verify_key(published.key))
+    where = str(error.value).partition(": expected ")[0]
+    assert where in {str(published.bundle / each) for each in named}
+    assert published.verify() == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"recollect verify: {error.value}\n")
+
+
+def test_the_bundle_that_nobody_touched_is_verified(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
+    assert published.verify() == 0
+    assert "signed, 16 files as published" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
+def test_checksums_alone_find_whatever_is_done_to_a_file_that_they_are_of(
+    published: Published, name: str, damage: str
+) -> None:
+    touched = DAMAGES[damage](published.bundle / name)
+    with pytest.raises(BundleError) as error:
+        open_bundle(published.bundle)
+    assert str(error.value).partition(": expected ")[0] in {str(published.bundle / each) for each in touched}
