@@ -49,6 +49,11 @@ class BuildSettings(BuilderSettings):
         None,
         description="Ed25519 private key, in PEM without a passphrase, to sign the bundle with; unset: no signature",
     )
+    gate_dataset: Path | None = Field(
+        None, description="dataset on whose test split the bundle may lose no more than --max-drop to the current one"
+    )
+    max_drop: float = Field(0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that it may lose there")
+    force: CliImplicitFlag[bool] = Field(False, description="publish even if a check fails; the manifest tells")
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
 

@@ -2,21 +2,137 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 from jaxtyping import Float
 
+from index_builder.errors import BuildError
+from index_builder.evaluate import quality
+from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
-from service.golden import GoldenQuery
-from service.manifest import Check
+from index_builder.settings import BuildSettings
+from index_builder.tables import field_of
+from index_builder.tune import spread
+from service.bundle import open_bundle
+from service.golden import GoldenQuery, agreement, read_golden
+from service.manifest import Check, Point
+from service.predictor import Predictor
 from service.scoring import Values, cast_votes, rank
 from service.searcher import Neighbours, merge, unwrapped
+from service.store import Store
+from trainer.encoder import Encoder
 from trainer.memory import Memory
 
-_GOLDEN_LABELS = 10
+# Texts of the memory on which encoders are compared; those of them that a bundle keeps, and the labels it must give.
+_SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
+# Worst cosine to the trained encoder's vectors, and the share of the golden labels that must be answered.
+_WORST_COSINE = {"fp32": 0.9999, "int8": 0.9}
+_GOLDEN_SHARE = {"fp32": 0.95, "int8": 0.85}
+# Share of a graph's keys that a walk must be able to come to.
+_REACHABLE = 0.999
+# What a gate compares.
+_GATED = ("P@1", "P@5", "nDCG@5", "R@100")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts of the memory's instances, and the trained encoder's vectors of them."""
+
+    texts: list[str]
+    vectors: Float[np.ndarray, "text dim"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was held against a bound, and what else was measured."""
+
+    checks: list[Check]
+    metrics: dict[str, float]
+
+
+def sample_of(memory: Memory, encoder: Encoder) -> Sample:
+    """Encode some of the memory's texts.
+
+    Raises:
+        BuildError: If the memory's keys are not what the encoder makes of them.
+    """
+    rows = spread(memory.plan.instances, _SAMPLE_TEXTS)
+    wanted = set(rows.tolist())
+    texts = [text for row, text in enumerate(field_of(memory.folder / "instances.jsonl", "text")) if row in wanted]
+    vectors = encoder.encode(texts, encoder.config.max_length)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a key of NaN or of zeros is no reason to warn, but to refuse
+        stored = cosines(vectors, np.asarray(memory.keys[rows], dtype=np.float32))
+    worst = int(stored.argmin())  # the first NaN, if there is one
+    if not stored[worst] >= _WORST_COSINE["fp32"]:
+        raise BuildError(
+            f"{memory.folder}/keys.npy: row {rows[worst]}: expected the key that the checkpoint makes of its text, "
+            f"found a cosine of {stored[worst]:.4f} to it; encode it again with `recollect train --overwrite`"
+        )
+    return Sample(texts, vectors)
+
+
+def prove(
+    folder: Path, store: Store, sample: Sample, points: dict[str, Point], settings: BuildSettings, threads: int
+) -> Proof:
+    """Open a bundle as a replica does, and measure it.
+
+    Args:
+        folder: The bundle, not published yet.
+        store: Where the version is that it must not fall behind.
+        sample: What the trained encoder makes of some texts.
+        points: What was measured of the indexes.
+        settings: The bounds.
+        threads: To search and encode with.
+    """
+    start = time.perf_counter()
+    predictor = Predictor.open(open_bundle(folder, None), threads)
+    opened, manifest = time.perf_counter() - start, predictor.manifest
+    parity = cosines(sample.vectors, predictor.encode(sample.texts))
+    top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
+    checks = [check(f"worst cosine to the trained encoder ({precision})", parity.min(), least=_WORST_COSINE[precision])]
+    metrics = {
+        "parity_texts": len(sample.texts),
+        "parity_mean_cosine": float(parity.mean()),
+        "parity_worst_cosine": float(parity.min()),
+        "recall_at": top_b,
+    }
+    for part, point in points.items():
+        name = f"{part} ({point.factory})"
+        checks.append(check(f"recall at {top_b}, {name}", point.recall, least=settings.recall_target))
+        metrics |= {f"recall_{part}": point.recall, f"search_{part}_ms": point.milliseconds}
+        path = folder / f"{part[:-1]}_keys.faiss"
+        checks.append(check(f"keys within reach, {name}", reachable(faiss.read_index(str(path))), least=_REACHABLE))
+    spent = sum(point.milliseconds for point in points.values())
+    checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
+    size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
+    checks.append(check("indexes, bytes", size, most=settings.memory_budget))
+    checks.append(
+        check("golden labels answered", agreement(predictor, read_golden(folder)), least=_GOLDEN_SHARE[precision])
+    )
+    checks.append(check("open, seconds", opened))
+    checks += gate(predictor, store, settings)
+    return Proof(checks, metrics)
+
+
+def gate(predictor: Predictor, store: Store, settings: BuildSettings) -> Iterator[Check]:
+    """How much worse than the current version a bundle is on a dataset's test split, in points."""
+    current = store.current() if settings.gate_dataset else None
+    if settings.gate_dataset is None or current is None:
+        return
+    before = quality(Predictor.open(store.open(current), settings.threads or 1), settings.gate_dataset)
+    now = quality(predictor, settings.gate_dataset)
+    for metric in _GATED:
+        yield check(
+            f"{metric} on {settings.gate_dataset.name}, points lost",
+            before[metric] - now[metric],
+            most=settings.max_drop,
+        )
 
 
 def check(name: str, found: float, *, least: float | None = None, most: float | None = None) -> Check:
@@ -29,22 +145,16 @@ def table(checks: list[Check]) -> Iterator[str]:
     """The checks as aligned lines, the failed ones marked."""
     width = max(len(each.name) for each in checks)
     for each in checks:
-        bounds = [f">= {each.least:.6g}"] * (each.least is not None) + [f"<= {each.most:.6g}"] * (each.most is not None)
+        bounds = [f"{sign} {bound:.6g}" for sign, bound in ((">=", each.least), ("<=", each.most)) if bound is not None]
         found = "-" if each.found is None else f"{each.found:.6g}"
         verdict = "ok" if each.passed else "FAILED"
         yield f"{each.name:{width}}  {found:>10}  {' and '.join(bounds) or 'told':14}  {verdict}"
 
 
-def golden_queries(
-    memory: Memory, texts: list[str], vectors: Float[np.ndarray, "text dim"]
-) -> list[GoldenQuery]:
-    """Queries with the labels that exact search over the memory gives them, by its own defaults.
-
-    Args:
-        memory: Whose keys, values and defaults answer.
-        texts: Queries.
-        vectors: Theirs, by the trained encoder.
-    """
+def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
+    """Some texts with the labels that exact search over the memory gives them, by its own defaults."""
+    chosen = spread(len(sample.texts), _GOLDEN_QUERIES)
+    texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
     defaults, instances = memory.defaults, memory.plan.instances
     lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
     labels = exact_neighbours(memory.label_keys(), vectors, top_b)
@@ -54,7 +164,7 @@ def golden_queries(
         found = own if lambda_ == 1 else merge(own, found, top_b)
     values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
     ranking = rank(cast_votes(found, defaults["temperature"], lambda_, values), values)
-    uids = memory.label_uids()
+    uids = list(field_of(memory.folder / "labels.jsonl", "uid"))
     rows = np.searchsorted(ranking.query, np.arange(len(texts) + 1))
     return [
         GoldenQuery(query=text, labels=[uids[label] for label in ranking.label[start:stop][:_GOLDEN_LABELS]])
@@ -69,7 +179,7 @@ def reachable(index: Any) -> float:
     if not isinstance(graph, faiss.IndexHNSW):
         return 1.0
     hnsw = graph.hnsw
-    offsets, links = faiss.vector_to_array(hnsw.offsets), hnsw.nb_neighbors(0)
+    offsets, links = faiss.vector_to_array(hnsw.offsets).astype(np.int64), hnsw.nb_neighbors(0)
     neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
     seen = np.zeros(graph.ntotal, dtype=bool)
     frontier = np.array([hnsw.entry_point])

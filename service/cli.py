@@ -80,7 +80,7 @@ def versions(settings: VersionsSettings) -> None:
                 "dim": manifest.dim,
                 "index": manifest.index.instances.kind,
                 "precision": manifest.encoder.precision,
-                "size": sum(file.size for file in manifest.files.values()),
+                "size": manifest.size_bytes,
             }
         rows.append(row)
     if settings.json_:

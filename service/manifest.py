@@ -20,7 +20,7 @@ from service.strings import table_files
 if TYPE_CHECKING:  # requests share this module's types, and `--help` must not load cryptography
     from service.signing import VerifyKey
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 
@@ -29,6 +29,7 @@ BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
         "tokenizer.json",
+        "golden.json",
         "instance_keys.faiss",
         "label_keys.faiss",
         "value_indptr.npy",
@@ -43,7 +44,7 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 )
 
 # How large a file may be that is read whole instead of mapped; protobuf, which holds the encoder, ends at 2 GiB too.
-_MOST_BYTES = {"tokenizer.json": 64 << 20, "encoder.onnx": 2 << 30}
+_MOST_BYTES = {"tokenizer.json": 64 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
 _MOST_MANIFEST_BYTES = 1 << 20
 
 # Keys that one query may retrieve: what bounds the cost of an answer.
@@ -148,10 +149,11 @@ class FileInfo(_Part):
 class Manifest(_Part):
     """The whole manifest, as `manifest.json` holds it.
 
-    `metrics` and `curves`, all points between which an index was chosen, were measured when the bundle was built.
+    `metrics`, `curves`, all points between which an index was chosen, and `checks`, what was held against a bound, were
+    measured when the bundle was built.
     """
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     version: str
     created: datetime
     counts: Counts
@@ -161,7 +163,12 @@ class Manifest(_Part):
     defaults: Defaults
     metrics: dict[str, float]
     curves: dict[str, list[Point]] = {}
+    checks: list[Check] = []
     files: dict[str, FileInfo]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files.values())
 
 
 def is_version(name: str) -> bool:

@@ -164,14 +164,17 @@ def test_memory_whose_texts_are_damaged_is_refused(
     assert list((tmp_path / "store" / "bundles").iterdir()) == []
 
 
-@pytest.mark.parametrize("step", ["export_encoder", "write_index", "describe_files", "Predictor.open", "Store.publish"])
+@pytest.mark.parametrize(
+    "step",
+    ["build.export_encoder", "tune.write_index", "build.describe_files", "verify.Predictor.open", "build.Store.publish"],
+)
 def test_error_on_the_way_leaves_no_folder(
     tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(f"index_builder.build.{step}", fail)
+    monkeypatch.setattr(f"index_builder.{step}", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
     assert contents(tmp_path) == {}
@@ -181,7 +184,8 @@ def test_error_on_the_way_leaves_no_folder(
 # Imports once, then forks a builder for each way to die: argument 1 is the run, 2 the store, 3 the exported encoder.
 DYING = """
 import os, resource, shutil, signal, sys
-import recollect, index_builder.build as builder
+import recollect, index_builder.build as builder, index_builder.tune as tune
+from service.predictor import Predictor
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 
@@ -201,8 +205,8 @@ def full_at(size):
 builder.export_encoder = copy
 deaths = {
     "export": kill_at(builder, "export_encoder"),
-    "index": kill_at(builder, "write_index"),
-    "verify": kill_at(builder.Predictor, "open"),
+    "index": kill_at(tune, "write_index"),
+    "verify": kill_at(Predictor, "open"),
     "rename": kill_at(Path, "rename"),
     "activate": kill_at(builder.Store, "activate"),
     **{f"full {size}": full_at(size) for size in (0, 600, 2_000, 5_000, 60_000)},

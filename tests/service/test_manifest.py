@@ -89,7 +89,7 @@ def test_an_unknown_format_version_says_which_is_known(
     bundle_folder: Path, change: Callable[[str, Any], None], found: Any
 ) -> None:
     change("format_version", found)
-    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 1, found .*build the bundle"):
+    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 2, found .*build the bundle"):
         read_manifest(bundle_folder)
 
 
