@@ -20,13 +20,14 @@ import torch
 from tqdm import tqdm
 
 from index_builder.errors import BuildError, CheckFailed
-from index_builder.faiss_index import check_units
+from index_builder.faiss_index import check_units, empty_index, factory_string
 from index_builder.onnx_export import export_encoder
+from index_builder.report import write_report
 from index_builder.settings import BuildSettings
 from index_builder.signing import read_signing_key, sign_manifest
 from index_builder.tables import write_tables
 from index_builder.tune import QUERIES, Target, build_best, spread
-from index_builder.verify import golden_queries, prove, sample_of, table
+from index_builder.verify import baseline, golden_queries, prove, sample_of, table
 from service.bundle import describe_files, open_bundle
 from service.golden import write_golden
 from service.manifest import (
@@ -58,9 +59,11 @@ def build(settings: BuildSettings) -> str:
         The new version.
 
     Raises:
-        BuildError: If the run's checkpoint and memory do not belong together, or a key is no unit vector.
+        BuildError: If the run's checkpoint and memory do not belong together, a key is no unit vector, or faiss
+            rejects the index asked for.
         CheckFailed: If the bundle misses what it must reach, and is not forced.
         MemoryFolderError, EncoderError: If the run cannot be read.
+        StoreError, BundleError, DatasetError: If the version or the dataset to compare with cannot be.
         KeyFileError: If the signing key cannot be read.
     """
     signing_key = read_signing_key(settings.sign) if settings.sign else None
@@ -70,18 +73,27 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
+    if settings.index != "auto":  # what faiss does not know is told before the work
+        empty_index(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
+    if settings.report:
+        settings.report.mkdir(parents=True, exist_ok=True)
     store = Store(settings.store)
+    before = baseline(store, settings, threads)
+    if settings.gate_dataset and not before:
+        say(f"gate: no version of {settings.store} is current, so there is none to fall behind")
     with store.incoming() as folder:
         write_tables(memory, folder)
         say(f"export: {encoder.config.name}, {settings.precision}")
         export_encoder(encoder, folder, settings.precision)
         sample = sample_of(memory, encoder)
         indexes, points, curves = _write_indexes(memory, folder, settings)
+        if settings.report:
+            write_report(settings.report, points, curves, int(memory.defaults["top_b"]), settings.recall_target)
         write_golden(folder, golden_queries(memory, sample))
         manifest = _manifest(memory, folder, encoder, settings, indexes, curves)
         _write_manifest(folder, manifest)
         say(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        proof = prove(folder, store, sample, points, settings, threads)
+        proof = prove(folder, before, sample, points, settings, threads)
         manifest = manifest.model_copy(update={"checks": proof.checks, "metrics": proof.metrics})
         _write_manifest(folder, manifest)
         if signing_key:

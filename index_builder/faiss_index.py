@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ _NORM_TOLERANCE = 5e-3
 _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
 # Where a search begins that nobody tuned: efSearch of a graph; of lists, one in so many; candidates compared again.
 HNSW_EFFORT, _IVF_SHARE, _REFINEMENT = 300, 16, 2
-# faiss's k-means wants 39 keys a list at least; more than 64 changes little.
-_LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_LIST, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
+# faiss's k-means wants 39 keys a centroid at least; more than 64 changes little.
+_LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
+# Centroids of a product quantiser whose codes are bytes.
+_CODEBOOK = 256
 
 
 def factory_string(kind: str, keys: int) -> str:
@@ -62,16 +65,16 @@ def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int],
         The faiss index, and what the manifest says of it.
 
     Raises:
-        BuildError: If a key is not a finite unit vector (names its row), or faiss rejects the factory string or
-            cannot train it on so few keys.
+        BuildError: If a key is not a finite unit vector (names its row), or faiss rejects the factory string, cannot
+            train it on so few keys or not add to it.
     """
     factory = factory_string(kind, len(keys))
     index = empty_index(factory, keys.shape[1])
     if not index.is_trained:
-        _train(index, factory, _training_sample(keys, index, first_row))
+        _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row))
     for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
-        index.add(block)
+        _add(index, factory, block)
         progress(len(block))
     return index, _describe(index, factory)
 
@@ -105,6 +108,17 @@ def check_units(keys: Keys, first_row: int) -> None:
         _check_units(block, first_row + start + np.arange(len(block)))
 
 
+def some_units(keys: Keys, rows: Int[np.ndarray, " row"], first_row: int) -> Float[np.ndarray, "row dim"]:
+    """Some keys, in float32.
+
+    Raises:
+        BuildError: If one is no unit vector; it names its row.
+    """
+    some = np.ascontiguousarray(keys[rows], dtype=np.float32)
+    _check_units(some, first_row + rows)
+    return some
+
+
 def blocks(keys: Keys) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
     """Each block, in float32, after the row it starts at."""
     for start in range(0, len(keys), _BLOCK_KEYS):
@@ -127,6 +141,16 @@ def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"]) ->
         ) from None
 
 
+def _add(index: Any, factory: str, block: Float[np.ndarray, "block dim"]) -> None:
+    try:
+        index.add(block)
+    except RuntimeError as error:
+        raise BuildError(
+            f"--index {factory!r}: expected an index that takes keys block by block, faiss says: {_reason(error)}; "
+            "build with --index auto"
+        ) from None
+
+
 def _describe(index: Any, factory: str) -> IndexInfo:
     inner, keys, refine = unwrapped(index), index.ntotal, _REFINEMENT if refines(index) else 1
     if isinstance(inner, faiss.IndexHNSW):
@@ -137,12 +161,10 @@ def _describe(index: Any, factory: str) -> IndexInfo:
     return IndexInfo(kind="flat", factory=factory, keys=keys, refine=refine)
 
 
-def _training_sample(keys: Keys, index: Any, first_row: int) -> Float[np.ndarray, "sample dim"]:
-    wanted = min(getattr(unwrapped(index), "nlist", 1024) * _TRAINING_KEYS_PER_LIST, _MOST_TRAINING_KEYS)
-    rows = np.linspace(0, len(keys) - 1, num=min(wanted, len(keys)), dtype=np.int64)
-    sample = np.ascontiguousarray(keys[rows], dtype=np.float32)
-    _check_units(sample, first_row + rows)
-    return sample
+def _training_rows(keys: int, index: Any) -> Int[np.ndarray, " row"]:
+    centroids = max(getattr(unwrapped(index), "nlist", 1024), _CODEBOOK)
+    wanted = min(centroids * _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS, keys)
+    return np.linspace(0, keys - 1, num=wanted, dtype=np.int64)
 
 
 def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"]) -> None:
@@ -157,4 +179,4 @@ def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row
 
 def _reason(error: RuntimeError) -> str:
     """What faiss says, without where in its sources it says so."""
-    return str(error).strip().splitlines()[-1].split("Error: ")[-1]
+    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error).strip().splitlines()[-1])

@@ -53,6 +53,7 @@ class BuildSettings(BuilderSettings):
         None, description="dataset on whose test split the bundle may lose no more than --max-drop to the current one"
     )
     max_drop: float = Field(0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that it may lose there")
+    report: Path | None = Field(None, description="folder for a plot of each part's measured indexes; unset: no plots")
     force: CliImplicitFlag[bool] = Field(False, description="publish even if a check fails; the manifest tells")
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")

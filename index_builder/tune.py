@@ -1,7 +1,7 @@
 """The right index by itself: families compared on a sample of the keys, the best one built whole and measured again.
 
 The sample's queries are keys that it leaves out. A whole index leaves none out: it is asked for the neighbours of
-some of its keys, the key itself not counted.
+some of its keys, and each key counts as one of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.faiss_index import Keys, build_index, lists, write_index
+from index_builder.faiss_index import Keys, build_index, lists, some_units, write_index
 from index_builder.recall import exact_neighbours, milliseconds, recall
 from service.manifest import IndexInfo, Point
 from service.searcher import KeyIndex
@@ -99,28 +99,38 @@ def build_best(
     if len(families) > 1:
         measured += compare(keys, first_row, target.top_b, progress)
         families = ranked(measured, target, len(keys))
+    wholes: dict[Point, IndexInfo] = {}  # by the point at which each does best
+    tried = path.with_suffix(".tried")
     for family in families:
-        info = _write(keys, family, first_row, path, progress)
-        points = list(curve(path, info, keys, queries, target.top_b))
+        info = _write(keys, family, first_row, tried, progress)
+        points = list(curve(tried, info, keys, queries, target.top_b))
         measured += points
-        if reach(points, target):
+        point = choose(points, target)
+        wholes[point] = info.model_copy(update={"effort": point.effort, "refine": point.refine})
+        if (best := choose(list(wholes), target)) == point:
+            tried.replace(path)
+        if reach([best], target):
             break
-    best = choose(points, target)
-    return info.model_copy(update={"effort": best.effort, "refine": best.refine}), best, measured
+    tried.unlink(missing_ok=True)
+    return wholes[best], best, measured
 
 
 def compare(keys: Keys, first_row: int, top_b: int, progress: Progress) -> list[Point]:
-    """Measure every family on a sample of the keys, asked for keys that the sample leaves out."""
+    """Measure every family on a sample of the keys, asked for keys that the sample leaves out.
+
+    Raises:
+        BuildError: If one of them is no unit vector.
+    """
     rows = np.linspace(0, len(keys) - 1, num=min(len(keys), _SAMPLE_KEYS + QUERIES), dtype=np.int64)
     held_out = spread(len(rows), QUERIES)
-    queries = np.ascontiguousarray(keys[rows[held_out]], dtype=np.float32)
-    sample = np.ascontiguousarray(keys[np.delete(rows, held_out)], dtype=np.float32)
+    units = some_units(keys, rows, first_row)
+    queries, sample = units[held_out], np.delete(units, held_out, axis=0)
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.faiss"
         for factory in candidates(len(sample), keys.shape[1]):
             info = _write(sample, factory, first_row, path, progress)
-            points += curve(path, info, sample, queries, min(top_b, len(sample)))
+            points += curve(path, info, sample, queries, top_b)
     return points
 
 
@@ -128,8 +138,8 @@ def curve(
     path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
 ) -> Iterator[Point]:
     """Measure a written index at rising effort, until there is nothing left to find."""
-    exact, size = exact_neighbours(keys, queries, top_b), path.stat().st_size
-    before = -1.0
+    top_b, size = min(top_b, info.keys), path.stat().st_size
+    exact, before = exact_neighbours(keys, queries, top_b), -1.0
     for tried in efforts(info, KeyIndex(path, info).lists, top_b):
         index = KeyIndex(path, tried)
         found = recall(index, keys, queries, exact)
@@ -143,9 +153,10 @@ def curve(
             milliseconds=spent,
             bytes_per_key=size / info.keys,
         )
-        if found - before < _GAIN and tried.refine == max(_refinements(info)):
-            return
-        before = found
+        if tried.refine == max(_refinements(info)):
+            if found - before < _GAIN:
+                return
+            before = found
 
 
 def _write(keys: Keys, factory: str, first_row: int, path: Path, progress: Progress) -> IndexInfo:
@@ -162,13 +173,15 @@ def efforts(info: IndexInfo, lists: int, top_b: int) -> Iterator[IndexInfo]:
     Args:
         info: The index.
         lists: Its inverted lists, if it has such.
-        top_b: Keys asked for. Fewer lists than hold so many, or a smaller efSearch, are never looked at.
+        top_b: Keys asked for. Fewer lists than hold all candidates for them, or a smaller efSearch, are never looked
+            at: a search makes up for less, so that such efforts would be one.
     """
+    wanted = min(top_b * max(_refinements(info)), info.keys)
     match info.kind:
         case "hnsw":
-            steps = {int(min(top_b * factor, info.keys)) for factor in _GRAPH_EFFORTS}
+            steps = {int(min(wanted * factor, info.keys)) for factor in _GRAPH_EFFORTS}
         case "ivf":
-            least = math.ceil(lists * top_b / info.keys)
+            least = math.ceil(lists * wanted / info.keys)
             steps = {max(least, round(lists * share)) for share in _LIST_SHARES}
         case "flat":
             steps = {0}
@@ -192,28 +205,31 @@ def ranked(points: list[Point], target: Target, keys: int) -> list[str]:
 
 
 def choose(points: list[Point], target: Target) -> Point:
-    """The fastest point that reaches the target, or the one with the highest recall where none does."""
+    """The fastest point that reaches the target; where none does, the one that finds most, of those within budget."""
     reaching = reach(points, target)
     if reaching:
         return min(reaching, key=_preference)
-    return max(points, key=lambda point: (point.recall, -point.milliseconds))
+    return max(points, key=lambda point: (_within_budget(point, target), point.recall, -point.milliseconds))
 
 
 def reach(points: list[Point], target: Target) -> list[Point]:
     """The points that reach the target."""
-    return [
-        point
-        for point in points
-        if point.recall >= target.recall
-        and point.milliseconds <= target.milliseconds
-        and point.bytes_per_key * point.keys <= target.size_bytes
-    ]
+    return [point for point in points if point.recall >= target.recall and _within_budget(point, target)]
+
+
+def _within_budget(point: Point, target: Target) -> bool:
+    size_bytes = point.bytes_per_key * point.keys
+    return point.milliseconds <= target.milliseconds and size_bytes <= target.size_bytes
 
 
 def _expected(point: Point, keys: int) -> Point:
-    """A point of a sample, on all keys: looking at every code takes time in proportion, a walk hardly more."""
+    """A point of a sample, on all keys: looking at every code takes time in proportion, a walk hardly more.
+
+    Its family has as many lists as are right for all keys.
+    """
+    factory = point.factory.replace(f"IVF{lists(point.keys)},", f"IVF{lists(keys)},")
     spent = point.milliseconds * (keys / point.keys if point.effort == 0 else 1)
-    return point.model_copy(update={"keys": keys, "milliseconds": spent})
+    return point.model_copy(update={"factory": factory, "keys": keys, "milliseconds": spent})
 
 
 def _preference(point: Point) -> float:

@@ -59,9 +59,7 @@ class KeyIndex:
                 return faiss.IndexRefineSearchParameters(k_factor=candidates / top_b, base_index_params=base)
             case faiss.IndexIVF() as lists:
                 share = math.ceil(lists.nlist * top_b / self.keys)  # all lists when all keys are asked for
-                rabitq = isinstance(lists, faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan)
-                form = faiss.IVFRaBitQSearchParameters if rabitq else faiss.SearchParametersIVF
-                return form(nprobe=max(self._info.effort, share))
+                return faiss.SearchParametersIVF(nprobe=max(self._info.effort, share))
             case faiss.IndexHNSW():
                 return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
         return None
