@@ -35,7 +35,7 @@ VERBS = {
     "versions": Verb("service.cli", "serve", "list a store's bundles"),
     "activate": Verb("service.cli", "serve", "make a version current"),
     "rollback": Verb("service.cli", "serve", "return to the version that was current before"),
-    "verify": Verb("service.cli", "serve", "check a version's files, and that it answers"),
+    "verify": Verb("service.cli", "serve", "check a version's files, and its answers to its golden queries"),
 }
 
 USAGE = "usage: recollect VERB [--help] ..."

@@ -90,6 +90,18 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     return Evaluation(version, len(test), rows)
 
 
+def quality(predictor: Predictor, folder: Path) -> dict[str, float]:
+    """A predictor's metrics on a dataset's test split, by its own defaults, in percent; undefined ones left out."""
+    dataset = open_dataset(folder, "auto")
+    test = dataset.read_split("test")
+    truth = align(dataset.labels, test, predictor.bundle.labels, folder)
+    defaults = predictor.manifest.defaults
+    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b)
+    (found,) = predict_top(predictor, test, truth, [setting])
+    metrics = report(found, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
 def align(labels: Entries, test: Split, known: LabelTable, where: Path) -> Truth:
     """Express a test split in a bundle's label positions, matching labels by uid."""
     known_uids = pa.array((known.uids[position] for position in range(len(known))), type=pa.large_string())

@@ -1,8 +1,9 @@
-"""faiss indexes over unit keys with inner product: exact (flat), inverted lists (ivf) or a graph (hnsw)."""
+"""faiss indexes over unit keys with inner product: exact, inverted lists or a graph, streamed from the mapped keys."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,36 +14,42 @@ from jaxtyping import Float, Int
 
 from index_builder.errors import BuildError
 from service.manifest import IndexInfo
-from service.searcher import KeyIndex
+from service.searcher import refines, unwrapped
 from trainer.label_keys import LabelKeys
 
 # Keys in rows: mapped, or mixed as they are read.
 Keys = Float[np.ndarray, "key dim"] | LabelKeys
-
-# Up to here exact search takes a few milliseconds on one core: nothing to gain from an approximation.
-FLAT_KEYS = 50_000
 
 # Keys that are read, checked and added at a time.
 _BLOCK_KEYS = 65_536
 # A key must have length 1 within what float16 storage loses.
 _NORM_TOLERANCE = 5e-3
 
-# What float32 may lose of an inner product of unit vectors.
-_ROUNDING = 1e-5
+# A graph half as dense as RAE-XMC's (64 links, 500) over keys in eight bits.
+_HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
+# Where a search begins that nobody tuned: efSearch of a graph; of lists, one in so many; candidates compared again.
+HNSW_EFFORT, _IVF_SHARE, _REFINEMENT = 300, 16, 2
+# faiss's k-means wants 39 keys a centroid at least; more than 64 changes little.
+_LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
+# Centroids of a product quantiser whose codes are bytes.
+_CODEBOOK = 256
 
-# A graph half as dense as RAE-XMC's (64 links, 500) over keys in eight bits: 505,000 MiniLM keys take 140 s on two
-# cores at a recall of 0.976, and change P@1 and R@100 by 0.1 and 0.4 points at most.
-_HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT, _HNSW_SEARCH_EFFORT = 32, 100, 300
-_IVF_TRAINING_KEYS_PER_LIST = 64
-# Recall at which a search effort is left as it is, and how many times the first effort is worth a try.
-_GOOD_RECALL, _MOST_EFFORT = 0.95, 8
 
-
-def choose_kind(kind: str, keys: int) -> str:
-    """`auto` is exact search for few keys and a graph for many."""
-    if kind == "auto":
-        return "flat" if keys <= FLAT_KEYS else "hnsw"
+def factory_string(kind: str, keys: int) -> str:
+    """The faiss name of `flat`, `ivf` or `hnsw` over so many keys; any other string is taken for such a name."""
+    match kind:
+        case "flat":
+            return "Flat"
+        case "ivf":
+            return f"IVF{lists(keys)},SQ8"
+        case "hnsw":
+            return f"HNSW{_HNSW_LINKS},SQ8"
     return kind
+
+
+def lists(keys: int) -> int:
+    """Inverted lists for so many keys: four times their root, and never too few keys to place them."""
+    return max(1, min(int(4 * math.sqrt(keys)), keys // _LEAST_KEYS_PER_LIST))
 
 
 def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int], object]) -> tuple[Any, IndexInfo]:
@@ -50,7 +57,7 @@ def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int],
 
     Args:
         keys: Unit vectors, float32 or float16; usually a slice of a mapped memory.
-        kind: `flat`, `ivf` or `hnsw`.
+        kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
         first_row: The row of `keys[0]` in the memory, for messages.
         progress: Told after each block how many keys it held.
 
@@ -58,16 +65,37 @@ def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int],
         The faiss index, and what the manifest says of it.
 
     Raises:
-        BuildError: If a key is not a finite unit vector; names its row.
+        BuildError: If a key is not a finite unit vector (names its row), or faiss rejects the factory string, cannot
+            train it on so few keys or not add to it.
     """
-    index, effort = _empty_index(kind, *keys.shape)
+    factory = factory_string(kind, len(keys))
+    index = empty_index(factory, keys.shape[1])
     if not index.is_trained:
-        index.train(_training_sample(keys, index, first_row))
-    for start, block in _blocks(keys):
+        _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row))
+    for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
-        index.add(block)
+        _add(index, factory, block)
         progress(len(block))
-    return index, IndexInfo(kind=kind, keys=index.ntotal, effort=effort)
+    return index, _describe(index, factory)
+
+
+def empty_index(factory: str, dim: int) -> Any:
+    """An index as faiss's factory makes it.
+
+    Raises:
+        BuildError: If faiss knows no such string, or not for inner products.
+    """
+    try:
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise BuildError(
+            f"--index {factory!r}: expected auto, flat, ivf, hnsw or a faiss factory string for keys of {dim} "
+            f"dimensions, faiss says: {_reason(error)}"
+        ) from None
+    inner = unwrapped(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner.hnsw.efConstruction = _HNSW_CONSTRUCTION_EFFORT
+    return index
 
 
 def check_units(keys: Keys, first_row: int) -> None:
@@ -76,8 +104,25 @@ def check_units(keys: Keys, first_row: int) -> None:
     Raises:
         BuildError: Naming the first one's row.
     """
-    for start, block in _blocks(keys):
+    for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
+
+
+def some_units(keys: Keys, rows: Int[np.ndarray, " row"], first_row: int) -> Float[np.ndarray, "row dim"]:
+    """Some keys, in float32.
+
+    Raises:
+        BuildError: If one is no unit vector; it names its row.
+    """
+    some = np.ascontiguousarray(keys[rows], dtype=np.float32)
+    _check_units(some, first_row + rows)
+    return some
+
+
+def blocks(keys: Keys) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
+    """Each block, in float32, after the row it starts at."""
+    for start in range(0, len(keys), _BLOCK_KEYS):
+        yield start, np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
 
 
 def write_index(index: Any, path: Path) -> None:
@@ -86,86 +131,40 @@ def write_index(index: Any, path: Path) -> None:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
-def recall(
-    index: KeyIndex,
-    keys: Keys,
-    queries: Float[np.ndarray, "query dim"],
-    bars: Float[np.ndarray, " query"],
-    top_b: int,
-) -> float:
-    """Share of the exact top-b keys that the index finds, over all queries.
-
-    Args:
-        index: What is measured.
-        keys: All its keys.
-        queries: What to look for.
-        bars: What `exact_bars` says of them. A found key counts if it is as similar as the b-th best: among equal
-            keys, one is as good as the other.
-        top_b: Keys to find.
-    """
-    found = index.search(queries, min(top_b, len(keys))).keys
-    rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
-    similarities = np.einsum("qd,qbd->qb", queries, keys[rows][places.reshape(found.shape)], dtype=np.float32)
-    return float(((similarities >= bars[:, None] - _ROUNDING) & (found >= 0)).mean())
+def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"]) -> None:
+    try:
+        index.train(sample)
+    except RuntimeError as error:
+        raise BuildError(
+            f"--index {factory!r}: expected keys enough to train it, found {len(sample):,}: {_reason(error)}; "
+            "ask for fewer clusters, or build with --index auto"
+        ) from None
 
 
-def exact_bars(keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int) -> Float[np.ndarray, " query"]:
-    """The similarity of each query's b-th best key, by brute force, block by block."""
-    best = np.empty((len(queries), 0), dtype=np.float32)
-    for _, block in _blocks(keys):
-        best = np.concatenate([best, queries @ block.T], axis=1)
-        if best.shape[1] > top_b:
-            best = np.partition(best, best.shape[1] - top_b, axis=1)[:, -top_b:]
-    bars: np.ndarray = best.min(axis=1)
-    return bars
+def _add(index: Any, factory: str, block: Float[np.ndarray, "block dim"]) -> None:
+    try:
+        index.add(block)
+    except RuntimeError as error:
+        raise BuildError(
+            f"--index {factory!r}: expected an index that takes keys block by block, faiss says: {_reason(error)}; "
+            "build with --index auto"
+        ) from None
 
 
-def tune_effort(
-    path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
-) -> tuple[IndexInfo, float]:
-    """Double a written index's search effort until its recall is good, a few times at most.
-
-    Returns:
-        What the manifest says of the index, and its recall.
-    """
-    bars, limit = exact_bars(keys, queries, top_b), info.effort * _MOST_EFFORT
-    while True:
-        found = recall(KeyIndex(path, info), keys, queries, bars, top_b)
-        if found >= _GOOD_RECALL or info.effort >= limit:
-            return info, found
-        info = info.model_copy(update={"effort": 2 * info.effort})
+def _describe(index: Any, factory: str) -> IndexInfo:
+    inner, keys, refine = unwrapped(index), index.ntotal, _REFINEMENT if refines(index) else 1
+    if isinstance(inner, faiss.IndexHNSW):
+        return IndexInfo(kind="hnsw", factory=factory, keys=keys, effort=HNSW_EFFORT, refine=refine)
+    if isinstance(inner, faiss.IndexIVF):
+        effort = max(1, inner.nlist // _IVF_SHARE)
+        return IndexInfo(kind="ivf", factory=factory, keys=keys, effort=effort, refine=refine)
+    return IndexInfo(kind="flat", factory=factory, keys=keys, refine=refine)
 
 
-def _empty_index(kind: str, keys: int, dim: int) -> tuple[Any, int]:
-    match kind:
-        case "flat":
-            return faiss.IndexFlatIP(dim), 0
-        case "ivf":
-            lists = max(1, min(int(4 * math.sqrt(keys)), keys // 39))
-            coarse = faiss.IndexFlatIP(dim)
-            index = faiss.IndexIVFFlat(coarse, dim, lists, faiss.METRIC_INNER_PRODUCT)
-            coarse.this.disown()  # the index owns its quantiser
-            index.own_fields = True
-            return index, max(1, lists // 16)
-        case "hnsw":
-            index = faiss.IndexHNSWSQ(dim, faiss.ScalarQuantizer.QT_8bit, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
-            index.hnsw.efConstruction = _HNSW_CONSTRUCTION_EFFORT
-            return index, _HNSW_SEARCH_EFFORT
-    raise ValueError(f"unknown kind of index: {kind}")
-
-
-def _training_sample(keys: Keys, index: Any, first_row: int) -> Float[np.ndarray, "sample dim"]:
-    wanted = getattr(index, "nlist", 1024) * _IVF_TRAINING_KEYS_PER_LIST
-    rows = np.linspace(0, len(keys) - 1, num=min(wanted, len(keys)), dtype=np.int64)
-    sample = np.ascontiguousarray(keys[rows], dtype=np.float32)
-    _check_units(sample, first_row + rows)
-    return sample
-
-
-def _blocks(keys: Keys) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
-    """Each block, in float32, after the row it starts at."""
-    for start in range(0, len(keys), _BLOCK_KEYS):
-        yield start, np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
+def _training_rows(keys: int, index: Any) -> Int[np.ndarray, " row"]:
+    centroids = max(getattr(unwrapped(index), "nlist", 1024), _CODEBOOK)
+    wanted = min(centroids * _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS, keys)
+    return np.linspace(0, keys - 1, num=wanted, dtype=np.int64)
 
 
 def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"]) -> None:
@@ -176,3 +175,8 @@ def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row
             f"keys.npy: row {rows[wrong[0]]}: expected a unit vector, found length {norms[wrong[0]]:.4g}; "
             "encode the memory again with `recollect train --overwrite`"
         )
+
+
+def _reason(error: RuntimeError) -> str:
+    """What faiss says, without where in its sources it says so."""
+    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error).strip().splitlines()[-1])

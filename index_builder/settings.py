@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.schemas import Lambda, Temperature, TopB
@@ -32,14 +32,29 @@ class BuildSettings(BuilderSettings):
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
     store: Path = Field(description="bundle store to publish in; created when absent")
-    index: Literal["auto", "flat", "ivf", "hnsw"] = Field(
-        "auto", description="kind of index; auto: exact for few keys, a graph for many"
+    index: str = Field(
+        "auto",
+        min_length=1,
+        description="auto: measured and chosen; flat: exact; ivf: lists; hnsw: a graph; or a faiss factory string",
+    )
+    recall_target: float = Field(
+        0.98, gt=0, le=1, description="share of the exact top b keys that an index must find, at the memory's own b"
+    )
+    memory_budget: ByteSize | None = Field(None, gt=0, description="most that both indexes may take, as in 2GB")
+    latency_budget_ms: float | None = Field(
+        None, gt=0, description="most milliseconds that a query's search may take, on one thread"
     )
     precision: Literal["fp32", "int8"] = Field("fp32", description="precision of the query encoder")
     sign: Path | None = Field(
         None,
         description="Ed25519 private key, in PEM without a passphrase, to sign the bundle with; unset: no signature",
     )
+    gate_dataset: Path | None = Field(
+        None, description="dataset on whose test split the bundle may lose no more than --max-drop to the current one"
+    )
+    max_drop: float = Field(0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that it may lose there")
+    report: Path | None = Field(None, description="folder for a plot of each part's measured indexes; unset: no plots")
+    force: CliImplicitFlag[bool] = Field(False, description="publish even if a check fails; the manifest tells")
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
 

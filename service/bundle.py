@@ -3,6 +3,7 @@
 bundle/   manifest.json  manifest.sig           what the bundle is; who says so, where it was signed
           encoder.onnx  tokenizer.json          a query becomes a unit vector
           instance_keys.faiss  label_keys.faiss the keys, searchable; apart, as lambda 0 and 1 need only one
+          golden.json                           queries with the labels that it must answer
           value_indptr.npy  value_indices.npy   the labels each instance votes for
           label_*  instance_*                   uids and texts, as tables that map
 """

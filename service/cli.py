@@ -80,7 +80,7 @@ def versions(settings: VersionsSettings) -> None:
                 "dim": manifest.dim,
                 "index": manifest.index.instances.kind,
                 "precision": manifest.encoder.precision,
-                "size": sum(file.size for file in manifest.files.values()),
+                "size": manifest.size_bytes,
             }
         rows.append(row)
     if settings.json_:
@@ -104,14 +104,16 @@ def rollback(settings: RollbackSettings) -> None:
 
 
 def verify(settings: VerifySettings) -> None:
+    from service.golden import check_golden
     from service.predictor import Predictor
     from service.store import Store
 
     store = Store(settings.store, settings.verify_key)
     version = store.resolve(settings.version)
-    manifest = Predictor.open(store.open(version), threads=1).manifest
+    predictor = Predictor.open(store.open(version), threads=1)
+    share, files = check_golden(predictor), len(predictor.manifest.files)
     signed = "signed, " if settings.verify_key else ""
-    _say(f"{version}: {signed}{len(manifest.files)} files as published, and it answers")
+    _say(f"{version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
 
 
 def _summary(row: dict[str, Any]) -> str:

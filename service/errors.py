@@ -1,12 +1,13 @@
 """What can be wrong with what the service is handed.
 
 ServiceError
-├── BundleError     a bundle's file is missing, altered, of an unknown format, or not signed as it must be
-├── KeyFileError    a file holds no key of the kind wanted
-├── StoreError      a store lacks the version asked for, or a version's name is malformed
-├── QueryError      a query cannot be answered as asked
-├── AddressError    the service cannot listen where it was told to
-└── NotReadyError   no bundle is loaded yet
+├── BundleError         a bundle's file is missing, altered, of an unknown format, or not signed as it must be
+├── WrongAnswersError   a bundle opens, but answers otherwise than it was built to
+├── KeyFileError        a file holds no key of the kind wanted
+├── StoreError          a store lacks the version asked for, or a version's name is malformed
+├── QueryError          a query cannot be answered as asked
+├── AddressError        the service cannot listen where it was told to
+└── NotReadyError       no bundle is loaded yet
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class ServiceError(Exception):
 
 class BundleError(ServiceError):
     pass
+
+
+class WrongAnswersError(ServiceError):
+    exit_status = 1
 
 
 class KeyFileError(ServiceError):

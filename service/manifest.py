@@ -20,7 +20,7 @@ from service.strings import table_files
 if TYPE_CHECKING:  # requests share this module's types, and `--help` must not load cryptography
     from service.signing import VerifyKey
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 
@@ -29,6 +29,7 @@ BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
         "tokenizer.json",
+        "golden.json",
         "instance_keys.faiss",
         "label_keys.faiss",
         "value_indptr.npy",
@@ -43,7 +44,7 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 )
 
 # How large a file may be that is read whole instead of mapped; protobuf, which holds the encoder, ends at 2 GiB too.
-_MOST_BYTES = {"tokenizer.json": 64 << 20, "encoder.onnx": 2 << 30}
+_MOST_BYTES = {"tokenizer.json": 64 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
 _MOST_MANIFEST_BYTES = 1 << 20
 
 # Keys that one query may retrieve: what bounds the cost of an answer.
@@ -77,11 +78,53 @@ class EncoderInfo(_Part):
 
 
 class IndexInfo(_Part):
-    """One faiss index; `effort` is efSearch for hnsw, nprobe for ivf, 0 for flat."""
+    """One faiss index.
+
+    Attributes:
+        kind: What a search walks: all codes, inverted lists or a graph.
+        factory: faiss's own name for the whole of it.
+        keys: How many it holds.
+        effort: efSearch of a graph, nprobe of inverted lists, 0 where all codes are looked at.
+        refine: Candidates that are compared again, more exactly, for each key asked for; where the index refines.
+    """
 
     kind: Literal["flat", "ivf", "hnsw"]
+    factory: str = ""
     keys: int = Field(ge=1)
     effort: int = Field(0, ge=0)
+    refine: float = Field(1, ge=1)
+
+
+class Point(_Part):
+    """What was measured of one index at one effort.
+
+    Attributes:
+        factory: faiss's name for the index.
+        keys: How many it held.
+        effort: As in `IndexInfo`.
+        refine: As in `IndexInfo`.
+        recall: Share of the exact top b that it found.
+        milliseconds: Median time of a query, alone on one thread.
+        bytes_per_key: Size of the index's file over its keys.
+    """
+
+    factory: str
+    keys: int = Field(ge=1)
+    effort: int = Field(ge=0)
+    refine: float = Field(ge=1)
+    recall: Fraction
+    milliseconds: float = Field(ge=0)
+    bytes_per_key: float = Field(gt=0)
+
+
+class Check(_Part):
+    """What was measured before publishing, and the least or the most that it may be; None: no number, or no bound."""
+
+    name: str
+    found: float | None
+    least: float | None = None
+    most: float | None = None
+    passed: bool
 
 
 class Indexes(_Part):
@@ -104,9 +147,13 @@ class FileInfo(_Part):
 
 
 class Manifest(_Part):
-    """The whole manifest, as `manifest.json` holds it; `metrics` were measured when the bundle was built."""
+    """The whole manifest, as `manifest.json` holds it.
 
-    format_version: Literal[1]
+    `metrics`, `curves`, all points between which an index was chosen, and `checks`, what was held against a bound, were
+    measured when the bundle was built.
+    """
+
+    format_version: Literal[2]
     version: str
     created: datetime
     counts: Counts
@@ -115,7 +162,13 @@ class Manifest(_Part):
     index: Indexes
     defaults: Defaults
     metrics: dict[str, float]
+    curves: dict[str, list[Point]] = {}
+    checks: list[Check] = []
     files: dict[str, FileInfo]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files.values())
 
 
 def is_version(name: str) -> bool:

@@ -41,20 +41,45 @@ class KeyIndex:
         self._info = info
         self.keys: int = self._index.ntotal
         self.shape: tuple[int, int] = (self._index.ntotal, self._index.d)
+        self.lists: int = getattr(unwrapped(self._index), "nlist", 0)
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-        similarities, keys = self._index.search(vectors, min(top_b, self.keys), params=self._parameters(top_b))
+        top_b = min(top_b, self.keys)
+        similarities, keys = self._index.search(vectors, top_b, params=self._parameters(self._index, top_b))
         return Neighbours(np.where(keys < 0, -np.inf, similarities), keys)
 
-    def _parameters(self, top_b: int) -> Any:
-        match self._info.kind:
-            case "hnsw":
-                return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
-            case "ivf":
-                share = math.ceil(self._index.nlist * top_b / self.keys)  # all lists when all keys are asked for
+    def _parameters(self, index: Any, top_b: int) -> Any:
+        """The effort in the form that an index wants: its layers outside in, down to lists or a graph."""
+        match faiss.downcast_index(index):
+            case faiss.IndexPreTransform() as transform:
+                return faiss.SearchParametersPreTransform(index_params=self._parameters(transform.index, top_b))
+            case faiss.IndexRefine() as refine:
+                candidates = min(math.ceil(top_b * self._info.refine), self.keys)
+                base = self._parameters(refine.base_index, candidates)
+                return faiss.IndexRefineSearchParameters(k_factor=candidates / top_b, base_index_params=base)
+            case faiss.IndexIVF() as lists:
+                share = math.ceil(lists.nlist * top_b / self.keys)  # all lists when all keys are asked for
                 return faiss.SearchParametersIVF(nprobe=max(self._info.effort, share))
-            case "flat":
-                return None
+            case faiss.IndexHNSW():
+                return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
+        return None
+
+
+def unwrapped(index: Any) -> Any:
+    """The lists, graph or codes under an index's transforms and refinements."""
+    index = faiss.downcast_index(index)
+    match index:
+        case faiss.IndexPreTransform():
+            return unwrapped(index.index)
+        case faiss.IndexRefine():
+            return unwrapped(index.base_index)
+    return index
+
+
+def refines(index: Any) -> bool:
+    """Whether an index compares its candidates again, more exactly."""
+    index = faiss.downcast_index(index)
+    return isinstance(index, faiss.IndexRefine) or (isinstance(index, faiss.IndexPreTransform) and refines(index.index))
 
 
 class Searcher:

@@ -78,7 +78,7 @@ class RollbackSettings(ServiceSettings):
 
 
 class VerifySettings(ServiceSettings):
-    """Check a version: its signature, its manifest, every file's SHA-256, and that it answers its own texts."""
+    """Check a version: its signature, its manifest, every file's SHA-256, and what it answers its golden queries."""
 
     version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it, or current")
 

@@ -81,6 +81,17 @@ def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def quick_road_export(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of the road's run copy the encoder that its bundle has."""
+
+    def copy(encoder: object, folder: Path, precision: str) -> None:
+        for name in ("encoder.onnx", "tokenizer.json"):
+            shutil.copy(road.store / "bundles" / road.version / name, folder)
+
+    monkeypatch.setattr("index_builder.build.export_encoder", copy)
+
+
+@pytest.fixture
 def run(tiny_run: Path, tmp_path: Path) -> Path:
     """A copy of the tiny run that a test may change."""
     return shutil.copytree(tiny_run, tmp_path / "run")

@@ -16,7 +16,7 @@ import pytest
 
 import recollect
 from index_builder.build import build
-from index_builder.errors import BuildError
+from index_builder.errors import BuildError, CheckFailed
 from index_builder.settings import BuildSettings
 from service.bundle import open_bundle
 from service.predictor import Predictor
@@ -86,6 +86,114 @@ def test_every_kind_of_index_builds_even_over_eight_labels(
     assert (manifest.index.instances.kind, manifest.index.labels.kind) == (kind, kind)
     assert manifest.metrics["recall_labels"] == 1
     assert len(answers(tmp_path, version)) == 8
+
+
+def test_any_factory_string_can_be_asked_for(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+    version = build(BuildSettings(run=tiny_run, store=tmp_path, index="PCA8,IVF2,SQ8,RFlat"))
+    index = Store(tmp_path).manifest(version).index
+    assert (index.labels.kind, index.instances.factory) == ("ivf", "PCA8,IVF2,SQ8,RFlat")
+    assert len(answers(tmp_path, version)) == 8
+
+
+def test_manifest_holds_the_curve_on_which_each_index_was_chosen(road: Any) -> None:
+    manifest = Store(road.store).manifest(road.version)
+    assert list(manifest.curves) == ["labels", "instances"]
+    for part, keys in (("labels", 8), ("instances", 28)):
+        (point,) = manifest.curves[part]
+        assert (point.factory, point.keys, point.recall, point.effort) == ("Flat", keys, 1, 0)
+        assert point.bytes_per_key * keys == manifest.files[f"{part[:-1]}_keys.faiss"].size
+        assert point.milliseconds == manifest.metrics[f"search_{part}_ms"]
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ("lsh", "--index 'lsh': expected auto, flat, ivf, hnsw or a faiss factory string for keys of 32 dimensions"),
+        ("IVF4,PQ7", "multiple of the number of subquantizers"),
+    ],
+)
+def test_factory_string_that_faiss_rejects_is_told_before_the_work(
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    index: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr("index_builder.build.write_tables", pytest.fail)
+    assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", index]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert told in err
+
+
+def test_fewer_keys_than_clusters_leave_the_store_as_it_was(
+    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", "IVF16,SQ8"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "expected keys enough to train it, found 8: " in told
+    assert contents(tmp_path) == {}
+
+
+@pytest.fixture
+def few_asked_for(run: Path) -> Path:
+    """A run whose queries ask for five keys, so that an index can miss some."""
+    memory = open_memory(run / "memory")
+    write_defaults(run / "memory", memory.plan, memory.defaults | {"top_b": 5})
+    return run
+
+
+HOPELESS = "PCA1,Flat"  # one dimension of 32
+
+
+def test_index_that_misses_its_target_is_not_published_and_a_table_says_by_how_much(
+    few_asked_for: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert recollect.main(["build", str(few_asked_for), "--store", str(store), "--index", HOPELESS]) == 1
+    out, err = capsys.readouterr()
+    assert (out, contents(store), list((store / "bundles").iterdir())) == ("", {}, [])
+    rows = {line.split("  ")[0]: line.split() for line in err.splitlines()}
+    for part in ("labels", "instances"):
+        *_, found, sign, least, verdict = rows[f"recall at 5, {part} ({HOPELESS})"]
+        assert (sign, least, verdict) == (">=", "0.98", "FAILED")
+        assert 0 < float(found) < 0.98
+    assert rows["worst cosine to the trained encoder (fp32)"][-1] == "ok"
+    assert "not published: mend it, or publish it all the same with --force" in err.splitlines()[-1]
+
+
+def test_force_publishes_with_the_failure_in_the_manifest(
+    few_asked_for: Path, quick_export: None, tmp_path: Path
+) -> None:
+    version = build(BuildSettings(run=few_asked_for, store=tmp_path / "store", index=HOPELESS, force=True))
+    manifest = Store(tmp_path / "store").manifest(version)
+    failed = {each.name: each for each in manifest.checks if not each.passed}
+    name = f"recall at 5, instances ({HOPELESS})"
+    assert (failed[name].least, failed[name].found) == (0.98, manifest.metrics["recall_instances"])
+    assert failed[name].found == max(point.recall for point in manifest.curves["instances"])
+
+
+@pytest.mark.parametrize(
+    ("budget", "failed"),
+    [({"memory_budget": "1KB"}, "indexes, bytes"), ({"latency_budget_ms": 1e-6}, "search, ms a query on one thread")],
+)
+def test_budget_that_no_index_keeps_to_is_a_failed_check(
+    tiny_run: Path, quick_export: None, tmp_path: Path, budget: dict[str, Any], failed: str
+) -> None:
+    with pytest.raises(CheckFailed, match=f"expected every check to pass, 1 failed: {failed}; not published"):
+        build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path} | budget))
+    assert contents(tmp_path) == {}
+
+
+def test_budgets_that_are_kept_to_are_in_the_manifest(
+    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budgets = ["--memory-budget", "10KiB", "--latency-budget-ms", "60000"]
+    assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), *budgets]) == 0
+    checks = {each.name: each for each in Store(tmp_path).manifest(capsys.readouterr().out.strip()).checks}
+    assert checks["indexes, bytes"].most == 10_240
+    assert checks["search, ms a query on one thread"].most == 60_000
 
 
 def test_memory_that_says_so_is_served_with_enriched_label_keys(run: Path, quick_export: None, tmp_path: Path) -> None:
@@ -164,14 +272,23 @@ def test_memory_whose_texts_are_damaged_is_refused(
     assert list((tmp_path / "store" / "bundles").iterdir()) == []
 
 
-@pytest.mark.parametrize("step", ["export_encoder", "write_index", "describe_files", "Predictor.open", "Store.publish"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "build.export_encoder",
+        "tune.write_index",
+        "build.describe_files",
+        "verify.Predictor.open",
+        "build.Store.publish",
+    ],
+)
 def test_error_on_the_way_leaves_no_folder(
     tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(f"index_builder.build.{step}", fail)
+    monkeypatch.setattr(f"index_builder.{step}", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
     assert contents(tmp_path) == {}
@@ -181,7 +298,8 @@ def test_error_on_the_way_leaves_no_folder(
 # Imports once, then forks a builder for each way to die: argument 1 is the run, 2 the store, 3 the exported encoder.
 DYING = """
 import os, resource, shutil, signal, sys
-import recollect, index_builder.build as builder
+import recollect, index_builder.build as builder, index_builder.tune as tune
+from service.predictor import Predictor
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 
@@ -201,8 +319,8 @@ def full_at(size):
 builder.export_encoder = copy
 deaths = {
     "export": kill_at(builder, "export_encoder"),
-    "index": kill_at(builder, "write_index"),
-    "verify": kill_at(builder.Predictor, "open"),
+    "index": kill_at(tune, "write_index"),
+    "verify": kill_at(Predictor, "open"),
     "rename": kill_at(Path, "rename"),
     "activate": kill_at(builder.Store, "activate"),
     **{f"full {size}": full_at(size) for size in (0, 600, 2_000, 5_000, 60_000)},

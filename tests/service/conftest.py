@@ -53,8 +53,9 @@ def write_bundle() -> Callable[..., Path]:
         np.save(folder / "label_order.npy", uids.sorted_rows())
         (folder / "encoder.onnx").write_bytes(b"no encoder")
         (folder / "tokenizer.json").write_bytes(b"{}")
+        (folder / "golden.json").write_bytes(b"[]")
         manifest = {
-            "format_version": 1,
+            "format_version": 2,
             "version": version,
             "created": "2026-01-02T03:04:05Z",
             "counts": counts,

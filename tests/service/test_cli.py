@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import recollect
@@ -140,7 +141,32 @@ def test_activate_and_rollback_move_what_is_current(store: Path, capsys: pytest.
 
 
 def test_verify_says_what_it_checked(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Ran(capsys, "verify", "v1", "--store", two_versions).out == "v1: 16 files as published, and it answers\n"
+    told = "v1: 17 files as published, and it answers 100.0% of its golden labels\n"
+    assert Ran(capsys, "verify", "v1", "--store", two_versions).out == told
+
+
+def test_verify_fails_where_the_golden_queries_are_answered_otherwise(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def turn_round(folder: Path, manifest: dict[str, Any]) -> None:
+        votes = np.load(folder / "value_indices.npy")
+        np.save(folder / "value_indices.npy", votes[::-1])
+        rehash(folder, manifest)
+
+    add_version(store, "v1", "v3", turn_round)
+    ran = Ran(capsys, "verify", "v3", "--store", store)
+    assert (ran.status, ran.out, len(ran.err.splitlines())) == (1, "", 1)
+    where = f"recollect verify: {store / 'bundles' / 'v3' / 'golden.json'}: "
+    assert ran.err.startswith(f"{where}expected at least 95.0% of its labels among the answers, found ")
+
+
+def test_verify_refuses_golden_queries_that_are_none(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def forge(folder: Path, manifest: dict[str, Any]) -> None:
+        (folder / "golden.json").write_text('[{"query": "x"}]')
+        rehash(folder, manifest)
+
+    add_version(store, "v1", "v3", forge)
+    Ran(capsys, "verify", "v3", "--store", store).refused("v3/golden.json: expected queries with their labels, found: ")
 
 
 @pytest.mark.parametrize("name", ["label_keys.faiss", "tokenizer.json", "value_indptr.npy"])

@@ -35,6 +35,9 @@ WRONG: list[tuple[str, Any]] = [
     ("defaults/temperature", float("inf")),
     ("defaults/top_b", 0),
     ("defaults/top_k", 0),
+    ("index/labels/refine", 0.5),
+    ("curves/labels", [{}]),
+    ("checks", [{"name": "recall", "found": 1.0}]),
     ("metrics", "good"),
     ("metrics/recall_labels", float("nan")),
     ("files", {}),
@@ -84,12 +87,12 @@ def test_a_wrong_field_is_refused_by_name(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("found", [0, 2, 1.5, "1", None, [], MISSING])
+@pytest.mark.parametrize("found", [0, 1, 2.5, 3, "2", None, [], MISSING])
 def test_an_unknown_format_version_says_which_is_known(
     bundle_folder: Path, change: Callable[[str, Any], None], found: Any
 ) -> None:
     change("format_version", found)
-    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 1, found .*build the bundle"):
+    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 2, found .*build the bundle"):
         read_manifest(bundle_folder)
 
 

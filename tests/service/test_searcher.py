@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index_builder.faiss_index import build_index, exact_bars, recall, write_index
+from index_builder.faiss_index import build_index, write_index
+from index_builder.recall import exact_neighbours, recall
 from service.bundle import open_bundle
 from service.manifest import IndexInfo
 from service.searcher import KeyIndex, Neighbours, Searcher, merge
@@ -79,6 +83,52 @@ def test_keys_are_counted_over_both_parts(searcher: Searcher) -> None:
     assert (searcher.keys, searcher.instances.keys, searcher.labels.shape) == (85, INSTANCES, (LABELS, DIM))
 
 
+# faiss strings of every sort that is worth serving: transforms outside, refinement, then lists, a graph or mere codes.
+FACTORIES = [
+    "Flat",
+    "SQ8",
+    "RaBitQ4",
+    "PCA24,SQ8",
+    "PQ16x4fs,Refine(SQ8)",
+    "IVF40,Flat",
+    "IVF40,SQ8",
+    "IVF40,PQ16x4fs",
+    "IVF40,RaBitQ",
+    "IVF40,RaBitQ4",
+    "IVF40,RaBitQfs,RFlat",
+    "IVF40,PQ16x4fs,Refine(SQ8)",
+    "IVF40_HNSW32,SQ8",
+    "PCA24,IVF40,SQ8",
+    "RR32,IVF40,RaBitQ4",
+    "OPQ16,IVF40,PQ16x4fs,RFlat",
+    "HNSW16",
+    "HNSW16,SQ8",
+    "HNSW16,SQ8,Refine(Flat)",
+    "PCA24,HNSW16,SQ8",
+]
+
+
+class Built(NamedTuple):
+    """An index of `clustered`, written to a file."""
+
+    path: Path
+    info: IndexInfo
+
+    def opened(self, **changes: float) -> KeyIndex:
+        """The index, served at another effort."""
+        return KeyIndex(self.path, self.info.model_copy(update=changes))
+
+    def set_by_hand(self, effort: int, refine: float) -> Any:
+        """The bare faiss index, its parameters set on itself by faiss's own names for them, not given to a search."""
+        index, space = faiss.read_index(str(self.path)), faiss.ParameterSpace()
+        for kind, name in (("ivf", "nprobe"), ("hnsw", "efSearch")):
+            if self.info.kind == kind:
+                space.set_index_parameter(index, name, effort)
+        if self.info.refine > 1:
+            space.set_index_parameter(index, "k_factor_rf", refine)
+        return index
+
+
 @pytest.fixture(scope="module")
 def clustered() -> tuple[np.ndarray, np.ndarray]:
     """2,000 unit keys around 50 centres, and 40 queries near keys."""
@@ -87,41 +137,97 @@ def clustered() -> tuple[np.ndarray, np.ndarray]:
     return keys, unit(keys[:40] + rng.normal(size=(40, 32)) / 20)
 
 
-def open_index(keys: np.ndarray, kind: str, path: Path, effort: int | None = None) -> KeyIndex:
-    index, info = build_index(keys, kind, 0, lambda _: None)
-    write_index(index, path)
-    return KeyIndex(path, info if effort is None else IndexInfo(kind=info.kind, keys=info.keys, effort=effort))
+@pytest.fixture(scope="module")
+def build(clustered: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Built]:
+    """Builds an index of the clustered keys, once."""
+    folder = tmp_path_factory.mktemp("indexes")
+
+    @functools.cache
+    def build(kind: str) -> Built:
+        index, info = build_index(clustered[0], kind, 0, lambda _: None)
+        write_index(index, folder / f"{kind}.faiss")
+        return Built(folder / f"{kind}.faiss", info)
+
+    return build
 
 
 @pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.9), ("ivf", 0.7)])
 def test_every_kind_of_index_finds_most_of_the_exact_keys(
-    tmp_path: Path, clustered: tuple[np.ndarray, np.ndarray], kind: str, least: float
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], kind: str, least: float
 ) -> None:
     keys, queries = clustered
-    index = open_index(keys, kind, tmp_path / "index.faiss")
-    assert recall(index, keys, queries, exact_bars(keys, queries, 20), 20) >= least
+    index = build(kind).opened()
+    assert recall(index, keys, queries, exact_neighbours(keys, queries, 20)) >= least
     found = index.search(queries, 20)
     assert (np.diff(found.similarities, axis=1) <= 0).all()
     assert (found.keys[:, 0] == np.arange(40)).mean() >= least
 
 
+@pytest.mark.parametrize("refine", [2, 4])
+@pytest.mark.parametrize("effort", [4, 16, 160])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_layer_of_an_index_gets_its_parameters(
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str, effort: int, refine: float
+) -> None:
+    built, queries = build(factory), clustered[1]
+    effort = max(effort, 80) if built.info.kind == "hnsw" else min(effort, 40)  # at least what b demands, at most all
+    similarities, keys = built.set_by_hand(effort, refine).search(queries, 20)
+    found = built.opened(effort=effort, refine=refine).search(queries, 20)
+    np.testing.assert_array_equal(found.keys, keys)
+    np.testing.assert_array_equal(found.similarities, similarities)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    ["IVF40,Flat", "IVF40,SQ8", "IVF40_HNSW32,SQ8", "IVF40,PQ16x4fs,Refine(SQ8)", "OPQ16,IVF40,PQ16x4fs,RFlat"]
+    + ["HNSW16", "HNSW16,SQ8", "HNSW16,SQ8,Refine(Flat)"],  # coarser codes may find less where they see more
+)
+def test_recall_rises_with_effort(
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
+) -> None:
+    (keys, queries), built = clustered, build(factory)
+    exact = exact_neighbours(keys, queries, 20)
+    little, some, much = (
+        recall(built.opened(effort=effort, refine=8 if built.info.refine > 1 else 1), keys, queries, exact)
+        for effort in ((20, 40, 200) if built.info.kind == "hnsw" else (1, 3, 20))
+    )
+    assert little <= some <= much
+
+
+@pytest.mark.parametrize("factory", [factory for factory in FACTORIES if "Refine" in factory or "RFlat" in factory])
+def test_recall_rises_with_what_is_compared_again(
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
+) -> None:
+    (keys, queries), built = clustered, build(factory)
+    exact = exact_neighbours(keys, queries, 20)
+    none, few, many = (recall(built.opened(effort=40, refine=refine), keys, queries, exact) for refine in (1, 1.5, 8))
+    assert none <= few <= many
+    assert many >= 0.98
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_all_keys_are_found_where_all_are_asked_for(
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
+) -> None:
+    built = build(factory)
+    found = built.opened(effort=1).search(clustered[1][:5], 10_000).keys
+    assert found.shape == (5, 2000)
+    within_reach = 0.995 if built.info.kind == "hnsw" else 1  # of a graph's entry
+    for row in found:
+        assert len(np.unique(row[row >= 0])) == (row >= 0).sum() >= within_reach * 2000
+
+
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_a_search_goes_at_least_as_far_as_b_whatever_the_effort(
-    tmp_path: Path, clustered: tuple[np.ndarray, np.ndarray], kind: str
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], kind: str
 ) -> None:
-    keys, queries = clustered
-    index = open_index(keys, kind, tmp_path / "index.faiss", effort=1)
-    assert (index.search(queries, 300).keys >= 0).sum(axis=1).min() >= 150
-    everything = index.search(queries, 10_000).keys
-    assert everything.shape == (40, 2000)
-    assert (everything >= 0).mean() >= (1.0 if kind == "ivf" else 0.99)
+    assert (build(kind).opened(effort=1).search(clustered[1], 300).keys >= 0).sum(axis=1).min() >= 150
 
 
 def test_a_list_shorter_than_b_is_padded_with_no_key_at_no_similarity(
-    tmp_path: Path, clustered: tuple[np.ndarray, np.ndarray]
+    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    keys, queries = clustered
-    found = open_index(keys, "ivf", tmp_path / "index.faiss", effort=1).search(queries, 60)
+    found = build("ivf").opened(effort=1).search(clustered[1], 60)
     missing = found.keys == -1
     assert missing.any()
     assert (found.similarities[missing] == -np.inf).all()

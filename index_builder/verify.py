@@ -1,0 +1,206 @@
+"""Proof before publishing: what a bundle must reach, measured through the code that serves it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float
+
+from index_builder.errors import BuildError
+from index_builder.evaluate import quality
+from index_builder.onnx_export import cosines
+from index_builder.recall import exact_neighbours
+from index_builder.settings import BuildSettings
+from index_builder.tables import field_of
+from index_builder.tune import spread
+from service.bundle import open_bundle
+from service.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from service.manifest import Check, Point
+from service.predictor import Predictor
+from service.scoring import Values, cast_votes, rank
+from service.searcher import Neighbours, merge, unwrapped
+from service.store import Store
+from trainer.encoder import Encoder
+from trainer.memory import Memory
+
+# Texts of the memory on which encoders are compared; those of them that a bundle keeps, and the labels it must give.
+_SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
+# Worst cosine to the trained encoder's vectors, and the share of the golden labels that must be answered.
+_WORST_COSINE = {"fp32": 0.9999, "int8": 0.9}
+_GOLDEN_SHARE = {"fp32": 0.95, "int8": 0.85}
+# Share of a graph's keys that a walk must be able to come to, and keys whose links are followed at a time.
+_REACHABLE, _BLOCK_KEYS = 0.999, 65_536
+# What a gate compares.
+_GATED = ("P@1", "P@5", "nDCG@5", "R@100")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts of the memory's instances, and the trained encoder's vectors of them."""
+
+    texts: list[str]
+    vectors: Float[np.ndarray, "text dim"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was held against a bound, and what else was measured."""
+
+    checks: list[Check]
+    metrics: dict[str, float]
+
+
+def sample_of(memory: Memory, encoder: Encoder) -> Sample:
+    """Encode some of the memory's texts.
+
+    Raises:
+        BuildError: If the memory's keys are not what the encoder makes of them.
+    """
+    rows = spread(memory.plan.instances, _SAMPLE_TEXTS)
+    wanted = set(rows.tolist())
+    texts = [text for row, text in enumerate(field_of(memory.folder / "instances.jsonl", "text")) if row in wanted]
+    vectors = encoder.encode(texts, encoder.config.max_length)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a key of NaN or of zeros is no reason to warn, but to refuse
+        stored = cosines(vectors, np.asarray(memory.keys[rows], dtype=np.float32))
+    worst = int(stored.argmin())  # the first NaN, if there is one
+    if not stored[worst] >= _WORST_COSINE["fp32"]:
+        raise BuildError(
+            f"{memory.folder}/keys.npy: row {rows[worst]}: expected the key that the checkpoint makes of its text, "
+            f"found a cosine of {stored[worst]:.4f} to it; encode it again with `recollect train --overwrite`"
+        )
+    return Sample(texts, vectors)
+
+
+def baseline(store: Store, settings: BuildSettings, threads: int) -> dict[str, float]:
+    """What the current version reaches on the dataset that no bundle may fall behind on; nothing where there is none.
+
+    Raises:
+        StoreError, BundleError: If the current version cannot be opened.
+        DatasetError, BuildError: If the dataset breaks its contract, or the current version knows none of its labels.
+    """
+    current = store.current() if settings.gate_dataset else None
+    if settings.gate_dataset is None or current is None:
+        return {}
+    return quality(Predictor.open(store.open(current), threads), settings.gate_dataset)
+
+
+def prove(
+    folder: Path,
+    before: dict[str, float],
+    sample: Sample,
+    points: dict[str, Point],
+    settings: BuildSettings,
+    threads: int,
+) -> Proof:
+    """Open a bundle as a replica does, and measure it.
+
+    Args:
+        folder: The bundle, not published yet.
+        before: What `baseline` says of the version that it must not fall behind.
+        sample: What the trained encoder makes of some texts.
+        points: What was measured of the indexes.
+        settings: The bounds.
+        threads: To search and encode with.
+    """
+    start = time.perf_counter()
+    predictor = Predictor.open(open_bundle(folder, None), threads)
+    opened, manifest = time.perf_counter() - start, predictor.manifest
+    parity = cosines(sample.vectors, predictor.encode(sample.texts))
+    top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
+    checks = [check(f"worst cosine to the trained encoder ({precision})", parity.min(), least=_WORST_COSINE[precision])]
+    metrics = {
+        "parity_texts": len(sample.texts),
+        "parity_mean_cosine": float(parity.mean()),
+        "parity_worst_cosine": float(parity.min()),
+        "recall_at": top_b,
+    }
+    for part, point in points.items():
+        name = f"{part} ({point.factory})"
+        checks.append(check(f"recall at {top_b}, {name}", point.recall, least=settings.recall_target))
+        metrics |= {f"recall_{part}": point.recall, f"search_{part}_ms": point.milliseconds}
+        path = folder / f"{part[:-1]}_keys.faiss"
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        checks.append(check(f"keys within reach, {name}", reachable(index), least=_REACHABLE))
+    spent = sum(point.milliseconds for point in points.values())
+    checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
+    size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
+    checks.append(check("indexes, bytes", size, most=settings.memory_budget))
+    checks.append(check(GOLDEN_CHECK, agreement(predictor, read_golden(folder)), least=_GOLDEN_SHARE[precision]))
+    checks.append(check("open, seconds", opened))
+    if settings.gate_dataset and before:
+        checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
+    return Proof(checks, metrics)
+
+
+def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop: float) -> Iterator[Check]:
+    """How much worse than the current version a bundle is on a dataset's test split, in points."""
+    now = quality(predictor, dataset)
+    for metric in _GATED:
+        yield check(f"{metric} on {dataset.name}, points lost", before[metric] - now[metric], most=max_drop)
+
+
+def check(name: str, found: float, *, least: float | None = None, most: float | None = None) -> Check:
+    """Hold a measurement against the least or the most that it may be; a NaN fails both."""
+    passed = (least is None or found >= least) and (most is None or found <= most)
+    return Check(name=name, found=found if np.isfinite(found) else None, least=least, most=most, passed=passed)
+
+
+def table(checks: list[Check]) -> Iterator[str]:
+    """The checks as aligned lines, the failed ones marked."""
+    width = max(len(each.name) for each in checks)
+    for each in checks:
+        bounds = [f"{sign} {bound:.6g}" for sign, bound in ((">=", each.least), ("<=", each.most)) if bound is not None]
+        found = "-" if each.found is None else f"{each.found:.6g}"
+        verdict = "ok" if each.passed else "FAILED"
+        yield f"{each.name:{width}}  {found:>10}  {' and '.join(bounds) or 'told':14}  {verdict}"
+
+
+def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
+    """Some texts with the labels that exact search over the memory gives them, by its own defaults."""
+    chosen = spread(len(sample.texts), _GOLDEN_QUERIES)
+    texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
+    defaults, instances = memory.defaults, memory.plan.instances
+    lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
+    labels = exact_neighbours(memory.label_keys(), vectors, top_b)
+    found = Neighbours(labels.similarities, labels.keys + instances)
+    if lambda_ > 0:
+        own = exact_neighbours(memory.instance_keys, vectors, top_b)
+        found = own if lambda_ == 1 else merge(own, found, top_b)
+    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    ranking = rank(cast_votes(found, defaults["temperature"], lambda_, values), values)
+    uids = list(field_of(memory.folder / "labels.jsonl", "uid"))
+    most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # where all labels are answered, nothing is proven
+    rows = np.searchsorted(ranking.query, np.arange(len(texts) + 1))
+    return [
+        GoldenQuery(query=text, labels=[uids[label] for label in ranking.label[start:stop][:most]])
+        for text, start, stop in zip(texts, rows[:-1], rows[1:], strict=True)
+        if stop > start
+    ]
+
+
+def reachable(index: Any) -> float:
+    """Share of the keys that a walk over a graph's lowest level can come to from its entry; 1 for other indexes."""
+    graph = unwrapped(index)
+    if not isinstance(graph, faiss.IndexHNSW):
+        return 1.0
+    hnsw = graph.hnsw
+    offsets, links = faiss.vector_to_array(hnsw.offsets).astype(np.int64), hnsw.nb_neighbors(0)
+    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
+    seen = np.zeros(graph.ntotal, dtype=bool)
+    seen[hnsw.entry_point] = True
+    frontier = [np.array([hnsw.entry_point])]
+    while frontier:
+        reached = []
+        for keys in frontier:
+            linked = neighbours[offsets[keys][:, None] + np.arange(links)]
+            fresh = np.unique(linked[(linked >= 0) & ~seen[linked]])
+            seen[fresh] = True
+            reached += [fresh[start : start + _BLOCK_KEYS] for start in range(0, len(fresh), _BLOCK_KEYS)]
+        frontier = reached
+    return float(seen.mean())

@@ -1,0 +1,90 @@
+"""How good an index is: recall against a brute force that reads the keys block by block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from index_builder.recall import exact_neighbours, milliseconds, recall
+from tests.index_builder.vectors import enriched, opened, random_keys, unit
+
+
+@pytest.mark.parametrize("block", [7, 64, 1_000])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_exact_neighbours_are_those_of_a_float64_brute_force(
+    monkeypatch: pytest.MonkeyPatch, block: int, dtype: str
+) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", block)
+    keys, queries = random_keys(300, dtype=dtype), random_keys(320)[300:]
+    similarities = queries.astype(np.float64) @ keys.astype(np.float64).T
+    expected = np.argsort(-similarities, axis=1)[:, :25]
+    found = exact_neighbours(keys, queries, 25)
+    np.testing.assert_array_equal(found.keys, expected)
+    np.testing.assert_allclose(found.similarities, np.take_along_axis(similarities, expected, axis=1), atol=1e-6)
+
+
+def test_exact_neighbours_of_fewer_keys_than_asked_for_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 4)
+    found = exact_neighbours(random_keys(10), random_keys(3), 200)
+    assert [sorted(row) for row in found.keys.tolist()] == [list(range(10))] * 3
+    assert (np.diff(found.similarities, axis=1) <= 0).all()
+
+
+def test_recall_counts_what_the_index_misses(tmp_path: Path) -> None:
+    keys = random_keys(40)
+    half = opened(keys[:20], "flat", tmp_path)
+    expected = (np.argsort(-(keys @ keys.T), axis=1)[:, :10] < 20).mean()
+    assert 0 < expected < 1
+    assert recall(half, keys, keys, exact_neighbours(keys, keys, 10)) == pytest.approx(expected)
+
+
+def test_a_key_as_similar_as_the_last_of_the_best_counts_as_found(tmp_path: Path) -> None:
+    keys = np.repeat(random_keys(4), 5, axis=0)  # each key five times
+    index = opened(keys[::-1].copy(), "flat", tmp_path)  # whose ties fall the other way
+    exact = exact_neighbours(keys, keys[::5], 3)
+    assert not np.isin(exact.keys, 19 - index.search(keys[::5], 3).keys).all()
+    assert recall(index, keys[::-1], keys[::5], exact) == 1
+
+
+def test_places_where_no_key_was_found_are_missed(tmp_path: Path) -> None:
+    keys = unit(np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10)  # fifteen about one centre, one at another
+    lists = opened(keys, "IVF2,Flat", tmp_path)
+    assert (lists.search(keys[15:], 5).keys >= 0).sum() == 1
+    assert recall(lists, keys, keys[15:], exact_neighbours(keys, keys[15:], 5)) == pytest.approx(1 / 5)
+
+
+def test_recall_of_enriched_label_keys_is_that_of_the_same_keys_in_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 7)
+    keys, queries = enriched(60), random_keys(25)
+    mixed = keys[:]
+    exact = exact_neighbours(mixed, queries, 10)
+    np.testing.assert_allclose(exact_neighbours(keys, queries, 10).similarities, exact.similarities, atol=1e-6)
+    half = opened(mixed[:30], "flat", tmp_path)
+    assert 0 < recall(half, mixed, queries, exact) < 1
+    assert recall(half, keys, queries, exact) == recall(half, mixed, queries, exact)
+    assert recall(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
+
+
+def test_every_query_is_timed_alone_on_one_thread_unless_there_is_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, asked = opened(random_keys(100), "flat", tmp_path), []
+
+    def search(queries: np.ndarray, top_b: int) -> None:
+        asked.append((len(queries), top_b, faiss.omp_get_max_threads()))
+
+    monkeypatch.setattr(index, "search", search)
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        assert (milliseconds(index, random_keys(5), 7, most_seconds=60) >= 0).tolist() == [True] * 5
+        assert len(milliseconds(index, random_keys(5), 7, most_seconds=0)) == 1
+        assert faiss.omp_get_max_threads() == 2
+    finally:
+        faiss.omp_set_num_threads(before)
+    assert asked == [(1, 7, 1)] * (1 + 5 + 1 + 1)

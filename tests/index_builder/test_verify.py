@@ -1,0 +1,298 @@
+"""Proof before publishing: what is measured is right, and what is not good enough is not published."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+import recollect
+from index_builder.build import build
+from index_builder.errors import CheckFailed
+from index_builder.evaluate import evaluate, quality
+from index_builder.faiss_index import build_index
+from index_builder.settings import BuildSettings, EvaluateSettings
+from index_builder.verify import Sample, check, golden_queries, reachable, sample_of, table
+from service.golden import agreement, read_golden
+from service.manifest import Check, Manifest
+from service.predictor import Predictor
+from service.searcher import unwrapped
+from service.store import Store
+from tests.conftest import TOPICS
+from tests.index_builder.vectors import clustered_keys, random_keys
+from tests.service.http_helpers import add_version, copy_store, rehash
+from trainer.checkpoint import load_checkpoint
+from trainer.memory import Memory, open_memory
+
+GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]
+
+
+# Keys within reach.
+
+
+def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") -> Any:
+    """A graph over 40 keys whose lowest level has these links and no others."""
+    index, _ = build_index(random_keys(40), factory, 0, lambda rows: None)
+    hnsw = unwrapped(index).hnsw
+    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
+    first = faiss.vector_to_array(hnsw.offsets).astype(int)
+    for key in range(40):
+        row = neighbours[first[key] : first[key] + hnsw.nb_neighbors(0)]
+        row[:] = -1
+        row[: len(links.get(key, []))] = links.get(key, [])
+    hnsw.entry_point = entry
+    return index
+
+
+@pytest.mark.parametrize("block", [1, 3, 1_000])
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8,SQ8", "PCA8,HNSW8", "HNSW8,SQ8,Refine(Flat)"])
+def test_keys_within_reach_are_those_to_which_links_lead_from_the_entry(
+    monkeypatch: pytest.MonkeyPatch, factory: str, block: int
+) -> None:
+    monkeypatch.setattr("index_builder.verify._BLOCK_KEYS", block)
+    chain = {key: [key + 1] for key in range(39)}
+    assert reachable(graph_of(chain, 0, factory)) == 1
+    assert reachable(graph_of(chain, 30, factory)) == 10 / 40
+    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # nothing leads to 39
+    assert reachable(graph_of(star, 7, factory)) == 9 / 40
+    assert reachable(graph_of({}, 39, factory)) == 1 / 40
+
+
+def test_all_keys_of_a_whole_graph_are_within_reach_until_its_links_are_cut() -> None:
+    index, _ = build_index(clustered_keys(1_000), "HNSW32", 0, lambda rows: None)
+    assert reachable(index) == 1
+    hnsw = index.hnsw
+    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
+    lost = [key for key in range(100) if key != hnsw.entry_point]
+    neighbours[np.isin(neighbours, lost)] = -1
+    assert reachable(index) == 1 - len(lost) / 1_000
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,SQ8", "IVF4_HNSW8,Flat", "PCA8,Flat"])
+def test_an_index_that_is_no_graph_reaches_all_its_keys(factory: str) -> None:
+    assert reachable(build_index(random_keys(200), factory, 0, lambda rows: None)[0]) == 1
+
+
+# Golden queries.
+
+
+@pytest.fixture(scope="module")
+def tiny_memory(tiny_run: Path) -> tuple[Memory, Sample]:
+    memory = open_memory(tiny_run / "memory")
+    return memory, sample_of(memory, load_checkpoint(tiny_run / "checkpoint", "cpu"))
+
+
+def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> list[str]:
+    """A query's labels by the formula itself: all keys, in float64, the dense product with the values."""
+    instances, labels = memory.plan.instances, memory.plan.labels
+    values = np.zeros((instances + labels, labels))
+    for row in range(instances):
+        votes = memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]]
+        values[row, votes] = lambda_
+    values[instances:] = (1 - lambda_) * np.eye(labels)
+    similarities = memory.keys.astype(np.float64) @ vector.astype(np.float64)
+    voting = np.flatnonzero([lambda_ > 0] * instances + [lambda_ < 1] * labels)
+    nearest = voting[np.argsort(-similarities[voting], kind="stable")[:top_b]]
+    weights = np.exp((similarities[nearest] - similarities.max()) / temperature)
+    scores = weights @ values[nearest] / weights.sum()
+    return [list(TOPICS)[label] for label in np.argsort(-scores, kind="stable") if scores[label] > 0]
+
+
+@pytest.mark.parametrize("top_b", [4, 200])
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
+def test_golden_labels_are_those_of_a_float64_brute_force(
+    tiny_memory: tuple[Memory, Sample], lambda_: float, top_b: int
+) -> None:
+    memory, sample = tiny_memory
+    defaults = {"lambda": lambda_, "temperature": 0.3, "top_b": top_b, "label_key_alpha": 0.0}
+    golden = golden_queries(dataclasses.replace(memory, defaults=defaults), sample)
+    assert [each.query for each in golden] == sample.texts
+    for each, vector in zip(golden, sample.vectors, strict=True):
+        assert each.labels == answered(memory, vector, lambda_, 0.3, top_b)[:4]  # half of the eight
+
+
+def test_a_text_that_no_key_answers_is_no_golden_query(tiny_memory: tuple[Memory, Sample]) -> None:
+    memory, sample = tiny_memory
+    nothing = np.zeros_like(memory.value_indptr), memory.value_indices[:0]
+    voiceless = dataclasses.replace(
+        memory, value_indptr=nothing[0], value_indices=nothing[1], defaults=memory.defaults | {"lambda": 1.0}
+    )
+    assert golden_queries(voiceless, sample) == []
+
+
+def test_a_bundle_whose_index_was_sabotaged_agrees_less_with_its_golden_queries(road: Any, tmp_path: Path) -> None:
+    def turn_round(folder: Path, manifest: dict[str, Any]) -> None:
+        path = str(folder / "instance_keys.faiss")
+        keys = faiss.read_index(path).reconstruct_n(0, 28)
+        turned = faiss.IndexFlatIP(keys.shape[1])
+        turned.add(keys[::-1].copy())
+        faiss.write_index(turned, path)
+        rehash(folder, manifest)
+
+    store = copy_store(road.store, tmp_path / "store")
+    add_version(store, road.version, "sabotaged", turn_round)
+    good, bad = (Predictor.open(Store(store).open(version), threads=1) for version in (road.version, "sabotaged"))
+    golden = read_golden(store / "bundles" / road.version)
+    assert len(golden) == 28
+    assert agreement(good, golden) == 1
+    assert agreement(bad, golden) < 0.95
+
+
+# What is held against a bound.
+
+
+@pytest.mark.parametrize(
+    ("found", "bounds", "passed"),
+    [
+        (0.5, {}, True),
+        (0.5, {"least": 0.5, "most": 0.5}, True),
+        (0.49, {"least": 0.5}, False),
+        (0.51, {"most": 0.5}, False),
+        (float("nan"), {"least": 0.5}, False),
+        (float("nan"), {"most": 0.5}, False),
+    ],
+)
+def test_a_check_passes_within_its_bounds(found: float, bounds: dict[str, float], passed: bool) -> None:
+    held = check("share", found, **bounds)
+    assert held.passed is passed
+    assert held.found == (None if np.isnan(found) else found)
+
+
+def test_the_table_says_what_was_found_what_was_expected_and_what_failed() -> None:
+    checks = [
+        check("recall at 200, labels (Flat)", 0.98765432, least=0.98),
+        check("search", 3.5, most=2.0),
+        check("open, seconds", 0.25),
+        check("both", float("nan"), least=0.1, most=1),
+    ]
+    assert list(table(checks)) == [
+        "recall at 200, labels (Flat)    0.987654  >= 0.98         ok",
+        "search                               3.5  <= 2            FAILED",
+        "open, seconds                       0.25  told            ok",
+        "both                                   -  >= 0.1 and <= 1  FAILED",
+    ]
+
+
+def checks_of(store: Path, version: str) -> dict[str, Check]:
+    return {each.name: each for each in Store(store).manifest(version).checks}
+
+
+def test_the_manifest_keeps_every_check(road: Any) -> None:
+    checks = checks_of(road.store, road.version)
+    assert list(checks) == [
+        "worst cosine to the trained encoder (fp32)",
+        "recall at 200, labels (Flat)",
+        "keys within reach, labels (Flat)",
+        "recall at 200, instances (Flat)",
+        "keys within reach, instances (Flat)",
+        "search, ms a query on one thread",
+        "indexes, bytes",
+        "golden labels answered",
+        "open, seconds",
+    ]
+    assert all(each.passed for each in checks.values())
+    manifest = Store(road.store).manifest(road.version)
+    assert checks["indexes, bytes"].found == sum(
+        manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label")
+    )
+
+
+# The gate against the current version.
+
+
+@pytest.fixture
+def store(road: Any, tmp_path: Path) -> Path:
+    """A copy of the road's store, its bundle the current one."""
+    return copy_store(road.store, tmp_path / "store")
+
+
+@pytest.fixture
+def worse_run(road: Any, tmp_path: Path) -> Path:
+    """The road's run with the labels of its instances shuffled."""
+    run = shutil.copytree(road.run, tmp_path / "run")
+    path = run / "memory" / "value_indices.npy"
+    np.save(path, np.random.default_rng(7).permutation(np.load(path)))
+    return run
+
+
+def gated(run: Path, store: Path, road: Any, **settings: Any) -> BuildSettings:
+    return BuildSettings(run=run, store=store, index="flat", gate_dataset=road.dataset, threads=1, **settings)
+
+
+def test_a_bundle_as_good_as_the_current_one_passes_the_gate(road: Any, store: Path, quick_road_export: None) -> None:
+    version = build(gated(road.run, store, road, max_drop=0))
+    checks = checks_of(store, version)
+    assert [(name, checks[name].found, checks[name].most) for name in GATED] == [(name, 0, 0) for name in GATED]
+
+
+def test_a_bundle_worse_than_the_current_one_is_not_published(
+    road: Any, store: Path, worse_run: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CheckFailed, match=r"P@1 on dataset, points lost.*--force") as failed:
+        build(gated(worse_run, store, road))
+    assert failed.value.exit_status == 1
+    assert "golden" not in str(failed.value)  # it answers as its memory does, which is the fault
+    assert Store(store).versions() == [road.version]
+    table_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("P@1 on dataset")]
+    assert len(table_lines) == 1
+    assert table_lines[0].endswith("<= 0.5          FAILED")
+
+
+def test_the_gate_says_how_much_worse_a_forced_bundle_is(
+    road: Any, store: Path, worse_run: Path, quick_road_export: None
+) -> None:
+    version = build(gated(worse_run, store, road, force=True))
+    metrics = [
+        evaluate(EvaluateSettings(dataset=road.dataset, store=store, version=each, threads=1)).rows[0]
+        for each in (road.version, version)
+    ]
+    checks = checks_of(store, version)
+    for name in GATED:
+        metric = name.partition(" on ")[0]
+        assert checks[name].found == pytest.approx(metrics[0][metric] - metrics[1][metric])
+    assert not checks["P@1 on dataset, points lost"].passed
+    assert checks["P@1 on dataset, points lost"].found > 20
+
+
+def test_a_drop_that_is_allowed_passes(road: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
+    checks = checks_of(store, build(gated(worse_run, store, road, max_drop=100)))
+    assert all(checks[name].passed for name in GATED)
+
+
+def test_where_no_version_is_current_the_gate_says_so_and_stands_open(
+    road: Any, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = build(gated(road.run, tmp_path / "empty", road))
+    assert not checks_of(tmp_path / "empty", version).keys() & set(GATED)
+    assert f"gate: no version of {tmp_path / 'empty'} is current" in capsys.readouterr().err
+
+
+def test_a_gate_without_a_dataset_is_told_before_the_work(
+    road: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("index_builder.build.write_tables", pytest.fail)
+    gate = str(tmp_path / "nowhere")
+    assert recollect.main(["build", str(road.run), "--store", str(store), "--gate-dataset", gate]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1), err
+    assert gate in err
+
+
+def test_quality_is_what_evaluate_says_of_the_bundles_own_defaults(road: Any) -> None:
+    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
+    (row,) = evaluate(EvaluateSettings(dataset=road.dataset, store=road.store, threads=1)).rows
+    metrics = quality(predictor, road.dataset)
+    assert metrics == {name: row[name] for name in metrics}
+    assert {"P@1", "P@5", "nDCG@5", "R@100"} <= metrics.keys()
+
+
+def test_checks_survive_the_manifest(road: Any) -> None:
+    manifest = Store(road.store).manifest(road.version)
+    held = check("a cosine that is none", float("nan"), least=0.5)
+    again = Manifest.model_validate_json(manifest.model_copy(update={"checks": [held]}).model_dump_json(by_alias=True))
+    assert again.checks == [held]

@@ -1,0 +1,46 @@
+"""Keys to index: random, clustered and mixed unit vectors; and an index as it is served, from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from index_builder.faiss_index import Keys, build_index, write_index
+from service.searcher import KeyIndex
+from trainer.dataset import LabelSets
+from trainer.label_keys import LabelKeys
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def random_keys(rows: int, dim: int = 16, dtype: str = "float32") -> np.ndarray:
+    return unit(np.random.default_rng(7).standard_normal((rows, dim))).astype(dtype)
+
+
+def clustered_keys(rows: int, dim: int = 32) -> np.ndarray:
+    """Keys around 50 centres."""
+    rng = np.random.default_rng(1)
+    return unit(rng.normal(size=(50, dim))[rng.integers(50, size=rows)] + rng.normal(size=(rows, dim)) / 2)
+
+
+def near(keys: np.ndarray, queries: int) -> np.ndarray:
+    """Queries close to the first keys."""
+    return unit(keys[:queries] + np.random.default_rng(2).normal(size=(queries, keys.shape[1])) / 20)
+
+
+def enriched(labels: int) -> LabelKeys:
+    """Label keys, half text and half instances: two instances a label, none for each seventh."""
+    vectors, rows = random_keys(3 * labels, dtype="float16"), np.arange(2 * labels, dtype=np.int32) % labels
+    kept = rows % 7 != 0
+    sets = LabelSets(np.concatenate([[0], np.cumsum(kept)]), rows[kept])
+    return LabelKeys(vectors[:labels], vectors[labels:], sets, 0.5)
+
+
+def opened(keys: Keys, kind: str, folder: Path) -> KeyIndex:
+    """An index of the keys, built, written, and mapped from its file."""
+    index, info = build_index(keys, kind, 0, lambda rows: None)
+    write_index(index, folder / "keys.faiss")
+    return KeyIndex(folder / "keys.faiss", info)

@@ -1,0 +1,117 @@
+"""Golden queries: kept as they were written, refused when damaged, and agreed with by share of their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.errors import BundleError, WrongAnswersError
+from service.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, check_golden, read_golden, write_golden
+from service.predictor import Predictor
+from service.store import Store
+from tests.service.http_helpers import add_version, copy_store, rehash
+
+QUERY = "How doctors treat high blood pressure"
+
+
+def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
+    golden = [GoldenQuery(query='a "tax"\n on bread', labels=["1", "音楽"]), GoldenQuery(query="", labels=["x"])]
+    write_golden(tmp_path, golden)
+    assert read_golden(tmp_path) == golden
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "Invalid JSON: EOF"),
+        (b"[", "Invalid JSON: EOF"),
+        (b"\xff\xfe", "Invalid JSON: "),
+        (b"[" * 100_000, "Invalid JSON: recursion limit"),
+        (b"{}", "Input should be a valid array"),
+        (b"null", "Input should be a valid array"),
+        (b"[7]", "Input should be an object at 0"),
+        (b'[{"query": "x", "labels": ["1"]}, {"query": "x"}]', "Field required at 1.labels"),
+        (b'[{"query": "x", "labels": []}]', "List should have at least 1 item after validation, not 0 at 0.labels"),
+        (b'[{"query": 7, "labels": ["1"]}]', "Input should be a valid string at 0.query"),
+        (b'[{"query": "x", "labels": ["1", null]}]', "Input should be a valid string at 0.labels.1"),
+        (b'[{"query": "x", "labels": ["1"], "more": 1}]', "Extra inputs are not permitted at 0.more"),
+    ],
+)
+def test_what_are_no_golden_queries_is_refused_by_the_files_name(tmp_path: Path, content: bytes, found: str) -> None:
+    (tmp_path / GOLDEN).write_bytes(content)
+    with pytest.raises(BundleError) as refused:
+        read_golden(tmp_path)
+    expected = f"{tmp_path / GOLDEN}: expected queries with their labels, found: {found}"
+    assert str(refused.value).startswith(expected)
+    assert str(refused.value).endswith("; build the bundle again")
+    assert "\n" not in str(refused.value)
+
+
+def test_the_road_s_bundle_agrees_with_all_its_golden_queries(predictor: Predictor) -> None:
+    golden = read_golden(predictor.bundle.folder)
+    assert {len(each.labels) for each in golden} == {4}
+    assert agreement(predictor, golden) == check_golden(predictor) == 1
+
+
+def test_agreement_is_the_share_of_labels_answered_as_far_down_as_each_query_names_them(predictor: Predictor) -> None:
+    best = [label.uid for label in predictor.predict([QUERY], predictor.options()).answers[0].labels]
+    assert len(best) == 8
+    for labels, kept in [
+        (best[:1], 1),
+        (best[1:2], 0),  # answered, but not first
+        (best[:4][::-1], 4),  # in whatever order
+        ([*best[:2], best[7]], 2),
+        (["no such label"], 0),
+    ]:
+        assert agreement(predictor, [GoldenQuery(query=QUERY, labels=labels)]) == kept / len(labels)
+    both = [GoldenQuery(query=QUERY, labels=best[:3]), GoldenQuery(query=QUERY, labels=best[7:])]
+    assert agreement(predictor, both) == 3 / 4
+
+
+def test_where_nothing_is_asked_for_all_is_answered(predictor: Predictor) -> None:
+    assert agreement(predictor, []) == 1
+
+
+@pytest.fixture
+def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
+    """Opens the road's bundle with other golden queries and another bound."""
+
+    def forge(golden: list[GoldenQuery], checks: list[dict[str, Any]]) -> Predictor:
+        def change(folder: Path, manifest: dict[str, Any]) -> None:
+            write_golden(folder, golden)
+            rehash(folder, manifest)
+            manifest["checks"] = checks
+
+        store = copy_store(road.store, tmp_path / "store")
+        return Predictor.open(Store(store).open(add_version(store, road.version, "forged", change)), threads=1)
+
+    return forge
+
+
+def test_fewer_golden_labels_than_the_manifest_s_own_bound_are_wrong_answers(
+    forged: Callable[..., Predictor],
+) -> None:
+    wrong = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
+    predictor = forged(wrong, [{"name": GOLDEN_CHECK, "found": 1.0, "least": 0.75, "passed": True}])
+    with pytest.raises(WrongAnswersError) as error:
+        check_golden(predictor)
+    assert error.value.exit_status == 1
+    path = predictor.bundle.folder / GOLDEN
+    expected = "expected at least 75.0% of its labels among the answers, found 50.0%; build the bundle again"
+    assert str(error.value) == f"{path}: {expected}"
+
+
+@pytest.mark.parametrize("least", [0.5, None])
+def test_as_many_as_the_bound_pass_and_so_do_any_where_there_is_none(
+    forged: Callable[..., Predictor], least: float | None
+) -> None:
+    golden = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
+    checks = [{"name": GOLDEN_CHECK, "found": 0.5, "least": least, "passed": True}]
+    assert check_golden(forged(golden, checks)) == 0.5
+
+
+def test_a_bundle_without_golden_queries_or_checks_has_none_to_miss(forged: Callable[..., Predictor]) -> None:
+    assert check_golden(forged([], [])) == 1
