@@ -57,14 +57,11 @@ class Target:
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 
-def candidates(keys: int, dim: int) -> list[str]:
+def candidates(keys: int) -> list[str]:
     """Factory strings worth a comparison for so many keys, from the most exact to the smallest."""
     if keys < _FEW_KEYS:
         return ["Flat"]
-    families = ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
-    if dim % 2 == 0:
-        families.append(f"IVF{lists(keys)},PQ{dim // 2}x4fs,Refine(SQ8)")
-    return families
+    return ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
 
 
 def build_best(
@@ -95,9 +92,9 @@ def build_best(
         BuildError: If a key is no unit vector, or faiss rejects the kind.
     """
     measured: list[Point] = []
-    families = candidates(len(keys), keys.shape[1]) if kind == "auto" else [kind]
+    families = candidates(len(keys)) if kind == "auto" else [kind]
     if len(families) > 1:
-        measured += compare(keys, first_row, target.top_b, progress)
+        measured += compare(keys, first_row, target, progress)
         families = ranked(measured, target, len(keys))
     wholes: dict[Point, IndexInfo] = {}  # by the point at which each does best
     tried = path.with_suffix(".tried")
@@ -115,8 +112,10 @@ def build_best(
     return wholes[best], best, measured
 
 
-def compare(keys: Keys, first_row: int, top_b: int, progress: Progress) -> list[Point]:
+def compare(keys: Keys, first_row: int, target: Target, progress: Progress) -> list[Point]:
     """Measure every family on a sample of the keys, asked for keys that the sample leaves out.
+
+    Where exact search is fast enough for all keys, nothing else is tried.
 
     Raises:
         BuildError: If one of them is no unit vector.
@@ -128,9 +127,11 @@ def compare(keys: Keys, first_row: int, top_b: int, progress: Progress) -> list[
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.faiss"
-        for factory in candidates(len(sample), keys.shape[1]):
+        for factory in candidates(len(sample)):
             info = _write(sample, factory, first_row, path, progress)
-            points += curve(path, info, sample, queries, top_b)
+            points += curve(path, info, sample, queries, target.top_b)
+            if any(map(_exact_and_fast, reach([_expected(point, len(keys)) for point in points], target))):
+                break
     return points
 
 
@@ -233,8 +234,11 @@ def _expected(point: Point, keys: int) -> Point:
 
 
 def _preference(point: Point) -> float:
-    exact = point.factory == "Flat" and point.milliseconds <= _EXACT_MILLISECONDS
-    return -1 if exact else point.milliseconds
+    return -1 if _exact_and_fast(point) else point.milliseconds
+
+
+def _exact_and_fast(point: Point) -> bool:
+    return point.factory == "Flat" and point.milliseconds <= _EXACT_MILLISECONDS
 
 
 def spread(rows: int, wanted: int) -> Int[np.ndarray, " row"]:
