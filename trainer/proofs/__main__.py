@@ -12,7 +12,7 @@ def _decoupled() -> bool:
     precision = prove()
     for name, percent in precision.items():
         _say(f"{name:18} P@1 {percent:6.2f}")
-    return precision["decoupled softmax"] > 99 and precision["softmax"] < 50
+    return precision["decoupled softmax"] > 95 and precision["softmax"] < 50
 
 
 def _memorise() -> bool:

@@ -2,7 +2,8 @@
 
 A hundred training queries begin with a marker and carry labels 0 to 4; of the label texts only the first holds the
 marker. Test queries begin with the marker and carry label 0 alone. Softmax wants the five labels of a marked query to
-be equally near, so a marked test query gets label 0 one time in five; decoupled softmax may let the marker decide.
+be equally near, so in the end a marked test query gets label 0 one time in five; decoupled softmax may let the marker
+decide. The end is far: this encoder answers 44.9 and 98.9 after 120 epochs, the paper's about 20 and 100.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Size:
 
 
 def prove(size: Size = Size(), seed: int = 0) -> dict[str, float]:
-    """P@1 in percent on the marked test queries, by loss: about 20 for `softmax`, 100 for `decoupled softmax`."""
+    """P@1 in percent on the marked test queries, by loss: `softmax` loses what `decoupled softmax` keeps."""
     random = np.random.default_rng(seed)
     labels = random_texts(random, size.labels, _LENGTH)
     labels[0, 0] = _MARKER
