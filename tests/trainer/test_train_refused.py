@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ class TestDiverging:
 
 
 class TestFullDisk:
+    @pytest.fixture(autouse=True)
+    def without_tensorboard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A limit holds for the whole process: TensorBoard's own thread would meet it whenever it writes."""
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+
     @pytest.fixture
     def limited(self) -> Callable[[int], contextlib.AbstractContextManager[None]]:
         """No file may grow beyond so many bytes; what pytest captures is a file too."""
@@ -167,7 +173,7 @@ class TestFullDisk:
         assert outcome.status == 2
         assert str(run_folder) in outcome.message
         assert before == [files(run_folder / "checkpoint")]
-        assert {path.name for path in run_folder.iterdir()} - {"frozen"} == LEFT - {"memory"}
+        assert {path.name for path in run_folder.iterdir()} - {"frozen"} == LEFT - {"memory", "tensorboard"}
         assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
 
     def test_while_a_tokenizer_is_saved_is_told_in_one_line(
@@ -200,7 +206,7 @@ class TestFullDisk:
         assert not (run_folder / "memory" / "memory.json").exists()
         assert train().status == 0
         assert results(run_folder) == results(run_folder.with_name("never"))
-        assert {path.name for path in run_folder.iterdir()} == LEFT
+        assert {path.name for path in run_folder.iterdir()} == LEFT - {"tensorboard"}
 
 
 BAD_FLAGS: dict[str, tuple[list[object], str]] = {
