@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_units, empty_index, factory_string
-from index_builder.onnx_export import export_encoder
+from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.report import write_report
 from index_builder.settings import BuildSettings
 from index_builder.signing import read_signing_key, sign_manifest
@@ -82,20 +82,14 @@ def build(settings: BuildSettings) -> str:
     if settings.gate_dataset and not before:
         say(f"gate: no version of {settings.store} is current, so there is none to fall behind")
     with store.incoming() as folder:
-        write_tables(memory, folder)
-        say(f"export: {encoder.config.name}, {settings.precision}")
-        export_encoder(encoder, folder, settings.precision)
         sample = sample_of(memory, encoder)
-        indexes, points, curves = _write_indexes(memory, folder, settings)
+        manifest, points = write_bundle(memory, encoder, sample, folder, settings)
         if settings.report:
-            write_report(settings.report, points, curves, int(memory.defaults["top_b"]), settings.recall_target)
-        write_golden(folder, golden_queries(memory, sample))
-        manifest = _manifest(memory, folder, encoder, settings, indexes, curves)
-        _write_manifest(folder, manifest)
+            write_report(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         say(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        proof = prove(folder, before, sample, points, settings, threads)
+        proof = prove(folder, memory, before, sample, points, settings, threads)
         manifest = manifest.model_copy(update={"checks": proof.checks, "metrics": proof.metrics})
-        _write_manifest(folder, manifest)
+        write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
         _judge(proof.checks, settings.force)
@@ -103,6 +97,39 @@ def build(settings: BuildSettings) -> str:
     if settings.activate:
         store.activate(manifest.version)
     return manifest.version
+
+
+def write_bundle(
+    memory: Memory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings
+) -> tuple[Manifest, dict[str, Point]]:
+    """Write all files of a bundle, nothing proven yet.
+
+    Args:
+        memory: Keys, values and texts.
+        encoder: Whose vectors the keys are.
+        sample: Texts with its vectors: what the exported encoder is held against, and what golden queries are made of.
+        folder: To write in; it exists.
+        settings: How the index is chosen, and the encoder's precision.
+
+    Returns:
+        Its manifest, and the point at which each part's index is searched.
+
+    Raises:
+        BuildError: If the memory's texts are damaged, a key is no unit vector, or faiss rejects the index asked for.
+    """
+    write_tables(memory, folder)
+    say(f"export: {encoder.config.name}, {settings.precision}")
+    info = describe_encoder(encoder, settings.precision)
+    export_encoder(encoder, folder, info, sample)
+    indexes, points, curves = _write_indexes(memory, folder, settings)
+    write_golden(folder, golden_queries(memory, sample))
+    manifest = _manifest(memory, folder, info, indexes, curves)
+    write_manifest(folder, manifest)
+    return manifest, points
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
 
 
 def say(message: str) -> None:
@@ -158,12 +185,7 @@ def _bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int], object]
 
 
 def _manifest(
-    memory: Memory,
-    folder: Path,
-    encoder: Encoder,
-    settings: BuildSettings,
-    indexes: Indexes,
-    curves: dict[str, list[Point]],
+    memory: Memory, folder: Path, encoder: EncoderInfo, indexes: Indexes, curves: dict[str, list[Point]]
 ) -> Manifest:
     answering = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
@@ -177,13 +199,7 @@ def _manifest(
             pairs=len(memory.value_indices),
         ),
         dim=memory.plan.dim,
-        encoder=EncoderInfo(
-            name=encoder.config.name,
-            pooling=encoder.config.pooling,
-            precision=settings.precision,
-            max_length=encoder.config.max_length,
-            pad_id=encoder.pad_id,
-        ),
+        encoder=encoder,
         index=indexes,
         defaults=Defaults(**answering, top_k=_DEFAULT_TOP_K),
         metrics={},
@@ -194,10 +210,6 @@ def _manifest(
 
 def _digest(files: dict[str, FileInfo]) -> str:
     return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
 
 
 def _judge(checks: list[Check], force: bool) -> None:

@@ -136,19 +136,28 @@ def predict_top(
                 if key not in found:
                     found[key] = predictor.searcher.search(vectors, setting.top_b, part)
                 votes = cast_votes(found[key], setting.temperature, setting.lambda_, predictor.values)
-                _fill(rows[start : start + len(vectors)], rank(votes, predictor.values), start, truth)
+                ranking = rank(votes, predictor.values)
+                rows[start : start + len(vectors)] = _admitted(ranking, len(vectors), start, truth)
             bar.update(len(vectors))
     return predictions
 
 
-def _fill(rows: Int[np.ndarray, "query 100"], ranking: Ranking, first_query: int, truth: Truth) -> None:
-    """Write each query's best labels, those filtered for it left out before the cut (never zeroed)."""
-    codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
-    kept = ~np.isin(codes, truth.filtered_codes)
-    query, label = ranking.query[kept], ranking.label[kept]
+def best_labels(
+    query: Int[np.ndarray, " row"], label: Int[np.ndarray, " row"], queries: int
+) -> Int[np.ndarray, "query 100"]:
+    """Each query's first 100 labels of a ranking, -1 where there are fewer."""
+    labels = np.full((queries, _DEPTH), -1, dtype=np.int32)
     place = np.arange(len(query)) - np.searchsorted(query, query)
     best = place < _DEPTH
-    rows[query[best], place[best]] = label[best]
+    labels[query[best], place[best]] = label[best]
+    return labels
+
+
+def _admitted(ranking: Ranking, queries: int, first_query: int, truth: Truth) -> Int[np.ndarray, "query 100"]:
+    """Each query's best labels, those filtered for it left out before the cut (never zeroed)."""
+    codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
+    kept = ~np.isin(codes, truth.filtered_codes)
+    return best_labels(ranking.query[kept], ranking.label[kept], queries)
 
 
 def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:

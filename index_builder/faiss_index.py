@@ -72,6 +72,9 @@ def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int],
     index = empty_index(factory, keys.shape[1])
     if not index.is_trained:
         _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row))
+    for store in _stores(index):  # one that grows as keys come is copied again and again, and held twice meanwhile
+        store.codes.resize(len(keys) * store.code_size)
+        store.codes.resize(0)
     for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
         _add(index, factory, block)
@@ -85,6 +88,8 @@ def empty_index(factory: str, dim: int) -> Any:
     Raises:
         BuildError: If faiss knows no such string, or not for inner products.
     """
+    if re.search(r"[A-Za-z]0+(?![0-9.])", factory):  # of some, faiss makes indexes that end the process
+        raise BuildError(f"--index {factory!r}: expected counts of at least 1, found 0")
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -129,6 +134,20 @@ def write_index(index: Any, path: Path) -> None:
     """Write an index; a full disk is an OSError, as for any other file."""
     with path.open("wb") as file:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+
+
+def _stores(index: Any) -> Iterator[Any]:
+    """All parts of an index that hold codes in one array."""
+    match faiss.downcast_index(index):
+        case faiss.IndexPreTransform() as transform:
+            yield from _stores(transform.index)
+        case faiss.IndexRefine() as refine:
+            yield from _stores(refine.base_index)
+            yield from _stores(refine.refine_index)
+        case faiss.IndexHNSW() as graph:
+            yield from _stores(graph.storage)
+        case faiss.IndexFlatCodes() as codes:
+            yield codes
 
 
 def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from service.manifest import Precision
 from service.schemas import Lambda, Temperature, TopB
 from service.settings import NO_WORD
 from trainer.settings import Listed
@@ -44,7 +45,7 @@ class BuildSettings(BuilderSettings):
     latency_budget_ms: float | None = Field(
         None, gt=0, description="most milliseconds that a query's search may take, on one thread"
     )
-    precision: Literal["fp32", "int8"] = Field("fp32", description="precision of the query encoder")
+    precision: Precision = Field("fp32", description="precision of the query encoder; fp16 is for GPUs, int8 for CPUs")
     sign: Path | None = Field(
         None,
         description="Ed25519 private key, in PEM without a passphrase, to sign the bundle with; unset: no signature",

@@ -6,6 +6,7 @@ some of its keys, and each key counts as one of its own.
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.faiss_index import Keys, build_index, lists, some_units, write_index
-from index_builder.recall import exact_neighbours, milliseconds, recall
+from index_builder.recall import REACHABLE, exact_neighbours, milliseconds, reachable, recall
 from service.manifest import IndexInfo, Point
 from service.searcher import KeyIndex
 
@@ -29,10 +30,12 @@ _FEW_KEYS = 2_000
 _EXACT_MILLISECONDS = 2.0
 # Recall that more effort must still win to be worth a try.
 _GAIN = 0.0005
+# Efforts tried between one that reaches the target and the next lower one.
+_BISECTIONS = 2
 # efSearch in multiples of b; shares of the lists; candidates compared again for each key asked for.
 _GRAPH_EFFORTS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 _LIST_SHARES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1)
-_REFINEMENTS = (1.5, 2, 4)
+_REFINEMENTS = (2, 4, 8)
 _TIMED_SECONDS = 2.0
 
 
@@ -57,11 +60,17 @@ class Target:
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 
-def candidates(keys: int) -> list[str]:
-    """Factory strings worth a comparison for so many keys, from the most exact to the smallest."""
+def candidates(keys: int, dim: int) -> list[str]:
+    """Factory strings worth a comparison for so many keys: always the same families, at the size that suits them.
+
+    Codes of four bits are compared 32 at a time, in registers; the nearest of them again, in eight bits a dimension.
+    """
     if keys < _FEW_KEYS:
         return ["Flat"]
-    return ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
+    families = ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
+    if dim % 2 == 0:
+        families.append(f"IVF{lists(keys) // 2},PQ{dim // 2}x4fs,Refine(SQ8)")
+    return families
 
 
 def build_best(
@@ -92,15 +101,17 @@ def build_best(
         BuildError: If a key is no unit vector, or faiss rejects the kind.
     """
     measured: list[Point] = []
-    families = candidates(len(keys)) if kind == "auto" else [kind]
+    families = candidates(*keys.shape) if kind == "auto" else [kind]
     if len(families) > 1:
         measured += compare(keys, first_row, target, progress)
-        families = ranked(measured, target, len(keys))
+        families = ranked(measured, target, *keys.shape)
     wholes: dict[Point, IndexInfo] = {}  # by the point at which each does best
     tried = path.with_suffix(".tried")
     for family in families:
         info = _write(keys, family, first_row, tried, progress)
-        points = list(curve(tried, info, keys, queries, target.top_b))
+        trial = Trial(tried, info, keys, queries, target.top_b)
+        points = list(curve(trial))
+        points += between(trial, points, target)
         measured += points
         point = choose(points, target)
         wholes[point] = info.model_copy(update={"effort": point.effort, "refine": point.refine})
@@ -127,37 +138,78 @@ def compare(keys: Keys, first_row: int, target: Target, progress: Progress) -> l
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.faiss"
-        for factory in candidates(len(sample)):
+        for factory in candidates(*sample.shape):
             info = _write(sample, factory, first_row, path, progress)
-            points += curve(path, info, sample, queries, target.top_b)
-            if any(map(_exact_and_fast, reach([_expected(point, len(keys)) for point in points], target))):
+            points += curve(Trial(path, info, sample, queries, target.top_b))
+            if any(map(_exact_and_fast, reach([_expected(point, *keys.shape) for point in points], target))):
                 break
     return points
 
 
-def curve(
-    path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
-) -> Iterator[Point]:
-    """Measure a written index at rising effort, until there is nothing left to find."""
-    top_b, size = min(top_b, info.keys), path.stat().st_size
-    exact, before = exact_neighbours(keys, queries, top_b), -1.0
-    for tried in efforts(info, KeyIndex(path, info).lists, top_b):
-        index = KeyIndex(path, tried)
-        found = recall(index, keys, queries, exact)
-        spent = float(np.median(milliseconds(index, queries, top_b, _TIMED_SECONDS)))
-        yield Point(
+class Trial:
+    """A written index, asked for what exact search has answered.
+
+    Args:
+        path: The index's file.
+        info: What the manifest says of it.
+        keys: All its keys.
+        queries: What it is asked for.
+        top_b: How many keys of each.
+    """
+
+    def __init__(
+        self, path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
+    ) -> None:
+        self._path, self.info, self._keys, self._queries = path, info, keys, queries
+        self.top_b = min(top_b, info.keys)
+        self._exact = exact_neighbours(keys, queries, self.top_b)
+        index = KeyIndex(path, info)
+        self.lists, self._reachable = index.lists, reachable(index.index)
+
+    def at(self, effort: int, refine: float) -> Point:
+        """What it is like at one effort."""
+        info = self.info.model_copy(update={"effort": effort, "refine": refine})
+        search = functools.partial(KeyIndex(self._path, info).search, top_b=self.top_b)
+        return Point(
             factory=info.factory,
             keys=info.keys,
-            effort=tried.effort,
-            refine=tried.refine,
-            recall=found,
-            milliseconds=spent,
-            bytes_per_key=size / info.keys,
+            effort=effort,
+            refine=refine,
+            recall=recall(search(self._queries).keys, self._keys, self._queries, self._exact),
+            milliseconds=float(np.median(milliseconds(search, self._queries, _TIMED_SECONDS))),
+            bytes_per_key=self._path.stat().st_size / info.keys,
+            reachable=self._reachable,
         )
-        if tried.refine == max(_refinements(info)):
-            if found - before < _GAIN:
-                return
-            before = found
+
+
+def curve(trial: Trial) -> Iterator[Point]:
+    """Measure an index at rising effort, until there is nothing left to find."""
+    before, refinements = -1.0, _refinements(trial.info)
+    for effort in efforts(trial.info, trial.lists, trial.top_b):
+        points = [trial.at(effort, refine) for refine in refinements]
+        yield from points
+        if points[-1].recall - before < _GAIN:
+            return
+        before = points[-1].recall
+
+
+def between(trial: Trial, points: list[Point], target: Target) -> Iterator[Point]:
+    """Measure a few efforts between the chosen one, if it reaches the target, and the next lower one, which does not.
+
+    Those that reach it follow on each other ever lower, so that the last of them takes least.
+    """
+    high = choose(points, target)
+    lower = [point for point in points if point.refine == high.refine and point.effort < high.effort]
+    if not lower or not reach([high], target):
+        return
+    low = max(lower, key=lambda point: point.effort)
+    for _ in range(_BISECTIONS):
+        effort = round(math.sqrt(low.effort * high.effort))
+        if not low.effort < effort < high.effort:
+            return
+        point = trial.at(effort, high.refine)
+        yield point
+        low, high = (low, point) if reach([point], target) else (point, high)
 
 
 def _write(keys: Keys, factory: str, first_row: int, path: Path, progress: Progress) -> IndexInfo:
@@ -168,8 +220,8 @@ def _write(keys: Keys, factory: str, first_row: int, path: Path, progress: Progr
     return info
 
 
-def efforts(info: IndexInfo, lists: int, top_b: int) -> Iterator[IndexInfo]:
-    """Ways to search one index, from quick to thorough.
+def efforts(info: IndexInfo, lists: int, top_b: int) -> list[int]:
+    """Efforts at which to search one index, from quick to thorough.
 
     Args:
         info: The index.
@@ -186,21 +238,19 @@ def efforts(info: IndexInfo, lists: int, top_b: int) -> Iterator[IndexInfo]:
             steps = {max(least, round(lists * share)) for share in _LIST_SHARES}
         case "flat":
             steps = {0}
-    for effort in sorted(steps):
-        for refine in _refinements(info):
-            yield info.model_copy(update={"effort": effort, "refine": refine})
+    return sorted(steps)
 
 
 def _refinements(info: IndexInfo) -> tuple[float, ...]:
     return _REFINEMENTS if info.refine > 1 else (1,)
 
 
-def ranked(points: list[Point], target: Target, keys: int) -> list[str]:
+def ranked(points: list[Point], target: Target, keys: int, dim: int) -> list[str]:
     """Families by what they did on a sample, the one that should reach the target fastest on so many keys first.
 
     Those that missed it there are not tried, unless all did: then the one that came nearest is.
     """
-    whole = [_expected(point, keys) for point in points]
+    whole = [_expected(point, keys, dim) for point in points]
     reaching = sorted(reach(whole, target), key=_preference) or [choose(whole, target)]
     return list(dict.fromkeys(point.factory for point in reaching))
 
@@ -214,8 +264,12 @@ def choose(points: list[Point], target: Target) -> Point:
 
 
 def reach(points: list[Point], target: Target) -> list[Point]:
-    """The points that reach the target."""
-    return [point for point in points if point.recall >= target.recall and _within_budget(point, target)]
+    """The points that reach the target, by indexes that leave no key behind."""
+    return [
+        point
+        for point in points
+        if point.recall >= target.recall and point.reachable >= REACHABLE and _within_budget(point, target)
+    ]
 
 
 def _within_budget(point: Point, target: Target) -> bool:
@@ -223,12 +277,14 @@ def _within_budget(point: Point, target: Target) -> bool:
     return point.milliseconds <= target.milliseconds and size_bytes <= target.size_bytes
 
 
-def _expected(point: Point, keys: int) -> Point:
-    """A point of a sample, on all keys: looking at every code takes time in proportion, a walk hardly more.
+def _expected(point: Point, keys: int, dim: int) -> Point:
+    """A point of a sample, on all keys, in its family's size for them.
 
-    Its family has as many lists as are right for all keys.
+    Looking at every code takes time in proportion. Graphs and lists take more too, but all alike: roughly the third
+    root, at the same recall, so that it says nothing about which of them to take.
     """
-    factory = point.factory.replace(f"IVF{lists(point.keys)},", f"IVF{lists(keys)},")
+    sizes = dict(zip(candidates(point.keys, dim), candidates(keys, dim), strict=False))
+    factory = sizes.get(point.factory, point.factory)
     spent = point.milliseconds * (keys / point.keys if point.effort == 0 else 1)
     return point.model_copy(update={"factory": factory, "keys": keys, "milliseconds": spent})
 

@@ -6,46 +6,32 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import faiss
 import numpy as np
-from jaxtyping import Float
 
 from index_builder.errors import BuildError
 from index_builder.evaluate import quality
-from index_builder.onnx_export import cosines
-from index_builder.recall import exact_neighbours
+from index_builder.fidelity import METRICS, exact_search, quality_changes
+from index_builder.onnx_export import WORST_COSINE, Sample, cosines
+from index_builder.recall import REACHABLE
 from index_builder.settings import BuildSettings
 from index_builder.tables import field_of
 from index_builder.tune import spread
 from service.bundle import open_bundle
 from service.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
-from service.manifest import Check, Point
+from service.manifest import Check, Point, Precision
 from service.predictor import Predictor
 from service.scoring import Values, cast_votes, rank
-from service.searcher import Neighbours, merge, unwrapped
 from service.store import Store
 from trainer.encoder import Encoder
 from trainer.memory import Memory
 
 # Texts of the memory on which encoders are compared; those of them that a bundle keeps, and the labels it must give.
 _SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
-# Worst cosine to the trained encoder's vectors, and the share of the golden labels that must be answered.
-_WORST_COSINE = {"fp32": 0.9999, "int8": 0.9}
-_GOLDEN_SHARE = {"fp32": 0.95, "int8": 0.85}
-# Share of a graph's keys that a walk must be able to come to, and keys whose links are followed at a time.
-_REACHABLE, _BLOCK_KEYS = 0.999, 65_536
+# Share of the golden labels that must be answered.
+_GOLDEN_SHARE: dict[Precision, float] = {"fp32": 0.95, "fp16": 0.95, "int8": 0.85}
 # What a gate compares.
 _GATED = ("P@1", "P@5", "nDCG@5", "R@100")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Texts of the memory's instances, and the trained encoder's vectors of them."""
-
-    texts: list[str]
-    vectors: Float[np.ndarray, "text dim"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,7 @@ def sample_of(memory: Memory, encoder: Encoder) -> Sample:
     with np.errstate(invalid="ignore", divide="ignore"):  # a key of NaN or of zeros is no reason to warn, but to refuse
         stored = cosines(vectors, np.asarray(memory.keys[rows], dtype=np.float32))
     worst = int(stored.argmin())  # the first NaN, if there is one
-    if not stored[worst] >= _WORST_COSINE["fp32"]:
+    if not stored[worst] >= WORST_COSINE["fp32"]:
         raise BuildError(
             f"{memory.folder}/keys.npy: row {rows[worst]}: expected the key that the checkpoint makes of its text, "
             f"found a cosine of {stored[worst]:.4f} to it; encode it again with `recollect train --overwrite`"
@@ -92,6 +78,7 @@ def baseline(store: Store, settings: BuildSettings, threads: int) -> dict[str, f
 
 def prove(
     folder: Path,
+    memory: Memory,
     before: dict[str, float],
     sample: Sample,
     points: dict[str, Point],
@@ -102,6 +89,7 @@ def prove(
 
     Args:
         folder: The bundle, not published yet.
+        memory: What it was built from.
         before: What `baseline` says of the version that it must not fall behind.
         sample: What the trained encoder makes of some texts.
         points: What was measured of the indexes.
@@ -113,7 +101,7 @@ def prove(
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
-    checks = [check(f"worst cosine to the trained encoder ({precision})", parity.min(), least=_WORST_COSINE[precision])]
+    checks = [check(f"worst cosine to the trained encoder ({precision})", parity.min(), least=WORST_COSINE[precision])]
     metrics = {
         "parity_texts": len(sample.texts),
         "parity_mean_cosine": float(parity.mean()),
@@ -124,18 +112,20 @@ def prove(
         name = f"{part} ({point.factory})"
         checks.append(check(f"recall at {top_b}, {name}", point.recall, least=settings.recall_target))
         metrics |= {f"recall_{part}": point.recall, f"search_{part}_ms": point.milliseconds}
-        path = folder / f"{part[:-1]}_keys.faiss"
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-        checks.append(check(f"keys within reach, {name}", reachable(index), least=_REACHABLE))
+        checks.append(check(f"keys within reach, {name}", point.reachable, least=REACHABLE))
     spent = sum(point.milliseconds for point in points.values())
     checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
     size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     checks.append(check("indexes, bytes", size, most=settings.memory_budget))
     checks.append(check(GOLDEN_CHECK, agreement(predictor, read_golden(folder)), least=_GOLDEN_SHARE[precision]))
     checks.append(check("open, seconds", opened))
+    changes = quality_changes(memory, predictor)
+    for metric in METRICS:
+        checks.append(check(f"{metric}, points won by {precision}", changes[f"{metric}_change_precision"]))
+        checks.append(check(f"{metric}, points won by the indexes", changes[f"{metric}_change_index"]))
     if settings.gate_dataset and before:
         checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
-    return Proof(checks, metrics)
+    return Proof(checks, metrics | changes)
 
 
 def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop: float) -> Iterator[Check]:
@@ -165,13 +155,9 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     """Some texts with the labels that exact search over the memory gives them, by its own defaults."""
     chosen = spread(len(sample.texts), _GOLDEN_QUERIES)
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
-    defaults, instances = memory.defaults, memory.plan.instances
+    defaults = memory.defaults
     lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
-    labels = exact_neighbours(memory.label_keys(), vectors, top_b)
-    found = Neighbours(labels.similarities, labels.keys + instances)
-    if lambda_ > 0:
-        own = exact_neighbours(memory.instance_keys, vectors, top_b)
-        found = own if lambda_ == 1 else merge(own, found, top_b)
+    found = exact_search(memory, vectors, top_b, lambda_)
     values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
     ranking = rank(cast_votes(found, defaults["temperature"], lambda_, values), values)
     uids = list(field_of(memory.folder / "labels.jsonl", "uid"))
@@ -182,25 +168,3 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
         for text, start, stop in zip(texts, rows[:-1], rows[1:], strict=True)
         if stop > start
     ]
-
-
-def reachable(index: Any) -> float:
-    """Share of the keys that a walk over a graph's lowest level can come to from its entry; 1 for other indexes."""
-    graph = unwrapped(index)
-    if not isinstance(graph, faiss.IndexHNSW):
-        return 1.0
-    hnsw = graph.hnsw
-    offsets, links = faiss.vector_to_array(hnsw.offsets).astype(np.int64), hnsw.nb_neighbors(0)
-    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
-    seen = np.zeros(graph.ntotal, dtype=bool)
-    seen[hnsw.entry_point] = True
-    frontier = [np.array([hnsw.entry_point])]
-    while frontier:
-        reached = []
-        for keys in frontier:
-            linked = neighbours[offsets[keys][:, None] + np.arange(links)]
-            fresh = np.unique(linked[(linked >= 0) & ~seen[linked]])
-            seen[fresh] = True
-            reached += [fresh[start : start + _BLOCK_KEYS] for start in range(0, len(fresh), _BLOCK_KEYS)]
-        frontier = reached
-    return float(seen.mean())

@@ -12,10 +12,14 @@ from jaxtyping import Float
 from tokenizers import Encoding, Tokenizer
 
 from service.errors import opening
+from service.gpu import Device
 from service.manifest import EncoderInfo
 
 # Rows that run together: of like length, so that padding costs little.
 _BATCH_ROWS = 32
+
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_NO_CUDA = "ONNX Runtime finds no CUDA GPU, or is built without; pip install 'recollect[serve-gpu]' for one that has it"
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,13 @@ class Tokens:
 
 
 class QueryEncoder:
-    """Texts to unit vectors."""
+    """Texts to unit vectors.
 
-    def __init__(self, folder: Path, info: EncoderInfo, threads: int) -> None:
+    Attributes:
+        on_cpu: Why it is not on the GPU that was asked for; empty where it is, or none was.
+    """
+
+    def __init__(self, folder: Path, info: EncoderInfo, threads: int, device: Device = "cpu") -> None:
         self._pad_id = info.pad_id
         with opening(folder / "tokenizer.json") as path:
             self._tokenizer = Tokenizer.from_file(str(path))
@@ -41,7 +49,9 @@ class QueryEncoder:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores alone
         options.log_severity_level = 3
         with opening(folder / "encoder.onnx") as path:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers())
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device))
+        missing = device == "cuda" and _CUDA not in self._session.get_providers()
+        self.on_cpu = f"encoder.onnx: {_NO_CUDA}" if missing else ""
         self.dim: int = self._session.get_outputs()[0].shape[-1]
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:
@@ -66,7 +76,7 @@ class QueryEncoder:
         return vectors
 
 
-def _providers() -> list[str]:
-    """CUDA where its build of ONNX Runtime and a GPU are there, the CPU behind it."""
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
+def _providers(device: Device) -> list[str]:
+    """The GPU where it is asked for and ONNX Runtime is built for it, the CPU behind it."""
+    wanted = [_CUDA, _CPU] if device == "cuda" else [_CPU]
     return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import structlog
 
 from service.errors import NotReadyError, StoreError
+from service.gpu import Device
 from service.predictor import Predictor
 from service.store import Store
 
@@ -26,9 +27,10 @@ _RETRY_SECONDS = 30.0
 class Live:
     """The predictor in use, and the thread that keeps it current."""
 
-    def __init__(self, store: Store, threads: int, poll_seconds: float) -> None:
+    def __init__(self, store: Store, threads: int, poll_seconds: float, device: Device = "cpu") -> None:
         self._store = store
         self._threads = threads
+        self._device = device
         self._poll_seconds = poll_seconds
         self._serving: tuple[Predictor, datetime] | None = None
         self._refused: str | None = None
@@ -100,7 +102,9 @@ class Live:
 
     def _open(self, version: str) -> None:
         start = time.monotonic()
-        predictor = Predictor.open(self._store.open(version), self._threads)
+        predictor = Predictor.open(self._store.open(version), self._threads, self._device)
+        for why in predictor.on_cpu:
+            log.warning("on_cpu", version=version, why=why)
         before, self._serving = self.version(), (predictor, datetime.now(UTC))
         self._refused = None
         seconds = round(time.monotonic() - start, 3)

@@ -53,6 +53,7 @@ MOST_KEYS = 10_000
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Precision = Literal["fp32", "fp16", "int8"]
 
 
 class _Part(BaseModel):
@@ -72,7 +73,7 @@ class EncoderInfo(_Part):
 
     name: str
     pooling: Literal["mean", "cls"]
-    precision: Literal["fp32", "int8"]
+    precision: Precision
     max_length: int = Field(ge=1)
     pad_id: int = Field(ge=0)
 
@@ -106,6 +107,7 @@ class Point(_Part):
         recall: Share of the exact top b that it found.
         milliseconds: Median time of a query, alone on one thread.
         bytes_per_key: Size of the index's file over its keys.
+        reachable: Share of its keys that a walk over a graph can come to.
     """
 
     factory: str
@@ -115,6 +117,7 @@ class Point(_Part):
     recall: Fraction
     milliseconds: float = Field(ge=0)
     bytes_per_key: float = Field(gt=0)
+    reachable: Fraction = 1
 
 
 class Check(_Part):

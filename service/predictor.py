@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from service.bundle import Bundle
 from service.encoder import QueryEncoder
 from service.errors import BundleError
+from service.gpu import Device
 from service.manifest import MOST_KEYS, Manifest
 from service.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
 from service.searcher import Searcher
@@ -87,22 +88,24 @@ class Answers:
 class Predictor:
     """An opened bundle; thread-safe."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
+    def __init__(self, bundle: Bundle, threads: int, device: Device = "cpu") -> None:
         self._threads = threads
         self.bundle = bundle
-        self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads)
-        self.searcher = Searcher(bundle)
+        self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads, device)
+        self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
         self._check_shapes()
 
     @classmethod
-    def open(cls, bundle: Bundle, threads: int) -> Predictor:
+    def open(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> Predictor:
         """Open a checked bundle's encoder and indexes, and answer once, so that the first user does not wait.
+
+        On `cuda`, what cannot go to the GPU stays on the CPU; `on_cpu` says what, and why.
 
         Raises:
             BundleError: If its parts do not open, do not fit together, or do not answer.
         """
-        predictor = cls(bundle, threads)
+        predictor = cls(bundle, threads, device)
         predictor.warm_up()
         return predictor
 
@@ -113,6 +116,11 @@ class Predictor:
     @property
     def version(self) -> str:
         return self.manifest.version
+
+    @property
+    def on_cpu(self) -> list[str]:
+        """What is not on the GPU that was asked for, and why."""
+        return [why for why in (self.encoder.on_cpu, *self.searcher.on_cpu) if why]
 
     def _check_shapes(self) -> None:
         folder, manifest = self.bundle.folder, self.manifest

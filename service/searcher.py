@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 
 from service.bundle import Bundle
 from service.errors import opening
+from service.gpu import Device, GpuIndex, NoGpuError
 from service.manifest import IndexInfo
 
 
@@ -33,19 +34,34 @@ class Neighbours:
 
 
 class KeyIndex:
-    """One faiss index with its manifest's search effort."""
+    """One faiss index with its manifest's search effort; mapped, and on a GPU copied there beside.
 
-    def __init__(self, path: Path, info: IndexInfo) -> None:
+    Attributes:
+        on_cpu: Why it is not on the GPU that was asked for; empty where it is, or none was.
+    """
+
+    def __init__(self, path: Path, info: IndexInfo, device: Device = "cpu") -> None:
         with opening(path):
-            self._index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+            self.index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         self._info = info
-        self.keys: int = self._index.ntotal
-        self.shape: tuple[int, int] = (self._index.ntotal, self._index.d)
-        self.lists: int = getattr(unwrapped(self._index), "nlist", 0)
+        self._on_gpu: GpuIndex | None = None
+        self.on_cpu = ""
+        if device == "cuda":
+            try:
+                self._on_gpu = GpuIndex(self.index)
+            except NoGpuError as error:
+                self.on_cpu = f"{path.name} ({info.factory}): {error}"
+        self.keys: int = self.index.ntotal
+        self.shape: tuple[int, int] = (self.index.ntotal, self.index.d)
+        self.lists: int = getattr(unwrapped(self.index), "nlist", 0)
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         top_b = min(top_b, self.keys)
-        similarities, keys = self._index.search(vectors, top_b, params=self._parameters(self._index, top_b))
+        parameters = self._parameters(self.index, top_b)
+        if self._on_gpu and self._on_gpu.can_search(top_b, getattr(parameters, "nprobe", 0)):
+            similarities, keys = self._on_gpu.search(vectors, top_b, parameters)
+        else:
+            similarities, keys = self.index.search(vectors, top_b, params=parameters)
         return Neighbours(np.where(keys < 0, -np.inf, similarities), keys)
 
     def _parameters(self, index: Any, top_b: int) -> Any:
@@ -85,10 +101,15 @@ def refines(index: Any) -> bool:
 class Searcher:
     """Both parts of a bundle's memory."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, device: Device = "cpu") -> None:
         index = bundle.manifest.index
-        self.instances = KeyIndex(bundle.folder / "instance_keys.faiss", index.instances)
-        self.labels = KeyIndex(bundle.folder / "label_keys.faiss", index.labels)
+        self.instances = KeyIndex(bundle.folder / "instance_keys.faiss", index.instances, device)
+        self.labels = KeyIndex(bundle.folder / "label_keys.faiss", index.labels, device)
+
+    @property
+    def on_cpu(self) -> list[str]:
+        """Why a part is not on the GPU that was asked for."""
+        return [part.on_cpu for part in (self.instances, self.labels) if part.on_cpu]
 
     @property
     def keys(self) -> int:

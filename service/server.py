@@ -31,7 +31,8 @@ def serve(settings: ServeSettings, listener: socket.socket) -> None:
         signal.signal(stop, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
     for name in unknown_variables(settings):
         log.warning("unknown_environment_variable", name=name)
-    live = Live(Store(settings.store, settings.verify_key), threads_or_cores(settings.threads), settings.poll_seconds)
+    store = Store(settings.store, settings.verify_key)
+    live = Live(store, threads_or_cores(settings.threads), settings.poll_seconds, settings.device)
     live.open_current()
     log.info("serving", url=url(listener), version=live.version())
     config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)

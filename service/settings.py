@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from service.gpu import Device
 from service.schemas import Lambda, Temperature, TopB, TopK
 
 ENV_PREFIX = "RECOLLECT_"
@@ -41,6 +42,9 @@ class ServeSettings(ServiceSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
     threads: int = Field(0, ge=0, description="threads for encoding and search; 0: one a core")
+    device: Device = Field(
+        "cpu", description="where to encode and search; cuda: a GPU, what cannot go there on the CPU"
+    )
     poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the store")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body")
     max_batch: int = Field(64, ge=1, le=4096, description="most queries in one batch")

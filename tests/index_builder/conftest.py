@@ -62,11 +62,13 @@ def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny encoder's ONNX graph and tokenizer."""
-    from index_builder.onnx_export import export_encoder
+    from index_builder.onnx_export import Sample, describe_encoder, export_encoder
     from trainer.checkpoint import load_checkpoint
 
     folder = tmp_path_factory.mktemp("exported")
-    export_encoder(load_checkpoint(tiny_run / "checkpoint", "cpu"), folder, "fp32")
+    encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
+    nothing = Sample([], np.empty((0, encoder.dim), dtype=np.float32))
+    export_encoder(encoder, folder, describe_encoder(encoder, "fp32"), nothing)
     return folder
 
 
@@ -74,7 +76,7 @@ def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of the tiny run copy its exported encoder, and export nothing."""
 
-    def copy(encoder: object, folder: Path, precision: str) -> None:
+    def copy(encoder: object, folder: Path, *_: object) -> None:
         shutil.copytree(exported, folder, dirs_exist_ok=True)
 
     monkeypatch.setattr("index_builder.build.export_encoder", copy)
@@ -84,7 +86,7 @@ def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def quick_road_export(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of the road's run copy the encoder that its bundle has."""
 
-    def copy(encoder: object, folder: Path, precision: str) -> None:
+    def copy(encoder: object, folder: Path, *_: object) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
             shutil.copy(road.store / "bundles" / road.version / name, folder)
 

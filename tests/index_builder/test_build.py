@@ -303,7 +303,7 @@ from service.predictor import Predictor
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 
-def copy(encoder, folder, precision):
+def copy(encoder, folder, *_):
     for path in Path(exported).iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
 

@@ -17,7 +17,7 @@ from service.store import Store
 def test_demo_prints_table_question_and_answer_and_may_run_again(
     road: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def copy(encoder: object, folder: Path, precision: str) -> None:
+    def copy(encoder: object, folder: Path, *_: object) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
             shutil.copy(road.store / "bundles" / road.version / name, folder)
 

@@ -8,10 +8,19 @@ import faiss
 import numpy as np
 import pytest
 
+from index_builder import faiss_index
 from index_builder.errors import BuildError
-from index_builder.faiss_index import HNSW_EFFORT, build_index, check_units, factory_string, lists, write_index
-from index_builder.recall import exact_neighbours, recall
-from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys
+from index_builder.faiss_index import (
+    HNSW_EFFORT,
+    build_index,
+    check_units,
+    empty_index,
+    factory_string,
+    lists,
+    write_index,
+)
+from index_builder.recall import exact_neighbours
+from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
 
 
 def silent(rows: int) -> None:
@@ -43,7 +52,7 @@ def test_approximate_kinds_find_nearly_all(tmp_path: Path, kind: str) -> None:
     index = opened(keys, kind, tmp_path)
     assert index.shape == (3_000, 16)
     least = 0.95 if kind == "hnsw" else 0.3  # random keys have no clusters
-    assert recall(index, keys, keys[:50], exact_neighbours(keys, keys[:50], 10)) >= least
+    assert recall_of(index, keys, keys[:50], exact_neighbours(keys, keys[:50], 10)) >= least
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
@@ -54,7 +63,7 @@ def test_few_keys_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
     found = index.search(keys[:3], 100)
     assert found.keys.shape == (min(rows, 3), rows)
     assert all(sorted(row) == list(range(rows)) for row in found.keys.tolist())
-    assert recall(index, keys, keys[:3], exact_neighbours(keys, keys[:3], 100)) == 1
+    assert recall_of(index, keys, keys[:3], exact_neighbours(keys, keys[:3], 100)) == 1
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,34 @@ def test_factory_string_that_faiss_rejects_is_told_with_its_reason(factory: str,
     assert str(refused.value).startswith(f"--index {factory!r}: {expected}")
     assert str(refused.value).endswith(reason)
     assert "/project/" not in str(refused.value)
+
+
+@pytest.mark.parametrize("factory", ["HNSW0", "IVF0,Flat", "PQ0", "IVF4_HNSW0,SQ8", "PCA8,HNSW00,SQ8"])
+def test_counts_of_zero_which_end_faiss_or_its_process_are_refused_before_it_sees_them(factory: str) -> None:
+    with pytest.raises(BuildError, match=f"--index '{factory}': expected counts of at least 1, found 0"):
+        empty_index(factory, 16)
+    assert empty_index("IVF10,SQ8", 16).nlist == 10
+
+
+@pytest.mark.parametrize(
+    ("factory", "stores"),
+    [
+        ("Flat", 1),
+        ("SQ8", 1),
+        ("IVF4,SQ8", 0),
+        ("HNSW8,SQ8", 1),
+        ("PCA8,HNSW8", 1),
+        ("IVF4,PQ8x4fs,Refine(SQ8)", 1),
+        ("SQ8,RFlat", 2),
+    ],
+)
+def test_room_for_all_codes_of_one_array_is_made_at_once(factory: str, stores: int) -> None:
+    keys = random_keys(3_000)
+    index, _ = build_index(keys, factory, 0, silent)
+    assert [store.codes.size() for store in faiss_index._stores(index)] == [
+        3_000 * store.code_size for store in faiss_index._stores(index)
+    ]
+    assert len(list(faiss_index._stores(index))) == stores
 
 
 @pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,SQ8", "IVF1,PQ4", "PQ8x4fs", "OPQ8,IVF64,PQ8x4fs,RFlat"])

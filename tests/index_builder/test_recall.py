@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 
-from index_builder.recall import exact_neighbours, milliseconds, recall
-from tests.index_builder.vectors import enriched, opened, random_keys, unit
+from index_builder.faiss_index import build_index
+from index_builder.recall import exact_neighbours, milliseconds, reachable
+from service.searcher import unwrapped
+from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of, unit
 
 
 @pytest.mark.parametrize("block", [7, 64, 1_000])
@@ -38,7 +41,7 @@ def test_recall_counts_what_the_index_misses(tmp_path: Path) -> None:
     half = opened(keys[:20], "flat", tmp_path)
     expected = (np.argsort(-(keys @ keys.T), axis=1)[:, :10] < 20).mean()
     assert 0 < expected < 1
-    assert recall(half, keys, keys, exact_neighbours(keys, keys, 10)) == pytest.approx(expected)
+    assert recall_of(half, keys, keys, exact_neighbours(keys, keys, 10)) == pytest.approx(expected)
 
 
 def test_a_key_as_similar_as_the_last_of_the_best_counts_as_found(tmp_path: Path) -> None:
@@ -46,14 +49,14 @@ def test_a_key_as_similar_as_the_last_of_the_best_counts_as_found(tmp_path: Path
     index = opened(keys[::-1].copy(), "flat", tmp_path)  # whose ties fall the other way
     exact = exact_neighbours(keys, keys[::5], 3)
     assert not np.isin(exact.keys, 19 - index.search(keys[::5], 3).keys).all()
-    assert recall(index, keys[::-1], keys[::5], exact) == 1
+    assert recall_of(index, keys[::-1], keys[::5], exact) == 1
 
 
 def test_places_where_no_key_was_found_are_missed(tmp_path: Path) -> None:
     keys = unit(np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10)  # fifteen about one centre, one at another
     lists = opened(keys, "IVF2,Flat", tmp_path)
     assert (lists.search(keys[15:], 5).keys >= 0).sum() == 1
-    assert recall(lists, keys, keys[15:], exact_neighbours(keys, keys[15:], 5)) == pytest.approx(1 / 5)
+    assert recall_of(lists, keys, keys[15:], exact_neighbours(keys, keys[15:], 5)) == pytest.approx(1 / 5)
 
 
 def test_recall_of_enriched_label_keys_is_that_of_the_same_keys_in_an_array(
@@ -65,26 +68,69 @@ def test_recall_of_enriched_label_keys_is_that_of_the_same_keys_in_an_array(
     exact = exact_neighbours(mixed, queries, 10)
     np.testing.assert_allclose(exact_neighbours(keys, queries, 10).similarities, exact.similarities, atol=1e-6)
     half = opened(mixed[:30], "flat", tmp_path)
-    assert 0 < recall(half, mixed, queries, exact) < 1
-    assert recall(half, keys, queries, exact) == recall(half, mixed, queries, exact)
-    assert recall(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
+    assert 0 < recall_of(half, mixed, queries, exact) < 1
+    assert recall_of(half, keys, queries, exact) == recall_of(half, mixed, queries, exact)
+    assert recall_of(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
 
 
-def test_every_query_is_timed_alone_on_one_thread_unless_there_is_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, asked = opened(random_keys(100), "flat", tmp_path), []
+def test_every_query_is_timed_alone_on_one_thread_unless_there_is_no_time() -> None:
+    asked = []
 
-    def search(queries: np.ndarray, top_b: int) -> None:
-        asked.append((len(queries), top_b, faiss.omp_get_max_threads()))
+    def search(queries: np.ndarray) -> None:
+        asked.append((len(queries), faiss.omp_get_max_threads()))
 
-    monkeypatch.setattr(index, "search", search)
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(2)
     try:
-        assert (milliseconds(index, random_keys(5), 7, most_seconds=60) >= 0).tolist() == [True] * 5
-        assert len(milliseconds(index, random_keys(5), 7, most_seconds=0)) == 1
+        assert (milliseconds(search, random_keys(5), most_seconds=60) >= 0).tolist() == [True] * 5
+        assert len(milliseconds(search, random_keys(5), most_seconds=0)) == 1
         assert faiss.omp_get_max_threads() == 2
     finally:
         faiss.omp_set_num_threads(before)
-    assert asked == [(1, 7, 1)] * (1 + 5 + 1 + 1)
+    assert asked == [(1, 1)] * (1 + 5 + 1 + 1)
+
+
+# Keys within reach.
+
+
+def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") -> Any:
+    """A graph over 40 keys whose lowest level has these links and no others."""
+    index, _ = build_index(random_keys(40), factory, 0, lambda rows: None)
+    hnsw = unwrapped(index).hnsw
+    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
+    first = faiss.vector_to_array(hnsw.offsets).astype(int)
+    for key in range(40):
+        row = neighbours[first[key] : first[key] + hnsw.nb_neighbors(0)]
+        row[:] = -1
+        row[: len(links.get(key, []))] = links.get(key, [])
+    hnsw.entry_point = entry
+    return index
+
+
+@pytest.mark.parametrize("block", [1, 3, 1_000])
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8,SQ8", "PCA8,HNSW8", "HNSW8,SQ8,Refine(Flat)"])
+def test_keys_within_reach_are_those_to_which_links_lead_from_the_entry(
+    monkeypatch: pytest.MonkeyPatch, factory: str, block: int
+) -> None:
+    monkeypatch.setattr("index_builder.recall._FOLLOWED_KEYS", block)
+    chain = {key: [key + 1] for key in range(39)}
+    assert reachable(graph_of(chain, 0, factory)) == 1
+    assert reachable(graph_of(chain, 30, factory)) == 10 / 40
+    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # nothing leads to 39
+    assert reachable(graph_of(star, 7, factory)) == 9 / 40
+    assert reachable(graph_of({}, 39, factory)) == 1 / 40
+
+
+def test_all_keys_of_a_whole_graph_are_within_reach_until_its_links_are_cut() -> None:
+    index, _ = build_index(clustered_keys(1_000), "HNSW32", 0, lambda rows: None)
+    assert reachable(index) == 1
+    hnsw = index.hnsw
+    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
+    lost = [key for key in range(100) if key != hnsw.entry_point]
+    neighbours[np.isin(neighbours, lost)] = -1
+    assert reachable(index) == 1 - len(lost) / 1_000
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,SQ8", "IVF4_HNSW8,Flat", "PCA8,Flat"])
+def test_an_index_that_is_no_graph_reaches_all_its_keys(factory: str) -> None:
+    assert reachable(build_index(random_keys(200), factory, 0, lambda rows: None)[0]) == 1

@@ -14,11 +14,23 @@ import pytest
 from index_builder import tune
 from index_builder.errors import BuildError
 from index_builder.faiss_index import build_index, write_index
-from index_builder.recall import exact_neighbours, recall
-from index_builder.tune import Target, build_best, candidates, choose, compare, curve, efforts, ranked, spread
+from index_builder.recall import exact_neighbours
+from index_builder.tune import (
+    Target,
+    Trial,
+    between,
+    build_best,
+    candidates,
+    choose,
+    compare,
+    curve,
+    efforts,
+    ranked,
+    spread,
+)
 from service.manifest import IndexInfo, Point
 from service.searcher import KeyIndex
-from tests.index_builder.vectors import clustered_keys, enriched, near, random_keys
+from tests.index_builder.vectors import clustered_keys, enriched, near, random_keys, recall_of
 
 KINDS = ["auto", "flat", "ivf", "hnsw"]
 
@@ -33,6 +45,13 @@ def point(factory: str, recall: float, milliseconds: float, **more: Any) -> Poin
     """A measurement of a thousand keys that take 100 bytes each."""
     plain = {"keys": 1_000, "effort": 1, "refine": 1, "bytes_per_key": 100}
     return Point(**plain | {"factory": factory, "recall": recall, "milliseconds": milliseconds} | more)
+
+
+def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
+    """An index of the keys, written, to be asked for some that are close to the first."""
+    index, info = build_index(keys, kind, 0, lambda rows: None)
+    write_index(index, folder / "keys.faiss")
+    return Trial(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
 
 
 def best(
@@ -71,7 +90,7 @@ def test_exact_search_is_chosen_where_it_is_fast_and_only_there() -> None:
     assert choose([graph, slow], Target(0.98, 10)) == graph
 
 
-@pytest.mark.parametrize("choosing", [choose, lambda points, target: ranked(points, target, 1_000)])
+@pytest.mark.parametrize("choosing", [choose, lambda points, target: ranked(points, target, 1_000, 32)])
 def test_what_takes_more_memory_or_time_than_it_may_is_passed_over(choosing: Callable[..., Any]) -> None:
     exact, graph = point("Flat", 1, 0.5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.99, 0.1, bytes_per_key=656)
     lists = point("IVF100,RaBitQ4", 0.98, 0.9, bytes_per_key=210)
@@ -97,84 +116,105 @@ def test_where_none_reaches_the_target_the_one_that_finds_most_within_the_budget
     assert choose(points, Target(0.98, 10, size_bytes=300_000, milliseconds=0.3)) == few
     assert choose(points, Target(0.98, 10, milliseconds=1)) == graph
     assert choose(points, Target(0.98, 10, size_bytes=1)) == exact
-    assert ranked(points, Target(0.98, 10, size_bytes=300_000), 1_000) == ["IVF100,RaBitQ4"]
+    assert ranked(points, Target(0.98, 10, size_bytes=300_000), 1_000, 32) == ["IVF100,RaBitQ4"]
 
 
 def test_families_are_ranked_by_what_they_should_take_on_all_keys() -> None:
     codes, graph = point("SQ8", 0.99, 0.1, effort=0), point("HNSW32,SQ8", 0.99, 0.3, effort=200)
-    assert ranked([codes, graph], Target(0.98, 10), 1_000) == ["SQ8", "HNSW32,SQ8"]
-    assert ranked([codes, graph], Target(0.98, 10), 10_000) == ["HNSW32,SQ8", "SQ8"]
-    assert ranked([codes, graph], Target(0.98, 10, milliseconds=0.5), 10_000) == ["HNSW32,SQ8"]
-    assert ranked([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000) == ["HNSW32,SQ8", "SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10), 1_000, 32) == ["SQ8", "HNSW32,SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10, milliseconds=0.5), 10_000, 32) == ["HNSW32,SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
 
 
 def test_a_family_of_lists_gets_as_many_as_all_keys_want() -> None:
-    sample = [point(factory, 0.99, 0.1) for factory in candidates(50_000)]
+    sample = [point(factory, 0.99, 0.1) for factory in candidates(50_000, 32)]
     sample = [each.model_copy(update={"keys": 50_000}) for each in sample]
-    assert sorted(ranked(sample, Target(0.98, 10), 3_500_000)) == sorted(candidates(3_500_000))
+    assert sorted(ranked(sample, Target(0.98, 10), 3_500_000, 32)) == sorted(candidates(3_500_000, 32))
 
 
 # What is tried.
 
 
 def test_few_keys_are_searched_exactly_without_a_comparison() -> None:
-    assert candidates(1_999) == candidates(1) == ["Flat"]
-    assert len(candidates(2_000)) > 3
+    assert candidates(1_999, 32) == candidates(1, 32) == ["Flat"]
+    assert len(candidates(2_000, 32)) > 3
 
 
 @pytest.mark.parametrize("dim", [1, 7, 32])
 def test_every_candidate_is_one_that_faiss_makes(dim: int) -> None:
-    for factory in candidates(3_000):
+    for factory in candidates(3_000, dim):
         assert faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT).d == dim
 
 
 @pytest.mark.parametrize("top_b", [1, 20, 200, 1_000])
 def test_efforts_rise_from_the_least_that_can_find_b_keys_to_all(top_b: int) -> None:
     graph = IndexInfo(kind="hnsw", factory="HNSW32,SQ8", keys=1_000, effort=300)
-    walks = [tried.effort for tried in efforts(graph, 0, top_b)]
+    walks = efforts(graph, 0, top_b)
     assert walks == sorted(set(walks))
     assert (walks[0], walks[-1]) == (top_b, min(16 * top_b, 1_000))
     lists = IndexInfo(kind="ivf", factory="IVF40,SQ8", keys=1_000, effort=3)
-    probes = [tried.effort for tried in efforts(lists, 40, top_b)]
+    probes = efforts(lists, 40, top_b)
     assert probes == sorted(set(probes))
     assert (probes[0], probes[-1]) == (max(1, 40 * top_b // 1_000), 40)
 
 
-def test_an_index_that_refines_is_tried_with_more_candidates_at_every_effort() -> None:
+def test_an_index_that_refines_is_tried_with_more_candidates_at_every_effort(tmp_path: Path) -> None:
     info = IndexInfo(kind="ivf", factory="IVF4,PQ8x4fs,Refine(SQ8)", keys=1_000, effort=1, refine=2)
-    tried = [(each.effort, each.refine) for each in efforts(info, 4, 10)]
-    assert tried == [(effort, refine) for effort in (1, 2, 4) for refine in (1.5, 2, 4)]
-    assert next(efforts(info, 4, 200)).effort == 4  # which 800 candidates demand
-    flat = info.model_copy(update={"kind": "flat", "effort": 0})
-    assert [(each.effort, each.refine) for each in efforts(flat, 0, 10)] == [(0, 1.5), (0, 2), (0, 4)]
+    assert efforts(info, 4, 10) == [1, 2, 4]
+    assert efforts(info, 4, 200) == [4]  # which 1,600 candidates demand
+    tried = [(each.effort, each.refine) for each in curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))]
+    assert tried[:6] == [(effort, refine) for effort in (1, 2) for refine in (2, 4, 8)]
+    assert {refine for _, refine in tried} == {2, 4, 8}
 
 
 @pytest.mark.parametrize("top_b", [20, 200])
 @pytest.mark.parametrize("kind", ["ivf", "hnsw", "IVF76,PQ16x4fs,Refine(SQ8)", "IVF40,RaBitQ4", "SQ8"])
 def test_a_curve_rises_until_there_is_nothing_left_to_find(tmp_path: Path, kind: str, top_b: int) -> None:
     keys = clustered_keys(3_000)
-    queries, path = near(keys, 50), tmp_path / "keys.faiss"
-    index, info = build_index(keys, kind, 0, lambda rows: None)
-    write_index(index, path)
-    points = list(curve(path, info, keys, queries, top_b))
+    queries, path, written = near(keys, 50), tmp_path / "keys.faiss", trial(keys, kind, tmp_path, top_b)
+    info, points = written.info, list(curve(written))
     exact = exact_neighbours(keys, queries, top_b)
     for each in points:
         served = KeyIndex(path, info.model_copy(update={"effort": each.effort, "refine": each.refine}))
-        assert each.recall == recall(served, keys, queries, exact)
+        assert each.recall == recall_of(served, keys, queries, exact)
         assert (each.factory, each.keys) == (info.factory, 3_000)
         assert each.bytes_per_key == path.stat().st_size / 3_000
     thorough = info.model_copy(update={"effort": 3_000, "refine": max(each.refine for each in points)})
-    assert max(each.recall for each in points) >= recall(KeyIndex(path, thorough), keys, queries, exact) - 0.002
+    assert max(each.recall for each in points) >= recall_of(KeyIndex(path, thorough), keys, queries, exact) - 0.002
 
 
 def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = random_keys(4_000, 32)  # without clusters, so that what is missed is in lists that are not looked at
-    index, info = build_index(keys, "IVF128,SQ8,RFlat", 0, lambda rows: None)
-    write_index(index, tmp_path / "keys.faiss")
-    points = list(curve(tmp_path / "keys.faiss", info, keys, near(keys, 50), 1))
+    points = list(curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
     few = [each.recall for each in points if each.effort == 1]
     assert few[0] == few[1] == few[2] < 0.99
     assert max(each.recall for each in points) >= 0.99
+
+
+@pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW2", "IVF300,PQ16x4fs,Refine(SQ8)"])
+def test_efforts_between_the_chosen_one_and_the_next_lower_one_close_in_on_the_target(
+    tmp_path: Path, kind: str
+) -> None:
+    written = trial(random_keys(12_000, 32), kind, tmp_path, 20)  # without clusters, so that there is much to find
+    points = list(curve(written))
+    last = [each for each in points if each.refine == points[-1].refine]
+    target = Target((last[0].recall + last[-1].recall) / 2, 20)
+    chosen = choose(points, target)
+    closer = list(between(written, points, target))
+    tried = sorted((each for each in (*points, *closer) if each.refine == chosen.refine), key=lambda each: each.effort)
+    assert 1 <= len(closer) <= 2
+    assert all(last[0].effort < each.effort < chosen.effort for each in closer)
+    assert all(each.refine == chosen.refine for each in closer)
+    enough = next(place for place, each in enumerate(tried) if each.recall >= target.recall)
+    assert {tried[enough], tried[enough - 1]} & set(closer)
+
+
+def test_where_the_least_effort_reaches_the_target_or_none_does_nothing_more_is_tried(tmp_path: Path) -> None:
+    written = trial(clustered_keys(3_000), "IVF64,RaBitQ", tmp_path, 100)
+    points = list(curve(written))
+    assert list(between(written, points, Target(min(each.recall for each in points), 100))) == []
+    assert list(between(written, points, Target(1, 100))) == []
 
 
 # What is built.
@@ -185,17 +225,17 @@ def test_auto_compares_families_on_a_sample_and_builds_the_best_whole(
 ) -> None:
     keys, target = clustered_keys(3_000), Target(0.95, 20)
     info, chosen, points = best(keys, "auto", tmp_path, target)
-    assert {each.factory for each in points if each.keys == 1_000} == set(candidates(1_000))
+    assert {each.factory for each in points if each.keys == 1_000} == set(candidates(1_000, 32))
     whole = [each for each in points if each.keys == 3_000]
     assert chosen == choose(whole, target)
     assert chosen.recall >= 0.95
-    assert info.factory in candidates(3_000)
+    assert info.factory in candidates(3_000, 32)
     assert (info.factory, info.effort, info.refine, info.keys) == (
         *(chosen.factory, chosen.effort, chosen.refine),
         3_000,
     )
     served = KeyIndex(tmp_path / "keys.faiss", info)
-    assert recall(served, keys, near(keys, 50), exact_neighbours(keys, near(keys, 50), 20)) == chosen.recall
+    assert recall_of(served, keys, near(keys, 50), exact_neighbours(keys, near(keys, 50), 20)) == chosen.recall
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
@@ -230,6 +270,17 @@ def test_what_no_family_reaches_is_answered_with_the_one_that_comes_nearest(
     assert chosen.recall == max(each.recall for each in points if each.keys == 3_000) < 1
     assert isinstance(faiss.read_index(str(tmp_path / "keys.faiss")), faiss.IndexScalarQuantizer)
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
+
+
+def test_auto_passes_over_a_graph_that_leaves_keys_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "ranked", lambda *_: ["HNSW32,SQ8", "SQ8"])
+    keys = clustered_keys(3_000)
+    info, _, _ = best(keys, "auto", tmp_path, Target(0.9, 20))
+    assert info.factory == "HNSW32,SQ8"
+    keys[::10] = keys[0]  # as search logs repeat their queries: more copies than a key has links
+    info, chosen, points = best(keys, "auto", tmp_path, Target(0.9, 20))
+    assert {each.factory: each.reachable for each in points}["HNSW32,SQ8"] < 0.999
+    assert (info.factory, chosen.reachable) == ("SQ8", 1)
 
 
 def test_a_named_index_is_built_as_it_is_named_at_the_least_effort_that_reaches_the_target(tmp_path: Path) -> None:
@@ -270,11 +321,11 @@ def test_a_key_that_is_no_unit_vector_is_named_by_its_row_in_the_memory_sampled_
 def test_the_sample_is_asked_for_keys_that_it_leaves_out(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, asked = clustered_keys(3_000), []
 
-    def curve(path: Path, info: IndexInfo, sample: np.ndarray, queries: np.ndarray, top_b: int) -> list[Point]:
+    def trial(path: Path, info: IndexInfo, sample: np.ndarray, queries: np.ndarray, top_b: int) -> None:
         asked.append((sample, queries))
-        return []
 
-    monkeypatch.setattr(tune, "curve", curve)
+    monkeypatch.setattr(tune, "Trial", trial)
+    monkeypatch.setattr(tune, "curve", lambda _: [])
     compare(keys, 0, Target(0.98, 10), silent)
     rows = {row.tobytes(): number for number, row in enumerate(keys)}
     for sample, queries in asked:

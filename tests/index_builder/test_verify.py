@@ -15,67 +15,19 @@ import recollect
 from index_builder.build import build
 from index_builder.errors import CheckFailed
 from index_builder.evaluate import evaluate, quality
-from index_builder.faiss_index import build_index
+from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings, EvaluateSettings
-from index_builder.verify import Sample, check, golden_queries, reachable, sample_of, table
+from index_builder.verify import check, golden_queries, sample_of, table
 from service.golden import agreement, read_golden
 from service.manifest import Check, Manifest
 from service.predictor import Predictor
-from service.searcher import unwrapped
 from service.store import Store
 from tests.conftest import TOPICS
-from tests.index_builder.vectors import clustered_keys, random_keys
 from tests.service.http_helpers import add_version, copy_store, rehash
 from trainer.checkpoint import load_checkpoint
 from trainer.memory import Memory, open_memory
 
 GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]
-
-
-# Keys within reach.
-
-
-def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") -> Any:
-    """A graph over 40 keys whose lowest level has these links and no others."""
-    index, _ = build_index(random_keys(40), factory, 0, lambda rows: None)
-    hnsw = unwrapped(index).hnsw
-    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
-    first = faiss.vector_to_array(hnsw.offsets).astype(int)
-    for key in range(40):
-        row = neighbours[first[key] : first[key] + hnsw.nb_neighbors(0)]
-        row[:] = -1
-        row[: len(links.get(key, []))] = links.get(key, [])
-    hnsw.entry_point = entry
-    return index
-
-
-@pytest.mark.parametrize("block", [1, 3, 1_000])
-@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8,SQ8", "PCA8,HNSW8", "HNSW8,SQ8,Refine(Flat)"])
-def test_keys_within_reach_are_those_to_which_links_lead_from_the_entry(
-    monkeypatch: pytest.MonkeyPatch, factory: str, block: int
-) -> None:
-    monkeypatch.setattr("index_builder.verify._BLOCK_KEYS", block)
-    chain = {key: [key + 1] for key in range(39)}
-    assert reachable(graph_of(chain, 0, factory)) == 1
-    assert reachable(graph_of(chain, 30, factory)) == 10 / 40
-    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # nothing leads to 39
-    assert reachable(graph_of(star, 7, factory)) == 9 / 40
-    assert reachable(graph_of({}, 39, factory)) == 1 / 40
-
-
-def test_all_keys_of_a_whole_graph_are_within_reach_until_its_links_are_cut() -> None:
-    index, _ = build_index(clustered_keys(1_000), "HNSW32", 0, lambda rows: None)
-    assert reachable(index) == 1
-    hnsw = index.hnsw
-    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
-    lost = [key for key in range(100) if key != hnsw.entry_point]
-    neighbours[np.isin(neighbours, lost)] = -1
-    assert reachable(index) == 1 - len(lost) / 1_000
-
-
-@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,SQ8", "IVF4_HNSW8,Flat", "PCA8,Flat"])
-def test_an_index_that_is_no_graph_reaches_all_its_keys(factory: str) -> None:
-    assert reachable(build_index(random_keys(200), factory, 0, lambda rows: None)[0]) == 1
 
 
 # Golden queries.

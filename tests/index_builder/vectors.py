@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from index_builder.faiss_index import Keys, build_index, write_index
-from service.searcher import KeyIndex
+from index_builder.recall import recall
+from service.searcher import KeyIndex, Neighbours
 from trainer.dataset import LabelSets
 from trainer.label_keys import LabelKeys
 
@@ -44,3 +45,8 @@ def opened(keys: Keys, kind: str, folder: Path) -> KeyIndex:
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
     return KeyIndex(folder / "keys.faiss", info)
+
+
+def recall_of(index: KeyIndex, keys: Keys, queries: np.ndarray, exact: Neighbours) -> float:
+    """The recall of what an index finds."""
+    return recall(index.search(queries, exact.keys.shape[1]).keys, keys, queries, exact)

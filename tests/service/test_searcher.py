@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index_builder.faiss_index import build_index, write_index
-from index_builder.recall import exact_neighbours, recall
+from index_builder.recall import exact_neighbours
 from service.bundle import open_bundle
 from service.manifest import IndexInfo
 from service.searcher import KeyIndex, Neighbours, Searcher, merge
+from tests.index_builder.vectors import recall_of
 
 INSTANCES, LABELS, DIM = 60, 25, 8
 
@@ -157,7 +158,7 @@ def test_every_kind_of_index_finds_most_of_the_exact_keys(
 ) -> None:
     keys, queries = clustered
     index = build(kind).opened()
-    assert recall(index, keys, queries, exact_neighbours(keys, queries, 20)) >= least
+    assert recall_of(index, keys, queries, exact_neighbours(keys, queries, 20)) >= least
     found = index.search(queries, 20)
     assert (np.diff(found.similarities, axis=1) <= 0).all()
     assert (found.keys[:, 0] == np.arange(40)).mean() >= least
@@ -188,7 +189,7 @@ def test_recall_rises_with_effort(
     (keys, queries), built = clustered, build(factory)
     exact = exact_neighbours(keys, queries, 20)
     little, some, much = (
-        recall(built.opened(effort=effort, refine=8 if built.info.refine > 1 else 1), keys, queries, exact)
+        recall_of(built.opened(effort=effort, refine=8 if built.info.refine > 1 else 1), keys, queries, exact)
         for effort in ((20, 40, 200) if built.info.kind == "hnsw" else (1, 3, 20))
     )
     assert little <= some <= much
@@ -200,7 +201,9 @@ def test_recall_rises_with_what_is_compared_again(
 ) -> None:
     (keys, queries), built = clustered, build(factory)
     exact = exact_neighbours(keys, queries, 20)
-    none, few, many = (recall(built.opened(effort=40, refine=refine), keys, queries, exact) for refine in (1, 1.5, 8))
+    none, few, many = (
+        recall_of(built.opened(effort=40, refine=refine), keys, queries, exact) for refine in (1, 1.5, 8)
+    )
     assert none <= few <= many
     assert many >= 0.98
 

@@ -1,0 +1,241 @@
+"""`python -m index_builder.bench --keys N --dim D --labels L`: what a memory of any size costs, from keys to answers.
+
+A made-up memory is written, built, opened and asked, by the code that does so with real ones; the last line printed is
+JSON. Everything but the build's and the opening's hashes runs on what one query has: one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import BertConfig, BertModel
+
+from index_builder.build import say, write_bundle
+from index_builder.errors import BuildError
+from index_builder.onnx_export import Sample
+from index_builder.recall import exact_neighbours, milliseconds, recall
+from index_builder.settings import BuildSettings
+from index_builder.synthetic import SyntheticMemory
+from service.bundle import open_bundle
+from service.manifest import IndexInfo, Manifest
+from service.predictor import Predictor
+from service.scoring import Values, cast_votes, rank
+from service.searcher import Neighbours
+from service.settings import threads_or_cores
+from trainer.encoder import Encoder, UnitVectorModel
+from trainer.memory import open_memory
+from trainer.pretrained import PACKAGED, load_pretrained
+
+_TIMED_SECONDS = 60.0
+_SAMPLED_SECONDS = 0.02
+# What is asked: RAE-XMC's b, both parts of the memory at once.
+_TOP_B, _LAMBDA, _TEMPERATURE = 200, 0.5, 0.04
+_DIM_OF_A_HEAD, _SAMPLE_TEXTS = 32, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The JSON line; seconds and milliseconds are wall-clock times, MB are 10^6 bytes.
+
+    Attributes:
+        keys: Instances and labels.
+        build_seconds: From the memory folder to a bundle that is whole.
+        peak_mb: Most memory held while building; pages of mapped files, which cost nobody else anything, left out.
+        index_mb: Both indexes on disk.
+        bytes_per_key: The same over the keys.
+        open_seconds: From the closed bundle to the first answer, every file's checksum included.
+        recall: Share of the exact top 200, over queries that the memory does not hold.
+        search_p50_ms: A query's search, alone on one thread.
+        combine_ms: From found keys to ranked labels, likewise; median.
+        chosen: Each part's index and the effort at which it is searched.
+    """
+
+    keys: int
+    dim: int
+    labels: int
+    pairs: int
+    build_seconds: float
+    peak_mb: float
+    index_mb: float
+    bundle_mb: float
+    bytes_per_key: float
+    open_seconds: float
+    recall: float
+    search_p50_ms: float
+    search_p99_ms: float
+    combine_ms: float
+    threads: int
+    chosen: dict[str, str]
+
+
+def measure(
+    keys: int, dim: int, labels: int, labels_per_instance: float, queries: int, settings: BuildSettings, seed: int
+) -> Measured:
+    """Write, build, open and ask a made-up memory.
+
+    Args:
+        keys: Instances and labels.
+        dim: Size of a key.
+        labels: Those of the keys that are labels'.
+        labels_per_instance: Labels of an instance, roughly, on average.
+        queries: How many are asked, none of them a key.
+        settings: How to build; `run` and `store` are folders to work in, not yet there.
+        seed: Of what is made up.
+
+    Raises:
+        BuildError: If there are not more keys than labels, or faiss rejects the index asked for.
+    """
+    if not 0 < labels < keys:
+        raise BuildError(f"--labels {labels}: expected fewer than the {keys:,} keys, which are instances and labels")
+    threads = threads_or_cores(settings.threads)
+    faiss.omp_set_num_threads(threads)
+    torch.set_num_threads(threads)
+    made_up = SyntheticMemory(keys - labels, labels, dim, labels_per_instance, seed)
+    with tqdm(total=keys, unit="key", unit_scale=True, desc="make up") as bar:
+        made_up.write(settings.run / "memory", bar.update)
+    memory, encoder = open_memory(settings.run / "memory"), _encoder(dim)
+    texts = [f"What the encoder is asked, {number}" for number in range(_SAMPLE_TEXTS)]
+    sample = Sample(texts, encoder.encode(texts, encoder.config.max_length))
+    settings.store.mkdir()
+    start = time.perf_counter()
+    with _peak_memory() as peak:
+        manifest, _ = write_bundle(memory, encoder, sample, settings.store, settings)
+    built = time.perf_counter() - start
+    say("open, and ask")
+    start = time.perf_counter()
+    predictor = Predictor.open(open_bundle(settings.store), threads)
+    opened = time.perf_counter() - start
+    asked = made_up.queries(queries)
+    exact, found = exact_neighbours(memory.keys, asked, _TOP_B), predictor.searcher.search(asked, _TOP_B, _LAMBDA)
+    searching = milliseconds(lambda query: predictor.searcher.search(query, _TOP_B, _LAMBDA), asked, _TIMED_SECONDS)
+    index_bytes = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
+    return Measured(
+        keys=keys,
+        dim=dim,
+        labels=labels,
+        pairs=manifest.counts.pairs,
+        build_seconds=round(built, 2),
+        peak_mb=round(max(peak) / 1e6, 1),
+        index_mb=round(index_bytes / 1e6, 1),
+        bundle_mb=round(manifest.size_bytes / 1e6, 1),
+        bytes_per_key=round(index_bytes / keys, 1),
+        open_seconds=round(opened, 3),
+        recall=round(recall(found.keys, memory.keys, asked, exact), 4),
+        search_p50_ms=round(float(np.median(searching)), 3),
+        search_p99_ms=round(float(np.percentile(searching, 99)), 3),
+        combine_ms=round(_combine_milliseconds(found, predictor.values), 3),
+        threads=threads,
+        chosen=_chosen(manifest),
+    )
+
+
+def _encoder(dim: int) -> Encoder:
+    """The packaged encoder; where keys have another size, one of its shape and random weights."""
+    packaged = load_pretrained(PACKAGED, "auto", max_length=128, label_max_length=128, device="cpu")
+    if packaged.dim == dim:
+        return packaged
+    heads = max(1, dim // _DIM_OF_A_HEAD)
+    if dim % heads:
+        raise BuildError(f"--dim {dim}: expected a multiple of {_DIM_OF_A_HEAD}, the size of an attention head")
+    shape = BertConfig(
+        vocab_size=packaged.tokenizer.get_vocab_size(),
+        hidden_size=dim,
+        num_hidden_layers=packaged.model.transformer.config.num_hidden_layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * dim,
+    )
+    model = UnitVectorModel(BertModel(shape, add_pooling_layer=False), "mean")
+    config = dataclasses.replace(packaged.config, name="random weights", pooling="mean")
+    return Encoder(config, model, packaged.tokenizer, packaged.pad_id, "cpu")
+
+
+def _combine_milliseconds(found: Neighbours, values: Values) -> float:
+    spent = []
+    for query in range(len(found.keys)):
+        one = Neighbours(found.similarities[query : query + 1], found.keys[query : query + 1])
+        start = time.perf_counter()
+        rank(cast_votes(one, _TEMPERATURE, _LAMBDA, values), values)
+        spent.append(time.perf_counter() - start)
+    return 1e3 * float(np.median(spent))
+
+
+def _chosen(manifest: Manifest) -> dict[str, str]:
+    def describe(info: IndexInfo) -> str:
+        return f"{info.factory}, effort {info.effort}" + (f", refine {info.refine:g}" if info.refine > 1 else "")
+
+    return {"instances": describe(manifest.index.instances), "labels": describe(manifest.index.labels)}
+
+
+@contextlib.contextmanager
+def _peak_memory() -> Iterator[list[int]]:
+    """Bytes of this process that no file holds, looked at again and again in the background."""
+    samples, ended = [_private_bytes()], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLED_SECONDS):
+            samples.append(_private_bytes())
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        sampler.join()
+
+
+def _private_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m index_builder.bench", description=__doc__)
+    parser.add_argument("--keys", type=int, required=True, help="instances and labels")
+    parser.add_argument("--dim", type=int, required=True, help="size of a key")
+    parser.add_argument("--labels", type=int, required=True, help="those of the keys that are labels'")
+    parser.add_argument("--labels-per-instance", type=float, default=22, help="roughly, on average; 22 unless told")
+    parser.add_argument("--queries", type=int, default=500, help="how many to ask; 500 unless told")
+    parser.add_argument("--index", default="auto", help="as of `recollect build`; auto unless told")
+    parser.add_argument("--recall-target", type=float, default=0.98, help="as of `recollect build`; .98 unless told")
+    parser.add_argument("--precision", default="fp32", help="as of `recollect build`; fp32 unless told")
+    parser.add_argument("--threads", type=int, default=0, help="to build with; one a core unless told")
+    parser.add_argument("--folder", type=Path, help="to work in, kept; a temporary one unless told")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    with contextlib.ExitStack() as scratch:
+        folder = given.folder or Path(scratch.enter_context(tempfile.TemporaryDirectory()))
+        settings: dict[str, Any] = {name: getattr(given, name) for name in ("index", "recall_target", "precision")}
+        settings |= {"run": folder / "run", "store": folder / "bundle", "threads": given.threads}
+        try:
+            measured = measure(
+                given.keys,
+                given.dim,
+                given.labels,
+                given.labels_per_instance,
+                given.queries,
+                BuildSettings(**settings),
+                given.seed,
+            )
+        except BuildError as error:
+            parser.error(str(error))
+    print(json.dumps(dataclasses.asdict(measured)))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""What a bundle's precision and its indexes cost in quality, measured on texts of its own memory, each left out.
+
+Some instances are asked as queries, none finding its own key: first the trained encoder's vectors by exact search,
+then the exported encoder's, then these through the bundle's indexes. What is lost between is lost to the one or the
+other. How good the answers are on texts that nobody has seen, `recollect evaluate` tells.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from index_builder.evaluate import best_labels
+from index_builder.recall import exact_neighbours
+from service.predictor import Predictor
+from service.scoring import cast_votes, rank
+from service.searcher import Neighbours, merge
+from trainer.memory import Memory
+from trainer.metrics import hits, precision_at, recall_at
+
+METRICS = ("P@1", "P@5", "R@100")
+_MOST_QUERIES = 512
+
+
+def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
+    """Points of each metric that are won (or lost, below 0) to the encoder's precision, and to the indexes.
+
+    Args:
+        memory: What the bundle was built from.
+        predictor: The bundle, opened.
+    """
+    instances, defaults = memory.plan.instances, predictor.manifest.defaults
+    rows = np.unique(np.linspace(0, instances - 1, num=min(instances, _MOST_QUERIES), dtype=np.int64))
+    kept = np.asarray(memory.keys[rows], dtype=np.float32)
+    served = predictor.encode([predictor.bundle.instance_texts[row] for row in rows.tolist()])
+    wanted = defaults.top_b + 1
+    exact = exact_search(memory, np.concatenate([kept, served]), wanted, defaults.lambda_)
+    trained, exported = (
+        Neighbours(exact.similarities[half], exact.keys[half]) for half in (slice(0, len(rows)), slice(len(rows), None))
+    )
+    indexed = predictor.searcher.search(served, wanted, defaults.lambda_)
+    before, between, after = (_quality(memory, predictor, rows, found) for found in (trained, exported, indexed))
+    changes = {f"{metric}_change_precision": between[metric] - before[metric] for metric in METRICS}
+    return changes | {f"{metric}_change_index": after[metric] - between[metric] for metric in METRICS}
+
+
+def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
+    """The top-b keys of the part of a memory that lambda gives a vote, by brute force."""
+    if lambda_ == 1:
+        return exact_neighbours(memory.instance_keys, vectors, top_b)
+    labels = exact_neighbours(memory.label_keys(), vectors, top_b)
+    labels = Neighbours(labels.similarities, labels.keys + memory.plan.instances)
+    if lambda_ == 0:
+        return labels
+    return merge(exact_neighbours(memory.instance_keys, vectors, top_b), labels, top_b)
+
+
+def _quality(
+    memory: Memory, predictor: Predictor, rows: Int[np.ndarray, " query"], found: Neighbours
+) -> dict[str, float]:
+    """The metrics of what was found, but for each query's own key; in percent."""
+    defaults, values = predictor.manifest.defaults, predictor.values
+    own = found.keys == rows[:, None]
+    others = Neighbours(np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys))
+    ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
+    truth = memory.label_sets.to_csr(values.labels)[rows]
+    hit = hits(best_labels(ranking.query, ranking.label, len(rows)), truth)
+    fractions = (precision_at(hit, 1), precision_at(hit, 5), recall_at(hit, np.diff(truth.indptr), 100))
+    return {metric: 100 * float(each.mean()) for metric, each in zip(METRICS, fractions, strict=True)}

@@ -1,0 +1,145 @@
+"""Memories of any size, made up in the shape of real ones: keys in clusters of clusters, and labels after Zipf's law.
+
+Keys are the leaves of a tree: a step leads from the origin to the root, one from each branching to the next, and one
+from the last to the key, whose direction is kept. So neighbours lie at every scale, as they do among the titles of a
+library's catalogue, after which the steps are measured. Steps have a spectrum that falls as a sentence encoder's does,
+turned at random. The labels of a topic, some neighbouring clusters, are ranked, and an instance takes them in inverse
+proportion to their rank; half of them by the rank that is counted from its own cluster on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from trainer.files import save_array
+from trainer.memory import DEFAULTS, MemoryPlan, write_defaults
+
+# Keys of a cluster, the lowest branching; clusters of a topic; branches of a branching, roughly.
+_CLUSTER_KEYS, _TOPIC_CLUSTERS, _BRANCHES = 40, 50, 10
+# Lengths of the steps to the root, on to each branching, and on to a key.
+_ROOT_STEP, _BRANCH_STEP, _KEY_STEP = 0.26, 0.3, 0.65
+# How the spectrum falls: the n-th direction varies as n to this power.
+_SPECTRUM = -0.45
+# The smaller a share of all clusters, the more of the instances in it: a share s holds s to this power.
+_SKEW = 0.75
+# Draws for each label that an instance shall have, as some fall on the same one.
+_DRAWS = 1.2
+# Rows made at a time; what they are does not depend on the rows before them.
+_BLOCK_ROWS = 65_536
+
+
+class SyntheticMemory:
+    """Keys, values, uids and texts of a made-up memory; equal arguments make equal ones.
+
+    Args:
+        instances: Instance keys.
+        labels: Labels, each with a key.
+        dim: Size of a key.
+        labels_per_instance: Labels of an instance, roughly, on average.
+        seed: Of all that is drawn.
+    """
+
+    def __init__(self, instances: int, labels: int, dim: int, labels_per_instance: float, seed: int) -> None:
+        self._instances, self._labels, self._dim = instances, labels, dim
+        self._labels_per_instance, self._seed = labels_per_instance, seed
+        random = self._random("centres", 0)
+        spectrum = np.arange(1, dim + 1) ** _SPECTRUM
+        rotation = np.linalg.qr(random.standard_normal((dim, dim)))[0]
+        self._directions = (spectrum[:, None] / np.linalg.norm(spectrum) * rotation).astype(np.float32)
+        self._centres = self._grown(random, (instances + labels) / _CLUSTER_KEYS)
+
+    @property
+    def rows(self) -> int:
+        return self._instances + self._labels
+
+    def write(self, folder: Path, progress: Callable[[int], object]) -> None:
+        """Write a memory folder, its keys in float16; `progress` is told how many keys each block held."""
+        folder.mkdir(parents=True)
+        plan = MemoryPlan(self._instances, self._labels, self._dim, "float16", {}, "", "")
+        keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", plan.key_dtype, (plan.keys, plan.dim))
+        counts, values = [], []
+        for start in range(0, plan.instances, _BLOCK_ROWS):
+            random = self._random("instances", start)
+            clusters = self._some_clusters(random, min(_BLOCK_ROWS, plan.instances - start))
+            keys[start : start + len(clusters)] = self._keys(random, clusters)
+            count, labels = self._label_sets(random, clusters)
+            counts.append(count)
+            values.append(labels)
+            progress(len(clusters))
+        for start in range(0, plan.labels, _BLOCK_ROWS):
+            labels = np.arange(start, min(start + _BLOCK_ROWS, plan.labels))
+            first = plan.instances + start
+            keys[first : first + len(labels)] = self._keys(self._random("labels", start), self._own_clusters(labels))
+            progress(len(labels))
+        save_array(folder / "value_indptr.npy", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
+        save_array(folder / "value_indices.npy", np.concatenate(values).astype(np.int32))
+        _write_texts(folder / "instances.jsonl", "instance", plan.instances)
+        _write_texts(folder / "labels.jsonl", "label", plan.labels)
+        write_defaults(folder, plan, DEFAULTS)
+
+    def queries(self, rows: int) -> Float[np.ndarray, "row dim"]:
+        """Keys that are drawn as the instances' are, and that the memory does not hold."""
+        random = self._random("queries", 0)
+        return self._keys(random, self._some_clusters(random, rows))
+
+    def _random(self, part: str, start: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, start, *part.encode()])
+
+    def _grown(self, random: np.random.Generator, clusters: float) -> Float[np.ndarray, "cluster dim"]:
+        """The centres of roughly so many clusters; neighbours in the array are neighbours in the tree."""
+        depth = max(1, round(math.log(max(clusters, 2), _BRANCHES)))
+        branches = max(2, round(clusters ** (1 / depth)))
+        centres = self._steps(random, 1, _ROOT_STEP)
+        for _ in range(depth):
+            centres = np.repeat(centres, branches, axis=0)
+            for start in range(0, len(centres), _BLOCK_ROWS):
+                block = centres[start : start + _BLOCK_ROWS]
+                block += self._steps(random, len(block), _BRANCH_STEP)
+        return centres
+
+    def _steps(self, random: np.random.Generator, rows: int, length: float) -> Float[np.ndarray, "row dim"]:
+        draws = random.standard_normal((rows, self._dim), dtype=np.float32)
+        steps: np.ndarray = draws @ (np.float32(length) * self._directions)
+        return steps
+
+    def _keys(self, random: np.random.Generator, clusters: Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
+        keys = self._centres[clusters] + self._steps(random, len(clusters), _KEY_STEP)
+        unit: np.ndarray = keys / np.linalg.norm(keys, axis=1, keepdims=True)
+        return unit
+
+    def _some_clusters(self, random: np.random.Generator, rows: int) -> Int[np.ndarray, " row"]:
+        return (len(self._centres) * random.random(rows) ** (1 / _SKEW)).astype(np.int64)
+
+    def _own_clusters(self, labels: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        """The cluster of each label: neighbours among the labels are of one cluster, or of neighbouring ones."""
+        return labels * len(self._centres) // self._labels
+
+    def _label_sets(
+        self, random: np.random.Generator, clusters: Int[np.ndarray, " row"]
+    ) -> tuple[Int[np.ndarray, " row"], Int[np.ndarray, " pair"]]:
+        """How many labels each row has, and which, in rising order; at least one."""
+        draws = 1 + random.poisson(max(0.0, _DRAWS * self._labels_per_instance - 1), len(clusters))
+        rows = np.repeat(np.arange(len(clusters)), draws)
+        topics = max(1, len(self._centres) // _TOPIC_CLUSTERS)
+        topic = clusters[rows] * topics // len(self._centres)
+        first = topic * self._labels // topics
+        size = np.maximum(1, (topic + 1) * self._labels // topics - first)
+        rank = (size ** random.random(len(rows))).astype(np.int64) - 1
+        own = self._labels * clusters[rows] // len(self._centres) - first
+        place = np.where(random.random(len(rows)) < 0.5, rank, (rank + own) % size)
+        labels = np.minimum(first + place, self._labels - 1)
+        pairs = np.unique(rows * np.int64(self._labels) + labels)
+        return np.bincount(pairs // self._labels, minlength=len(clusters)), pairs % self._labels
+
+
+def _write_texts(path: Path, part: str, rows: int) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in range(rows):
+            record = {"uid": f"{part}-{row}", "text": f"The text of {part} {row}, as long as a title"}
+            file.write(json.dumps(record) + "\n")
