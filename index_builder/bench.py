@@ -21,11 +21,14 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+from pydantic import ValidationError
 from tqdm import tqdm
 from transformers import BertConfig, BertModel
 
-from index_builder.build import say, write_bundle
+from index_builder.build import write_bundle
+from index_builder.console import say
 from index_builder.errors import BuildError
+from index_builder.faiss_index import empty_index, factory_string
 from index_builder.onnx_export import Sample
 from index_builder.recall import exact_neighbours, milliseconds, recall
 from index_builder.settings import BuildSettings
@@ -82,38 +85,32 @@ class Measured:
     chosen: dict[str, str]
 
 
-def measure(
-    keys: int, dim: int, labels: int, labels_per_instance: float, queries: int, settings: BuildSettings, seed: int
-) -> Measured:
+def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> Measured:
     """Write, build, open and ask a made-up memory.
 
     Args:
-        keys: Instances and labels.
-        dim: Size of a key.
-        labels: Those of the keys that are labels'.
-        labels_per_instance: Labels of an instance, roughly, on average.
-        queries: How many are asked, none of them a key.
+        made_up: The memory.
+        queries: How many it is asked, none of them a key.
         settings: How to build; `run` and `store` are folders to work in, not yet there.
-        seed: Of what is made up.
 
     Raises:
-        BuildError: If there are not more keys than labels, or faiss rejects the index asked for.
+        BuildError: If faiss rejects the index asked for, or no encoder has keys of that size.
     """
-    if not 0 < labels < keys:
-        raise BuildError(f"--labels {labels}: expected fewer than the {keys:,} keys, which are instances and labels")
     threads = threads_or_cores(settings.threads)
     faiss.omp_set_num_threads(threads)
     torch.set_num_threads(threads)
-    made_up = SyntheticMemory(keys - labels, labels, dim, labels_per_instance, seed)
-    with tqdm(total=keys, unit="key", unit_scale=True, desc="make up") as bar:
-        made_up.write(settings.run / "memory", bar.update)
-    memory, encoder = open_memory(settings.run / "memory"), _encoder(dim)
+    if settings.index != "auto":
+        empty_index(factory_string(settings.index, made_up.labels), made_up.dim)
+    encoder = _encoder(made_up.dim)
     texts = [f"What the encoder is asked, {number}" for number in range(_SAMPLE_TEXTS)]
     sample = Sample(texts, encoder.encode(texts, encoder.config.max_length))
+    with tqdm(total=made_up.keys, unit="key", unit_scale=True, desc="make up") as bar:
+        made_up.write(settings.run / "memory", bar.update)
+    memory = open_memory(settings.run / "memory")
     settings.store.mkdir()
     start = time.perf_counter()
     with _peak_memory() as peak:
-        manifest, _ = write_bundle(memory, encoder, sample, settings.store, settings)
+        manifest, _ = write_bundle(memory, encoder, sample, settings.store, settings, settings.device)
     built = time.perf_counter() - start
     say("open, and ask")
     start = time.perf_counter()
@@ -124,15 +121,15 @@ def measure(
     searching = milliseconds(lambda query: predictor.searcher.search(query, _TOP_B, _LAMBDA), asked, _TIMED_SECONDS)
     index_bytes = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     return Measured(
-        keys=keys,
-        dim=dim,
-        labels=labels,
+        keys=made_up.keys,
+        dim=made_up.dim,
+        labels=made_up.labels,
         pairs=manifest.counts.pairs,
         build_seconds=round(built, 2),
         peak_mb=round(max(peak) / 1e6, 1),
         index_mb=round(index_bytes / 1e6, 1),
         bundle_mb=round(manifest.size_bytes / 1e6, 1),
-        bytes_per_key=round(index_bytes / keys, 1),
+        bytes_per_key=round(index_bytes / made_up.keys, 1),
         open_seconds=round(opened, 3),
         recall=round(recall(found.keys, memory.keys, asked, exact), 4),
         search_p50_ms=round(float(np.median(searching)), 3),
@@ -222,15 +219,17 @@ def main(arguments: list[str]) -> int:
         settings: dict[str, Any] = {name: getattr(given, name) for name in ("index", "recall_target", "precision")}
         settings |= {"run": folder / "run", "store": folder / "bundle", "threads": given.threads}
         try:
-            measured = measure(
-                given.keys,
-                given.dim,
-                given.labels,
-                given.labels_per_instance,
-                given.queries,
-                BuildSettings(**settings),
-                given.seed,
-            )
+            if not 0 < given.labels < given.keys:
+                raise BuildError(f"--labels {given.labels}: expected fewer than the {given.keys:,} keys, and some")
+            if folder.exists() and any(folder.iterdir()):
+                raise BuildError(f"--folder {folder}: expected an empty folder, or none yet")
+            instances = given.keys - given.labels
+            made_up = SyntheticMemory(instances, given.labels, given.dim, given.labels_per_instance, given.seed)
+            measured = measure(made_up, given.queries, BuildSettings(**settings))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            flag = str(problem["loc"][0]).replace("_", "-")
+            parser.error(f"--{flag}: expected {problem['msg'].removeprefix('Input should be ')}")
         except BuildError as error:
             parser.error(str(error))
     print(json.dumps(dataclasses.asdict(measured)))  # noqa: T201

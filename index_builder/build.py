@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from index_builder.console import say
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_units, empty_index, factory_string
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
@@ -30,6 +30,7 @@ from index_builder.tune import QUERIES, Target, build_best, spread
 from index_builder.verify import baseline, golden_queries, prove, sample_of, table
 from service.bundle import describe_files, open_bundle
 from service.golden import write_golden
+from service.gpu import Device
 from service.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -73,6 +74,7 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
+    device = _device(settings)
     if settings.index != "auto":  # what faiss does not know is told before the work
         empty_index(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
@@ -82,8 +84,8 @@ def build(settings: BuildSettings) -> str:
     if settings.gate_dataset and not before:
         say(f"gate: no version of {settings.store} is current, so there is none to fall behind")
     with store.incoming() as folder:
-        sample = sample_of(memory, encoder)
-        manifest, points = write_bundle(memory, encoder, sample, folder, settings)
+        sample = sample_of(memory, encoder if device == "cpu" else load_checkpoint(settings.run / "checkpoint", device))
+        manifest, points = write_bundle(memory, encoder, sample, folder, settings, device)
         if settings.report:
             write_report(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         say(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
@@ -100,7 +102,7 @@ def build(settings: BuildSettings) -> str:
 
 
 def write_bundle(
-    memory: Memory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings
+    memory: Memory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Manifest, dict[str, Point]]:
     """Write all files of a bundle, nothing proven yet.
 
@@ -110,6 +112,7 @@ def write_bundle(
         sample: Texts with its vectors: what the exported encoder is held against, and what golden queries are made of.
         folder: To write in; it exists.
         settings: How the index is chosen, and the encoder's precision.
+        device: Where indexes are trained and filled.
 
     Returns:
         Its manifest, and the point at which each part's index is searched.
@@ -121,7 +124,7 @@ def write_bundle(
     say(f"export: {encoder.config.name}, {settings.precision}")
     info = describe_encoder(encoder, settings.precision)
     export_encoder(encoder, folder, info, sample)
-    indexes, points, curves = _write_indexes(memory, folder, settings)
+    indexes, points, curves = _write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
     manifest = _manifest(memory, folder, info, indexes, curves)
     write_manifest(folder, manifest)
@@ -132,8 +135,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
 
 
-def say(message: str) -> None:
-    print(message, file=sys.stderr)  # noqa: T201
+def _device(settings: BuildSettings) -> Device:
+    """Where to work: on the GPU that was asked for, or, where none is, on the CPU all the same."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        say("--device cuda: expected a CUDA GPU, found none that torch sees: building on the CPU")
+        return "cpu"
+    return settings.device
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
@@ -150,7 +157,7 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
 
 
 def _write_indexes(
-    memory: Memory, folder: Path, settings: BuildSettings
+    memory: Memory, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Indexes, dict[str, Point], dict[str, list[Point]]]:
     """Index label keys, then instance keys with what the budgets leave.
 
@@ -172,7 +179,7 @@ def _write_indexes(
         target = Target(settings.recall_target, top_b, size_bytes * share, milliseconds * (1 + share) / 2)
         path = folder / f"{part[:-1]}_keys.faiss"
         infos[part], points[part], curves[part] = build_best(
-            keys, first_row, path, settings.index, queries, target, functools.partial(_bar, part)
+            keys, first_row, path, settings.index, queries, target, functools.partial(_bar, part), device
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from index_builder.build import build, say
+from index_builder.build import build
+from index_builder.console import say
 from index_builder.evaluate import evaluate, table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
 from service.bundle import Bundle

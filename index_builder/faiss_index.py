@@ -12,7 +12,9 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
+from index_builder.console import say
 from index_builder.errors import BuildError
+from service.gpu import Device, NoGpuError, gpu_resources
 from service.manifest import IndexInfo
 from service.searcher import refines, unwrapped
 from trainer.label_keys import LabelKeys
@@ -52,7 +54,9 @@ def lists(keys: int) -> int:
     return max(1, min(int(4 * math.sqrt(keys)), keys // _LEAST_KEYS_PER_LIST))
 
 
-def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int], object]) -> tuple[Any, IndexInfo]:
+def build_index(
+    keys: Keys, kind: str, first_row: int, progress: Callable[[int], object], device: Device = "cpu"
+) -> tuple[Any, IndexInfo]:
     """Build an index over mapped keys, reading them block by block.
 
     Args:
@@ -60,6 +64,7 @@ def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int],
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
         first_row: The row of `keys[0]` in the memory, for messages.
         progress: Told after each block how many keys it held.
+        device: Where to train and add; what has no GPU form is added on the CPU, which is said.
 
     Returns:
         The faiss index, and what the manifest says of it.
@@ -71,14 +76,16 @@ def build_index(keys: Keys, kind: str, first_row: int, progress: Callable[[int],
     factory = factory_string(kind, len(keys))
     index = empty_index(factory, keys.shape[1])
     if not index.is_trained:
-        _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row))
+        _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row), device)
     for store in _stores(index):  # one that grows as keys come is copied again and again, and held twice meanwhile
         store.codes.resize(len(keys) * store.code_size)
         store.codes.resize(0)
+    growing = index if device == "cpu" else _on_gpu(index, factory)
     for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
-        _add(index, factory, block)
+        _add(growing, factory, block)
         progress(len(block))
+    index = index if growing is index else faiss.index_gpu_to_cpu(growing)
     return index, _describe(index, factory)
 
 
@@ -150,7 +157,24 @@ def _stores(index: Any) -> Iterator[Any]:
             yield codes
 
 
-def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"]) -> None:
+def _on_gpu(index: Any, factory: str) -> Any:
+    """A copy on the GPU, where faiss has a form of it for that; else the index itself."""
+    try:
+        resources = gpu_resources()
+        return faiss.index_cpu_to_gpu(resources, 0, index)
+    except (NoGpuError, RuntimeError) as error:
+        say(f"{factory}: keys are added on the CPU: {str(error).strip().splitlines()[-1]}")
+        return index
+
+
+def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"], device: Device) -> None:
+    inner = unwrapped(index)
+    if device == "cuda" and isinstance(inner, faiss.IndexIVF):
+        try:  # the centroids, which take most of the time
+            resources = gpu_resources()
+            inner.clustering_index = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatIP(inner.d))
+        except NoGpuError as error:
+            say(f"{factory}: trained on the CPU: {error}")
     try:
         index.train(sample)
     except RuntimeError as error:

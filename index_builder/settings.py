@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from service.gpu import Device
 from service.manifest import Precision
 from service.schemas import Lambda, Temperature, TopB
 from service.settings import NO_WORD
@@ -58,6 +59,9 @@ class BuildSettings(BuilderSettings):
     force: CliImplicitFlag[bool] = Field(False, description="publish even if a check fails; the manifest tells")
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
+    device: Device = Field(
+        "cpu", description="where to encode, and to train and fill indexes; cuda: a GPU, if there is one"
+    )
 
 
 class EvaluateSettings(BuilderSettings):

@@ -46,7 +46,7 @@ class SyntheticMemory:
     """
 
     def __init__(self, instances: int, labels: int, dim: int, labels_per_instance: float, seed: int) -> None:
-        self._instances, self._labels, self._dim = instances, labels, dim
+        self.instances, self.labels, self.dim = instances, labels, dim
         self._labels_per_instance, self._seed = labels_per_instance, seed
         random = self._random("centres", 0)
         spectrum = np.arange(1, dim + 1) ** _SPECTRUM
@@ -55,13 +55,13 @@ class SyntheticMemory:
         self._centres = self._grown(random, (instances + labels) / _CLUSTER_KEYS)
 
     @property
-    def rows(self) -> int:
-        return self._instances + self._labels
+    def keys(self) -> int:
+        return self.instances + self.labels
 
     def write(self, folder: Path, progress: Callable[[int], object]) -> None:
         """Write a memory folder, its keys in float16; `progress` is told how many keys each block held."""
         folder.mkdir(parents=True)
-        plan = MemoryPlan(self._instances, self._labels, self._dim, "float16", {}, "", "")
+        plan = MemoryPlan(self.instances, self.labels, self.dim, "float16", {}, "", "")
         keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", plan.key_dtype, (plan.keys, plan.dim))
         counts, values = [], []
         for start in range(0, plan.instances, _BLOCK_ROWS):
@@ -104,7 +104,7 @@ class SyntheticMemory:
         return centres
 
     def _steps(self, random: np.random.Generator, rows: int, length: float) -> Float[np.ndarray, "row dim"]:
-        draws = random.standard_normal((rows, self._dim), dtype=np.float32)
+        draws = random.standard_normal((rows, self.dim), dtype=np.float32)
         steps: np.ndarray = draws @ (np.float32(length) * self._directions)
         return steps
 
@@ -118,7 +118,7 @@ class SyntheticMemory:
 
     def _own_clusters(self, labels: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
         """The cluster of each label: neighbours among the labels are of one cluster, or of neighbouring ones."""
-        return labels * len(self._centres) // self._labels
+        return labels * len(self._centres) // self.labels
 
     def _label_sets(
         self, random: np.random.Generator, clusters: Int[np.ndarray, " row"]
@@ -128,14 +128,14 @@ class SyntheticMemory:
         rows = np.repeat(np.arange(len(clusters)), draws)
         topics = max(1, len(self._centres) // _TOPIC_CLUSTERS)
         topic = clusters[rows] * topics // len(self._centres)
-        first = topic * self._labels // topics
-        size = np.maximum(1, (topic + 1) * self._labels // topics - first)
+        first = topic * self.labels // topics
+        size = np.maximum(1, (topic + 1) * self.labels // topics - first)
         rank = (size ** random.random(len(rows))).astype(np.int64) - 1
-        own = self._labels * clusters[rows] // len(self._centres) - first
+        own = self.labels * clusters[rows] // len(self._centres) - first
         place = np.where(random.random(len(rows)) < 0.5, rank, (rank + own) % size)
-        labels = np.minimum(first + place, self._labels - 1)
-        pairs = np.unique(rows * np.int64(self._labels) + labels)
-        return np.bincount(pairs // self._labels, minlength=len(clusters)), pairs % self._labels
+        labels = np.minimum(first + place, self.labels - 1)
+        pairs = np.unique(rows * np.int64(self.labels) + labels)
+        return np.bincount(pairs // self.labels, minlength=len(clusters)), pairs % self.labels
 
 
 def _write_texts(path: Path, part: str, rows: int) -> None:

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 
 from index_builder.faiss_index import Keys, build_index, lists, some_units, write_index
 from index_builder.recall import REACHABLE, exact_neighbours, milliseconds, reachable, recall
+from service.gpu import Device
 from service.manifest import IndexInfo, Point
 from service.searcher import KeyIndex
 
@@ -81,6 +82,7 @@ def build_best(
     queries: Float[np.ndarray, "query dim"],
     target: Target,
     progress: Progress,
+    device: Device = "cpu",
 ) -> tuple[IndexInfo, Point, list[Point]]:
     """Write the index that reaches the target, at the least effort that does.
 
@@ -92,6 +94,7 @@ def build_best(
         queries: What the finished index is asked for.
         target: What it must reach.
         progress: Shows how an index grows.
+        device: Where indexes are trained and filled; they are measured, and served, on the CPU.
 
     Returns:
         What the manifest says of the index, its point, and all points: those of the sample, then those of the whole.
@@ -108,7 +111,7 @@ def build_best(
     wholes: dict[Point, IndexInfo] = {}  # by the point at which each does best
     tried = path.with_suffix(".tried")
     for family in families:
-        info = _write(keys, family, first_row, tried, progress)
+        info = _write(keys, family, first_row, tried, progress, device)
         trial = Trial(tried, info, keys, queries, target.top_b)
         points = list(curve(trial))
         points += between(trial, points, target)
@@ -212,10 +215,12 @@ def between(trial: Trial, points: list[Point], target: Target) -> Iterator[Point
         low, high = (low, point) if reach([point], target) else (point, high)
 
 
-def _write(keys: Keys, factory: str, first_row: int, path: Path, progress: Progress) -> IndexInfo:
+def _write(
+    keys: Keys, factory: str, first_row: int, path: Path, progress: Progress, device: Device = "cpu"
+) -> IndexInfo:
     """Build an index, and leave only the copy on disk: it is what is measured, and served."""
     with progress(factory, len(keys)) as told:
-        index, info = build_index(keys, factory, first_row, told)
+        index, info = build_index(keys, factory, first_row, told, device)
     write_index(index, path)
     return info
 

@@ -51,6 +51,10 @@ def sample_of(memory: Memory, encoder: Encoder) -> Sample:
     rows = spread(memory.plan.instances, _SAMPLE_TEXTS)
     wanted = set(rows.tolist())
     texts = [text for row, text in enumerate(field_of(memory.folder / "instances.jsonl", "text")) if row in wanted]
+    if len(texts) < len(rows):
+        raise BuildError(
+            f"{memory.folder}/instances.jsonl: expected {memory.plan.instances:,} lines, found fewer; train again"
+        )
     vectors = encoder.encode(texts, encoder.config.max_length)
     with np.errstate(invalid="ignore", divide="ignore"):  # a key of NaN or of zeros is no reason to warn, but to refuse
         stored = cosines(vectors, np.asarray(memory.keys[rows], dtype=np.float32))

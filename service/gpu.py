@@ -6,6 +6,7 @@ refinements and fast-scan codes search on the CPU. Its Python package has GPUs i
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from jaxtyping import Float, Int
 
 Device = Literal["cpu", "cuda"]
 
+# faiss's GPU resources, which all indexes share, take one call at a time.
+_searching = threading.Lock()
 # Keys that a search on a GPU can return, and lists that it can look at.
 _MOST = 2_048
 
@@ -31,13 +34,11 @@ class GpuIndex:
     """
 
     def __init__(self, index: Any) -> None:
-        require_gpu()
-        self._resources = faiss.StandardGpuResources()
+        resources = gpu_resources()
         try:
-            self._index = faiss.index_cpu_to_gpu(self._resources, 0, index)
+            self._index = faiss.index_cpu_to_gpu(resources, 0, index)
         except RuntimeError as error:
             raise NoGpuError(f"faiss cannot take it to the GPU: {str(error).strip().splitlines()[-1]}") from None
-        self._searching = threading.Lock()  # faiss's GPU indexes take one call at a time
 
     @staticmethod
     def can_search(top_b: int, lists: int) -> bool:
@@ -47,18 +48,20 @@ class GpuIndex:
     def search(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]]:
-        with self._searching:
+        with _searching:
             found: tuple[np.ndarray, np.ndarray] = self._index.search(vectors, top_b, params=parameters)
         return found
 
 
-def require_gpu() -> None:
-    """Make sure that faiss sees a GPU.
+@functools.cache
+def gpu_resources() -> Any:
+    """Faiss's scratch memory on the first GPU, one for all of a process's indexes.
 
     Raises:
-        NoGpuError: If it does not.
+        NoGpuError: If faiss sees no GPU.
     """
     if not hasattr(faiss, "StandardGpuResources"):
         raise NoGpuError("this faiss is built without GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu")
     if faiss.get_num_gpus() == 0:
         raise NoGpuError("faiss finds no GPU")
+    return faiss.StandardGpuResources()

@@ -210,3 +210,33 @@ def test_enriched_label_keys_are_indexed_as_they_are_mixed(
 def test_full_disk_is_an_error_of_the_system() -> None:
     with pytest.raises(OSError, match="No space left"):
         write_index(faiss.IndexFlatIP(16), Path("/dev/full"))
+
+
+# A GPU that is asked for.
+
+HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8"])
+def test_without_a_gpu_the_same_index_is_built_and_what_is_missing_is_said(
+    factory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, plain = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
+    np.testing.assert_array_equal(faiss.serialize_index(asked), faiss.serialize_index(plain))
+    told = capsys.readouterr().err.splitlines()
+    lacking = "the CPU: this faiss is built without GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
+    trained = [f"{factory}: trained on {lacking}"] if "IVF" in factory else []
+    assert told == [*trained, f"{factory}: keys are added on {lacking}"]
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU, and faiss-gpu")
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,PQ8x4fs,Refine(SQ8)", "HNSW8"])
+def test_a_gpu_builds_as_good_an_index(factory: str) -> None:
+    keys = clustered_keys(4_000)
+    found = []
+    for device in ("cuda", "cpu"):
+        index, info = build_index(keys, factory, 0, silent, device)
+        assert info.keys == index.ntotal == 4_000
+        found.append(index.search(keys[:100], 10)[0].mean())
+    assert abs(found[0] - found[1]) < 0.02

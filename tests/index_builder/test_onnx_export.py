@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 
-from index_builder.onnx_export import cosines, export_encoder
+from index_builder import onnx_export
+from index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
 from service.encoder import QueryEncoder
-from service.manifest import EncoderInfo
+from service.manifest import EncoderInfo, Precision
 from tests.index_builder.conftest import write_tiny_encoder
 from trainer.adapter import Adapter
 from trainer.checkpoint import load_checkpoint
@@ -20,6 +24,15 @@ from trainer.encoder import Encoder
 from trainer.pretrained import load_pretrained
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
+
+TITLES = ["tax", "the sea", "small birds", "Rome", "printing", "steam engines", "bread", "astronomy", "youth", "iron"]
+
+
+def export(encoder: Encoder, folder: Path, precision: Precision, texts: list[str] = TEXTS) -> QueryEncoder:
+    """Export an encoder, and open it as it is served."""
+    info = describe_encoder(encoder, precision)
+    export_encoder(encoder, folder, info, Sample(texts, encoder.encode(texts, info.max_length)))
+    return QueryEncoder(folder, info, threads=1)
 
 
 def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
@@ -43,7 +56,7 @@ def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
 def test_tiny_encoders_export_for_every_length_and_batch(tmp_path: Path, kind: str, pooling: Any) -> None:
     folder = write_tiny_encoder(tmp_path / "encoder", kind)
     encoder = load_pretrained(str(folder), pooling, 128, 32, "cpu")
-    export_encoder(encoder, tmp_path, "fp32")
+    export(encoder, tmp_path, "fp32")
     assert compare(encoder, tmp_path / "encoder.onnx", list(range(1, 129))) >= 0.999999
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder", "encoder.onnx", "tokenizer.json"]
 
@@ -55,7 +68,7 @@ def test_encoder_with_an_adapter_exports_with_it(tmp_path: Path) -> None:
     adapter = Adapter(frozen.dim, 48)
     torch.nn.init.normal_(adapter.queries.narrow.weight, std=0.5)
     encoder = frozen.with_adapter(adapter)
-    export_encoder(encoder, tmp_path, "fp32")
+    export(encoder, tmp_path, "fp32")
     assert compare(encoder, tmp_path / "encoder.onnx", [1, 2, 7, 8, 33, 128]) >= 0.999999
     assert compare(frozen, tmp_path / "encoder.onnx", [8]) < 0.9
 
@@ -83,6 +96,95 @@ def test_cosines_are_exact_in_float64() -> None:
 def test_export_is_silent(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
     capfd.readouterr()
-    export_encoder(encoder, tmp_path, "int8")
+    export(encoder, tmp_path, "int8")
     assert capfd.readouterr() == ("", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.onnx", "tokenizer.json"]
+
+
+# Precisions.
+
+
+def products(graph: Path) -> dict[str, int]:
+    """How many products of each kind a graph has."""
+    return dict(Counter(node.op_type for node in onnx.load(graph).graph.node if "MatMul" in node.op_type))
+
+
+@pytest.fixture(scope="module")
+def minilm(road: Any) -> Encoder:
+    return load_checkpoint(road.run / "checkpoint", "cpu")
+
+
+@pytest.fixture
+def quick_graph(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MiniLM's graph is copied from the bundle that has it."""
+    exported = road.store / "bundles" / road.version / "encoder.onnx"
+    monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))
+
+
+@pytest.fixture(scope="module")
+def titles() -> list[str]:
+    """Short texts, which lose most."""
+    return [f"{first} of {second}" for first in ("history", "law", "music", "chairs") for second in TITLES]
+
+
+def test_int8_is_as_close_as_its_bound_on_texts_that_it_was_not_tried_on(
+    minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path
+) -> None:
+    served = export(minilm, tmp_path, "int8", titles[::2])
+    worst = cosines(served.encode(served.tokenise(titles[1::2])), minilm.encode(titles[1::2], 128)).min()
+    assert WORST_COSINE["int8"] <= worst < 0.9999
+    assert (tmp_path / "encoder.onnx").stat().st_size < 26e6
+
+
+@pytest.mark.parametrize(("close", "steps"), [(0.5, [0]), (1.1, [0, 2, 4, 6, 36])])
+def test_int8_is_as_coarse_as_the_sample_allows(
+    minilm: Encoder,
+    quick_graph: None,
+    titles: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    close: float,
+    steps: list[int],
+) -> None:
+    tried, worst, quantise = [], [], onnx_export._quantise
+
+    def count(full: Path, path: Path, in_blocks: set[str]) -> None:
+        tried.append(len(in_blocks))
+        quantise(full, path, in_blocks)
+
+    def compare(*vectors: np.ndarray) -> np.ndarray:
+        worst.append(cosines(*vectors).min())
+        return cosines(*vectors)
+
+    monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
+    monkeypatch.setattr(onnx_export, "_quantise", count)
+    monkeypatch.setattr(onnx_export, "cosines", compare)
+    export(minilm, tmp_path, "int8", titles[:8])
+    assert tried == steps
+    assert products(tmp_path / "encoder.onnx").get("MatMulNBits", 0) == steps[-1]
+    assert worst[-1] == max(worst)
+
+
+def test_fp16_halves_the_graph_and_keeps_its_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
+    served = export(minilm, tmp_path, "fp16")
+    texts = [*titles, *TEXTS]
+    vectors = served.encode(served.tokenise(texts))
+    assert vectors.dtype == np.float32
+    assert cosines(vectors, minilm.encode(texts, 128)).min() >= WORST_COSINE["fp16"]
+    assert (tmp_path / "encoder.onnx").stat().st_size < 47e6
+    assert next(minilm.model.parameters()).dtype == torch.float32  # what was trained is as it was
+
+
+@pytest.mark.parametrize(("precision", "close"), [("fp16", 0), ("int8", 0), ("int8", 1.1)])
+def test_an_adapter_is_exported_in_every_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, close: float
+) -> None:
+    monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
+    frozen = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
+    torch.manual_seed(7)
+    adapter = Adapter(frozen.dim, 48)
+    torch.nn.init.normal_(adapter.queries.narrow.weight, std=0.5)
+    served = export(frozen.with_adapter(adapter), tmp_path, precision)
+    vectors = served.encode(served.tokenise(TEXTS))
+    assert cosines(vectors, frozen.with_adapter(adapter).encode(TEXTS, 128)).min() >= WORST_COSINE[precision]
+    assert cosines(vectors, frozen.encode(TEXTS, 128)).min() < 0.9

@@ -192,7 +192,7 @@ def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path, mon
     assert max(each.recall for each in points) >= 0.99
 
 
-@pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW2", "IVF300,PQ16x4fs,Refine(SQ8)"])
+@pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW8,SQ8", "IVF300,PQ16x4fs,Refine(SQ8)"])
 def test_efforts_between_the_chosen_one_and_the_next_lower_one_close_in_on_the_target(
     tmp_path: Path, kind: str
 ) -> None:

@@ -23,7 +23,7 @@ WRONG: list[tuple[str, Any]] = [
     ("dim", 1.5),
     ("encoder/name", None),
     ("encoder/pooling", "max"),
-    ("encoder/precision", "fp16"),
+    ("encoder/precision", "fp8"),
     ("encoder/max_length", 0),
     ("encoder/pad_id", -1),
     ("index/instances/kind", "lsh"),

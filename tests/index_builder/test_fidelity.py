@@ -1,0 +1,85 @@
+"""What precision and indexes cost: each query is left out of its own answer, and what is lost is told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder import fidelity
+from index_builder.build import build
+from index_builder.fidelity import METRICS, exact_search, quality_changes
+from index_builder.settings import BuildSettings
+from service.predictor import Predictor
+from service.searcher import Neighbours
+from service.store import Store
+from trainer.memory import Memory, open_memory
+
+
+@pytest.fixture(scope="module")
+def memory(tiny_run: Path) -> Memory:
+    return open_memory(tiny_run / "memory")
+
+
+@pytest.fixture
+def predictor(tiny_run: Path, quick_export: None, tmp_path: Path) -> Predictor:
+    version = build(BuildSettings(run=tiny_run, store=tmp_path / "store"))
+    return Predictor.open(Store(tmp_path / "store").open(version), threads=1)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
+def test_exact_search_looks_at_the_part_of_the_memory_that_lambda_gives_a_vote(memory: Memory, lambda_: float) -> None:
+    instances = memory.plan.instances
+    voting = memory.keys if 0 < lambda_ < 1 else memory.keys[:instances] if lambda_ else memory.keys[instances:]
+    found = exact_search(memory, memory.keys[:5], 7, lambda_)
+    similarities = memory.keys[:5].astype(np.float64) @ voting.astype(np.float64).T
+    np.testing.assert_allclose(found.similarities, -np.sort(-similarities, axis=1)[:, :7], atol=1e-6)
+    assert ((found.keys >= instances) == (lambda_ == 0)).all() or lambda_ == 0.5
+
+
+def test_exact_search_by_the_trained_encoders_own_precision_changes_nothing(
+    memory: Memory, predictor: Predictor
+) -> None:
+    changes = quality_changes(memory, predictor)
+    assert set(changes) == {f"{metric}_change_{part}" for metric in METRICS for part in ("precision", "index")}
+    assert set(changes.values()) == {0.0}
+
+
+def test_what_is_lost_to_the_encoder_and_what_to_the_index_are_told_apart(
+    memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, search = predictor.encode, predictor.searcher.search
+
+    def encode_badly(texts: list[str]) -> np.ndarray:
+        return encode(texts)[::-1]  # each text gets another's vector
+
+    def search_badly(*arguments: object) -> object:
+        found = search(*arguments)
+        nothing = np.full(found.keys.shape, -np.inf, dtype=np.float32)
+        return Neighbours(nothing, np.full_like(found.keys, -1))
+
+    monkeypatch.setattr(predictor, "encode", encode_badly)
+    changes = quality_changes(memory, predictor)
+    assert changes["P@1_change_precision"] != 0 == changes["P@1_change_index"]
+    monkeypatch.setattr(predictor, "encode", encode)
+    monkeypatch.setattr(predictor.searcher, "search", search_badly)
+    changes = quality_changes(memory, predictor)
+    assert changes["P@1_change_precision"] == 0 > changes["P@1_change_index"]
+
+
+def test_no_query_finds_its_own_key(memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    cast = fidelity.cast_votes
+
+    def watch(found: object, *rest: object) -> object:
+        seen.append(found.keys)
+        return cast(found, *rest)
+
+    monkeypatch.setattr(fidelity, "cast_votes", watch)
+    quality_changes(memory, predictor)
+    own = np.arange(memory.plan.instances)[:, None]  # so few that all are asked
+    assert len(seen) == 3
+    for keys in seen:
+        assert not (keys == own).any()
+        assert ((keys >= 0).sum(axis=1) == min(predictor.manifest.defaults.top_b, memory.plan.keys - 1)).all()
