@@ -5,10 +5,10 @@ Graphs are written as exported, portable: ONNX Runtime fuses their layers for it
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import logging
-import math
 import os
 import shutil
 import tempfile
@@ -38,8 +38,6 @@ WORST_COSINE: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.999, "int8": 0
 _CLOSE_ENOUGH = 0.992
 # Inputs of a product that share a scale where it is quantised in blocks.
 _BLOCK_INPUTS = 64
-# Shares of the products that narrow, to quantise in blocks, from none on until the vectors are close enough.
-_SHARES_IN_BLOCKS = (0, 1 / 3, 2 / 3, 1)
 
 
 @dataclass(frozen=True)
@@ -128,29 +126,25 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
     """Quantise as coarsely as the sample allows: what is coarser is quicker.
 
     Activations have one scale for all of a batch, and few of them, behind the activation function of a feed-forward
-    layer, are huge: the product that takes those and narrows loses most of what is lost. In blocks of inputs, each
-    with its own scale, it loses a tenth, and takes half as long again.
+    layer, are huge: the product that takes those and narrows loses most of what is lost, in the first layers above
+    all. In blocks of inputs, each with its own scale, it loses a tenth, and takes half as long again.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         full, trial = Path(scratch) / "full.onnx", Path(scratch)
         _export_graph(model, full)
         shutil.copy(folder / "tokenizer.json", trial)
-        for in_blocks in _steps(full):
+
+        def close_enough(in_blocks: set[str]) -> bool:
             _quantise(full, trial / "encoder.onnx", in_blocks)
             encoder = QueryEncoder(trial, info, torch.get_num_threads())
             vectors = encoder.encode(encoder.tokenise(sample.texts))
-            if cosines(vectors, sample.vectors).min(initial=1) >= _CLOSE_ENOUGH:
-                break
-        (trial / "encoder.onnx").replace(folder / "encoder.onnx")
+            return bool(cosines(vectors, sample.vectors).min(initial=1) >= _CLOSE_ENOUGH)
 
-
-def _steps(path: Path) -> Iterator[set[str]]:
-    """Names of the products to quantise in blocks, from none to all."""
-    weights = _product_weights(onnx.load(path).graph)
-    narrowing = [name for name, (inputs, outputs) in weights.items() if inputs > outputs]
-    for share in _SHARES_IN_BLOCKS:
-        yield set(narrowing[: math.ceil(share * len(narrowing))])
-    yield set(weights)
+        weights = _product_weights(onnx.load(full).graph)
+        narrowing = [name for name, (inputs, outputs) in weights.items() if inputs > outputs]
+        choices = [set(narrowing[:count]) for count in range(len(narrowing) + 1)]
+        coarsest = bisect.bisect_left(choices, True, key=close_enough)
+        _quantise(full, folder / "encoder.onnx", [*choices, set(weights)][coarsest])
 
 
 def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:

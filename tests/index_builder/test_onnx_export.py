@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
 from index_builder import onnx_export
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
@@ -20,7 +21,7 @@ from service.manifest import EncoderInfo, Precision
 from tests.index_builder.conftest import write_tiny_encoder
 from trainer.adapter import Adapter
 from trainer.checkpoint import load_checkpoint
-from trainer.encoder import Encoder
+from trainer.encoder import Encoder, UnitVectorModel
 from trainer.pretrained import load_pretrained
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
@@ -136,33 +137,36 @@ def test_int8_is_as_close_as_its_bound_on_texts_that_it_was_not_tried_on(
     assert (tmp_path / "encoder.onnx").stat().st_size < 26e6
 
 
-@pytest.mark.parametrize(("close", "steps"), [(0.5, [0]), (1.1, [0, 2, 4, 6, 36])])
+@pytest.mark.parametrize(("enough", "in_blocks"), [(0, 0), (1, 1), (4, 4), (6, 6), (7, 36)])
 def test_int8_is_as_coarse_as_the_sample_allows(
-    minilm: Encoder,
-    quick_graph: None,
-    titles: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    close: float,
-    steps: list[int],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, in_blocks: int
 ) -> None:
-    tried, worst, quantise = [], [], onnx_export._quantise
+    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=64)
+    tiny = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
+    encoder = Encoder(tiny.config, UnitVectorModel(BertModel(config), "mean"), tiny.tokenizer, tiny.pad_id, "cpu")
+    narrowing: list[int] = []
+    quantise = onnx_export._quantise
 
-    def count(full: Path, path: Path, in_blocks: set[str]) -> None:
-        tried.append(len(in_blocks))
-        quantise(full, path, in_blocks)
+    def watch(full: Path, path: Path, chosen: set[str]) -> None:
+        narrowing.append(len(chosen))
+        quantise(full, path, chosen)
 
-    def compare(*vectors: np.ndarray) -> np.ndarray:
-        worst.append(cosines(*vectors).min())
-        return cosines(*vectors)
+    monkeypatch.setattr(onnx_export, "_quantise", watch)
+    monkeypatch.setattr(onnx_export, "cosines", lambda *_: np.array([float(narrowing[-1] >= enough)]))
+    export(encoder, tmp_path, "int8")
+    assert products(tmp_path / "encoder.onnx").get("MatMulNBits", 0) == in_blocks
+    assert len(narrowing) <= 3 + 1
 
-    monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
-    monkeypatch.setattr(onnx_export, "_quantise", count)
-    monkeypatch.setattr(onnx_export, "cosines", compare)
-    export(minilm, tmp_path, "int8", titles[:8])
-    assert tried == steps
-    assert products(tmp_path / "encoder.onnx").get("MatMulNBits", 0) == steps[-1]
-    assert worst[-1] == max(worst)
+
+def test_the_more_is_quantised_in_blocks_the_closer_it_is(
+    minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worst = []
+    for close in (0.5, 1.1):
+        monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
+        served = export(minilm, tmp_path, "int8", titles[:4])
+        worst.append(cosines(served.encode(served.tokenise(titles)), minilm.encode(titles, 128)).min())
+    assert worst[0] < worst[1] > 0.995
 
 
 def test_fp16_halves_the_graph_and_keeps_its_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
