@@ -1,7 +1,7 @@
 """`python -m index_builder.bench --keys N --dim D --labels L`: what a memory of any size costs, from keys to answers.
 
 A made-up memory is written, built, opened and asked, by the code that does so with real ones; the last line printed is
-JSON. Everything but the build's and the opening's hashes runs on what one query has: one thread.
+JSON. What it opens it has just written, so that files come from the system's cache. One thread searches and combines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import BertConfig, BertModel
 from index_builder.build import write_bundle
 from index_builder.console import say
 from index_builder.errors import BuildError
-from index_builder.faiss_index import empty_index, factory_string
+from index_builder.faiss_index import check_factory, factory_string
 from index_builder.onnx_export import Sample
 from index_builder.recall import exact_neighbours, milliseconds, recall
 from index_builder.settings import BuildSettings
@@ -48,6 +48,11 @@ _SAMPLED_SECONDS = 0.02
 # What is asked: RAE-XMC's b, both parts of the memory at once.
 _TOP_B, _LAMBDA, _TEMPERATURE = 200, 0.5, 0.04
 _DIM_OF_A_HEAD, _SAMPLE_TEXTS = 32, 64
+# Flags that are settings of `recollect build`; given here alone, whatever its environment says.
+_AS_OF_BUILD = (
+    *("index", "recall_target", "memory_budget", "latency_budget_ms"),
+    *("precision", "device", "threads"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +62,10 @@ class Measured:
     Attributes:
         keys: Instances and labels.
         build_seconds: From the memory folder to a bundle that is whole.
-        peak_mb: Most memory held while building; pages of mapped files, which cost nobody else anything, left out.
+        peak_mb: Most memory held while building; pages of mapped files, which the system may take back, left out.
         index_mb: Both indexes on disk.
         bytes_per_key: The same over the keys.
-        open_seconds: From the closed bundle to the first answer, every file's checksum included.
+        open_seconds: From the closed bundle to the first answer, every file's checksum included, files cached.
         recall: Share of the exact top 200, over queries that the memory does not hold.
         search_p50_ms: A query's search, alone on one thread.
         combine_ms: From found keys to ranked labels, likewise; median.
@@ -100,7 +105,7 @@ def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> 
     faiss.omp_set_num_threads(threads)
     torch.set_num_threads(threads)
     if settings.index != "auto":
-        empty_index(factory_string(settings.index, made_up.labels), made_up.dim)
+        check_factory(factory_string(settings.index, made_up.labels), made_up.dim)
     encoder = _encoder(made_up.dim)
     texts = [f"What the encoder is asked, {number}" for number in range(_SAMPLE_TEXTS)]
     sample = Sample(texts, encoder.encode(texts, encoder.config.max_length))
@@ -147,7 +152,7 @@ def _encoder(dim: int) -> Encoder:
         return packaged
     heads = max(1, dim // _DIM_OF_A_HEAD)
     if dim % heads:
-        raise BuildError(f"--dim {dim}: expected a multiple of {_DIM_OF_A_HEAD}, the size of an attention head")
+        raise BuildError(f"--dim {dim}: expected a multiple of the {heads} attention heads; take a multiple of 32")
     shape = BertConfig(
         vocab_size=packaged.tokenizer.get_vocab_size(),
         hidden_size=dim,
@@ -200,27 +205,37 @@ def _private_bytes() -> int:
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {number}")
+    return number
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m index_builder.bench", description=__doc__)
-    parser.add_argument("--keys", type=int, required=True, help="instances and labels")
-    parser.add_argument("--dim", type=int, required=True, help="size of a key")
-    parser.add_argument("--labels", type=int, required=True, help="those of the keys that are labels'")
-    parser.add_argument("--labels-per-instance", type=float, default=22, help="roughly, on average; 22 unless told")
-    parser.add_argument("--queries", type=int, default=500, help="how many to ask; 500 unless told")
+    parser.add_argument("--keys", type=_count, required=True, help="instances and labels")
+    parser.add_argument("--dim", type=_count, required=True, help="size of a key")
+    parser.add_argument("--labels", type=_count, required=True, help="those of the keys that are labels'")
+    parser.add_argument("--labels-per-instance", type=_count, default=22, help="roughly, on average; 22 unless told")
+    parser.add_argument("--queries", type=_count, default=500, help="how many to ask; 500 unless told")
     parser.add_argument("--index", default="auto", help="as of `recollect build`; auto unless told")
-    parser.add_argument("--recall-target", type=float, default=0.98, help="as of `recollect build`; .98 unless told")
+    parser.add_argument("--recall-target", default=0.98, help="as of `recollect build`; .98 unless told")
+    parser.add_argument("--memory-budget", help="as of `recollect build`; none unless told")
+    parser.add_argument("--latency-budget-ms", help="as of `recollect build`; none unless told")
     parser.add_argument("--precision", default="fp32", help="as of `recollect build`; fp32 unless told")
+    parser.add_argument("--device", default="cpu", help="as of `recollect build`; cpu unless told")
     parser.add_argument("--threads", type=int, default=0, help="to build with; one a core unless told")
     parser.add_argument("--folder", type=Path, help="to work in, kept; a temporary one unless told")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=_count, default=1, help="of what is made up; 1 unless told")
     given = parser.parse_args(arguments)
     with contextlib.ExitStack() as scratch:
         folder = given.folder or Path(scratch.enter_context(tempfile.TemporaryDirectory()))
-        settings: dict[str, Any] = {name: getattr(given, name) for name in ("index", "recall_target", "precision")}
-        settings |= {"run": folder / "run", "store": folder / "bundle", "threads": given.threads}
+        settings: dict[str, Any] = {name: getattr(given, name) for name in _AS_OF_BUILD}
+        settings |= {"run": folder / "run", "store": folder / "bundle"}
         try:
-            if not 0 < given.labels < given.keys:
-                raise BuildError(f"--labels {given.labels}: expected fewer than the {given.keys:,} keys, and some")
+            if given.labels >= given.keys:
+                raise BuildError(f"--labels {given.labels}: expected fewer than the {given.keys:,} keys")
             if folder.exists() and any(folder.iterdir()):
                 raise BuildError(f"--folder {folder}: expected an empty folder, or none yet")
             instances = given.keys - given.labels
@@ -232,6 +247,8 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{flag}: expected {problem['msg'].removeprefix('Input should be ')}")
         except BuildError as error:
             parser.error(str(error))
+        except OSError as error:
+            parser.error(f"{error.filename or 'system'}: {error.strerror or error}")
     print(json.dumps(dataclasses.asdict(measured)))  # noqa: T201
     return 0
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from index_builder.console import say
 from index_builder.errors import BuildError, CheckFailed
-from index_builder.faiss_index import check_units, empty_index, factory_string
+from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.report import write_report
 from index_builder.settings import BuildSettings
@@ -30,7 +30,7 @@ from index_builder.tune import QUERIES, Target, build_best, spread
 from index_builder.verify import baseline, golden_queries, prove, sample_of, table
 from service.bundle import describe_files, open_bundle
 from service.golden import write_golden
-from service.gpu import Device
+from service.gpu import Device, NoGpuError, gpu_resources
 from service.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -76,7 +76,7 @@ def build(settings: BuildSettings) -> str:
     _check_match(settings.run, memory, encoder)
     device = _device(settings)
     if settings.index != "auto":  # what faiss does not know is told before the work
-        empty_index(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
+        check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = Store(settings.store)
@@ -84,12 +84,12 @@ def build(settings: BuildSettings) -> str:
     if settings.gate_dataset and not before:
         say(f"gate: no version of {settings.store} is current, so there is none to fall behind")
     with store.incoming() as folder:
-        sample = sample_of(memory, encoder if device == "cpu" else load_checkpoint(settings.run / "checkpoint", device))
+        sample = sample_of(memory, encoder)
         manifest, points = write_bundle(memory, encoder, sample, folder, settings, device)
         if settings.report:
             write_report(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         say(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        proof = prove(folder, memory, before, sample, points, settings, threads)
+        proof = prove(folder, memory, before, sample, points, settings, threads, device)
         manifest = manifest.model_copy(update={"checks": proof.checks, "metrics": proof.metrics})
         write_manifest(folder, manifest)
         if signing_key:
@@ -137,10 +137,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def _device(settings: BuildSettings) -> Device:
     """Where to work: on the GPU that was asked for, or, where none is, on the CPU all the same."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        say("--device cuda: expected a CUDA GPU, found none that torch sees: building on the CPU")
-        return "cpu"
-    return settings.device
+    try:
+        if settings.device != "cpu":
+            gpu_resources()
+            return "cuda"
+    except NoGpuError as error:
+        if settings.device == "cuda":
+            say(f"--device cuda: expected a GPU, found none, building on the CPU: {error}")
+    return "cpu"
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from jaxtyping import Float, Int
 
 from index_builder.console import say
 from index_builder.errors import BuildError
-from service.gpu import Device, NoGpuError, gpu_resources
+from service.gpu import Device, NoGpuError, gpu_resources, reason
 from service.manifest import IndexInfo
 from service.searcher import refines, unwrapped
 from trainer.label_keys import LabelKeys
@@ -33,6 +36,20 @@ _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
 HNSW_EFFORT, _IVF_SHARE, _REFINEMENT = 300, 16, 2
 # faiss's k-means wants 39 keys a centroid at least; more than 64 changes little.
 _LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
+# What a process of its own tries of a factory string: argument 1; argument 2 is the dimension.
+_TRIAL = """
+import sys, faiss, numpy
+factory, dim = sys.argv[1], int(sys.argv[2])
+keys = numpy.random.default_rng(0).standard_normal((3_000, dim)).astype("float32")
+faiss.normalize_L2(keys)
+try:
+    index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(keys)
+    index.add(keys)
+except RuntimeError:
+    sys.exit()  # it says so itself when it is asked to
+faiss.deserialize_index(faiss.serialize_index(index)).search(keys[:2], 2)
+"""
 # Centroids of a product quantiser whose codes are bytes.
 _CODEBOOK = 256
 
@@ -74,19 +91,74 @@ def build_index(
             train it on so few keys or not add to it.
     """
     factory = factory_string(kind, len(keys))
+    if device == "cuda":
+        try:
+            index = _filled_on_gpu(factory, keys, first_row, progress)
+            return index, _describe(index, factory)
+        except (NoGpuError, RuntimeError) as error:
+            say(f"{factory}: built on the CPU: {reason(error)}")
     index = empty_index(factory, keys.shape[1])
     if not index.is_trained:
-        _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row), device)
-    for store in _stores(index):  # one that grows as keys come is copied again and again, and held twice meanwhile
-        store.codes.resize(len(keys) * store.code_size)
-        store.codes.resize(0)
-    growing = index if device == "cpu" else _on_gpu(index, factory)
+        _train(index, factory, some_units(keys, _training_rows(len(keys), index), first_row))
+    _make_room(index, len(keys))
+    for block in _checked(keys, first_row, progress):
+        _add(index, factory, block)
+    return index, _describe(index, factory)
+
+
+def _filled_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[int], object]) -> Any:
+    """An index whose centroids, where it has such, are trained on a GPU; filled there too, where faiss can."""
+    resources, index = gpu_resources(), empty_index(factory, keys.shape[1])
+    inner = unwrapped(index)
+    if not index.is_trained:
+        centroids = None
+        if isinstance(inner, faiss.IndexIVF):
+            centroids = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatIP(inner.d))
+            inner.clustering_index = centroids
+        index.train(some_units(keys, _training_rows(len(keys), index), first_row))
+        if centroids is not None:
+            inner.clustering_index = None
+    try:
+        growing = faiss.index_cpu_to_gpu(resources, 0, index)
+    except RuntimeError as error:
+        say(f"{factory}: trained on the GPU, filled on the CPU: {reason(error)}")
+        growing = index
+        _make_room(index, len(keys))
+    for block in _checked(keys, first_row, progress):
+        growing.add(block)
+    filled = index if growing is index else faiss.downcast_index(faiss.index_gpu_to_cpu(growing))
+    if type(filled) is not type(faiss.downcast_index(index)):
+        raise NoGpuError("faiss brings another kind of index back from the GPU")
+    return filled
+
+
+def _checked(keys: Keys, first_row: int, progress: Callable[[int], object]) -> Iterator[Float[np.ndarray, "block dim"]]:
+    """Every block of unit vectors; `progress` is told of each once it is dealt with."""
     for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
-        _add(growing, factory, block)
+        yield block
         progress(len(block))
-    index = index if growing is index else faiss.index_gpu_to_cpu(growing)
-    return index, _describe(index, factory)
+
+
+def check_factory(factory: str, dim: int) -> None:
+    """Refuse a factory string that faiss rejects, or that ends it: some crash only when keys come, or are read back.
+
+    It is tried out in a process of its own, on a few keys and in a few lists.
+
+    Raises:
+        BuildError: Saying what faiss did.
+    """
+    few = re.sub(r"IVF[1-9]\d*", "IVF4", factory)
+    tried = subprocess.run([sys.executable, "-c", _TRIAL, few, str(dim)], capture_output=True, text=True)
+    if tried.returncode < 0:
+        name = signal.Signals(-tried.returncode).name
+        raise BuildError(f"--index {factory!r}: expected an index that faiss can build, found that it dies of {name}")
+    empty_index(factory, dim)
+    if tried.returncode:
+        raise BuildError(
+            f"--index {factory!r}: expected an index that faiss can build, write and read back, found: "
+            f"{tried.stderr.strip().splitlines()[-1]}"
+        )
 
 
 def empty_index(factory: str, dim: int) -> Any:
@@ -95,14 +167,12 @@ def empty_index(factory: str, dim: int) -> Any:
     Raises:
         BuildError: If faiss knows no such string, or not for inner products.
     """
-    if re.search(r"[A-Za-z]0+(?![0-9.])", factory):  # of some, faiss makes indexes that end the process
-        raise BuildError(f"--index {factory!r}: expected counts of at least 1, found 0")
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise BuildError(
             f"--index {factory!r}: expected auto, flat, ivf, hnsw or a faiss factory string for keys of {dim} "
-            f"dimensions, faiss says: {_reason(error)}"
+            f"dimensions, faiss says: {reason(error)}"
         ) from None
     inner = unwrapped(index)
     if isinstance(inner, faiss.IndexHNSW):
@@ -157,29 +227,19 @@ def _stores(index: Any) -> Iterator[Any]:
             yield codes
 
 
-def _on_gpu(index: Any, factory: str) -> Any:
-    """A copy on the GPU, where faiss has a form of it for that; else the index itself."""
-    try:
-        resources = gpu_resources()
-        return faiss.index_cpu_to_gpu(resources, 0, index)
-    except (NoGpuError, RuntimeError) as error:
-        say(f"{factory}: keys are added on the CPU: {str(error).strip().splitlines()[-1]}")
-        return index
+def _make_room(index: Any, keys: int) -> None:
+    """Take the memory for all codes at once: an array that grows as keys come is copied, and held twice meanwhile."""
+    for store in _stores(index):
+        store.codes.resize(keys * store.code_size)
+        store.codes.resize(0)
 
 
-def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"], device: Device) -> None:
-    inner = unwrapped(index)
-    if device == "cuda" and isinstance(inner, faiss.IndexIVF):
-        try:  # the centroids, which take most of the time
-            resources = gpu_resources()
-            inner.clustering_index = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatIP(inner.d))
-        except NoGpuError as error:
-            say(f"{factory}: trained on the CPU: {error}")
+def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"]) -> None:
     try:
         index.train(sample)
     except RuntimeError as error:
         raise BuildError(
-            f"--index {factory!r}: expected keys enough to train it, found {len(sample):,}: {_reason(error)}; "
+            f"--index {factory!r}: expected keys enough to train it, found {len(sample):,}: {reason(error)}; "
             "ask for fewer clusters, or build with --index auto"
         ) from None
 
@@ -189,7 +249,7 @@ def _add(index: Any, factory: str, block: Float[np.ndarray, "block dim"]) -> Non
         index.add(block)
     except RuntimeError as error:
         raise BuildError(
-            f"--index {factory!r}: expected an index that takes keys block by block, faiss says: {_reason(error)}; "
+            f"--index {factory!r}: expected an index that takes keys block by block, faiss says: {reason(error)}; "
             "build with --index auto"
         ) from None
 
@@ -218,8 +278,3 @@ def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row
             f"keys.npy: row {rows[wrong[0]]}: expected a unit vector, found length {norms[wrong[0]]:.4g}; "
             "encode the memory again with `recollect train --overwrite`"
         )
-
-
-def _reason(error: RuntimeError) -> str:
-    """What faiss says, without where in its sources it says so."""
-    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error).strip().splitlines()[-1])

@@ -1,6 +1,7 @@
 """What a bundle's precision and its indexes cost in quality, measured on texts of its own memory, each left out.
 
-Some instances are asked as queries, none finding its own key: first the trained encoder's vectors by exact search,
+Some instances are asked as queries, none finding its own key (label keys that are mixed with instances keep their share
+of it, before and after alike): first the trained encoder's vectors by exact search,
 then the exported encoder's, then these through the bundle's indexes. What is lost between is lost to the one or the
 other. How good the answers are on texts that nobody has seen, `recollect evaluate` tells.
 """
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.evaluate import best_labels
+from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
 from service.predictor import Predictor
 from service.scoring import cast_votes, rank
@@ -24,6 +26,8 @@ _MOST_QUERIES = 512
 
 def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
     """Points of each metric that are won (or lost, below 0) to the encoder's precision, and to the indexes.
+
+    With them, the exported encoder's cosines to the trained one, on these texts.
 
     Args:
         memory: What the bundle was built from.
@@ -40,7 +44,9 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
     )
     indexed = predictor.searcher.search(served, wanted, defaults.lambda_)
     before, between, after = (_quality(memory, predictor, rows, found) for found in (trained, exported, indexed))
-    changes = {f"{metric}_change_precision": between[metric] - before[metric] for metric in METRICS}
+    parity = cosines(kept, served)
+    changes = {"left_out_mean_cosine": float(parity.mean()), "left_out_worst_cosine": float(parity.min())}
+    changes |= {f"{metric}_change_precision": between[metric] - before[metric] for metric in METRICS}
     return changes | {f"{metric}_change_index": after[metric] - between[metric] for metric in METRICS}
 
 
@@ -61,7 +67,9 @@ def _quality(
     """The metrics of what was found, but for each query's own key; in percent."""
     defaults, values = predictor.manifest.defaults, predictor.values
     own = found.keys == rows[:, None]
-    others = Neighbours(np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys))
+    similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
+    order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the own key last, if it was found at all
+    others = Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
     ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
     truth = memory.label_sets.to_csr(values.labels)[rows]
     hit = hits(best_labels(ranking.query, ranking.label, len(rows)), truth)

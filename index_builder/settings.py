@@ -59,9 +59,7 @@ class BuildSettings(BuilderSettings):
     force: CliImplicitFlag[bool] = Field(False, description="publish even if a check fails; the manifest tells")
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
-    device: Device = Field(
-        "cpu", description="where to encode, and to train and fill indexes; cuda: a GPU, if there is one"
-    )
+    device: Device = Field("cpu", description="where to train and fill indexes: cpu, cuda, if there is a GPU, or auto")
 
 
 class EvaluateSettings(BuilderSettings):

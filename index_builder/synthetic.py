@@ -30,7 +30,7 @@ _SPECTRUM = -0.45
 _SKEW = 0.75
 # Draws for each label that an instance shall have, as some fall on the same one.
 _DRAWS = 1.2
-# Rows made at a time; what they are does not depend on the rows before them.
+# Rows made at a time, from where their own block's randomness begins.
 _BLOCK_ROWS = 65_536
 
 

@@ -66,8 +66,6 @@ def candidates(keys: int, dim: int) -> list[str]:
 
     Codes of four bits are compared 32 at a time, in registers; the nearest of them again, in eight bits a dimension.
     """
-    if keys < _FEW_KEYS:
-        return ["Flat"]
     families = ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
     if dim % 2 == 0:
         families.append(f"IVF{lists(keys) // 2},PQ{dim // 2}x4fs,Refine(SQ8)")
@@ -94,7 +92,7 @@ def build_best(
         queries: What the finished index is asked for.
         target: What it must reach.
         progress: Shows how an index grows.
-        device: Where indexes are trained and filled; they are measured, and served, on the CPU.
+        device: Where indexes are trained and filled; they are measured on the CPU.
 
     Returns:
         What the manifest says of the index, its point, and all points: those of the sample, then those of the whole.
@@ -104,7 +102,7 @@ def build_best(
         BuildError: If a key is no unit vector, or faiss rejects the kind.
     """
     measured: list[Point] = []
-    families = candidates(*keys.shape) if kind == "auto" else [kind]
+    families = [kind] if kind != "auto" else candidates(*keys.shape) if len(keys) >= _FEW_KEYS else ["Flat"]
     if len(families) > 1:
         measured += compare(keys, first_row, target, progress)
         families = ranked(measured, target, *keys.shape)
@@ -288,7 +286,7 @@ def _expected(point: Point, keys: int, dim: int) -> Point:
     Looking at every code takes time in proportion. Graphs and lists take more too, but all alike: roughly the third
     root, at the same recall, so that it says nothing about which of them to take.
     """
-    sizes = dict(zip(candidates(point.keys, dim), candidates(keys, dim), strict=False))
+    sizes = dict(zip(candidates(point.keys, dim), candidates(keys, dim), strict=True))
     factory = sizes.get(point.factory, point.factory)
     spent = point.milliseconds * (keys / point.keys if point.effort == 0 else 1)
     return point.model_copy(update={"factory": factory, "keys": keys, "milliseconds": spent})

@@ -19,6 +19,7 @@ from index_builder.tables import field_of
 from index_builder.tune import spread
 from service.bundle import open_bundle
 from service.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from service.gpu import Device
 from service.manifest import Check, Point, Precision
 from service.predictor import Predictor
 from service.scoring import Values, cast_votes, rank
@@ -88,6 +89,7 @@ def prove(
     points: dict[str, Point],
     settings: BuildSettings,
     threads: int,
+    device: Device,
 ) -> Proof:
     """Open a bundle as a replica does, and measure it.
 
@@ -99,9 +101,10 @@ def prove(
         points: What was measured of the indexes.
         settings: The bounds.
         threads: To search and encode with.
+        device: Where to, as far as it can.
     """
     start = time.perf_counter()
-    predictor = Predictor.open(open_bundle(folder, None), threads)
+    predictor = Predictor.open(open_bundle(folder, None), threads, device)
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
@@ -124,6 +127,7 @@ def prove(
     checks.append(check(GOLDEN_CHECK, agreement(predictor, read_golden(folder)), least=_GOLDEN_SHARE[precision]))
     checks.append(check("open, seconds", opened))
     changes = quality_changes(memory, predictor)
+    checks.append(check(f"worst cosine on left-out texts ({precision})", changes["left_out_worst_cosine"]))
     for metric in METRICS:
         checks.append(check(f"{metric}, points won by {precision}", changes[f"{metric}_change_precision"]))
         checks.append(check(f"{metric}, points won by the indexes", changes[f"{metric}_change_index"]))

@@ -15,10 +15,12 @@ from service.errors import opening
 from service.gpu import Device
 from service.manifest import EncoderInfo
 
-# Rows that run together: of like length, so that padding costs little.
-_BATCH_ROWS = 32
+# Rows that run together: of like length, so that padding costs little. In int8 each runs alone: a batch has one scale
+# for its activations, so that a text's vector would depend on its company, and on a CPU company wins nothing.
+_BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_FOR_CPUS = "int8 is for CPUs; build with --precision fp16 for a GPU"
 _NO_CUDA = "ONNX Runtime finds no CUDA GPU, or is built without; pip install 'recollect[serve-gpu]' for one that has it"
 
 
@@ -39,6 +41,7 @@ class QueryEncoder:
 
     def __init__(self, folder: Path, info: EncoderInfo, threads: int, device: Device = "cpu") -> None:
         self._pad_id = info.pad_id
+        self._batch_rows = _BATCH_ROWS[info.precision]
         with opening(folder / "tokenizer.json") as path:
             self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_padding()
@@ -49,9 +52,9 @@ class QueryEncoder:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores alone
         options.log_severity_level = 3
         with opening(folder / "encoder.onnx") as path:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device))
-        missing = device == "cuda" and _CUDA not in self._session.get_providers()
-        self.on_cpu = f"encoder.onnx: {_NO_CUDA}" if missing else ""
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device, info))
+        missing = device != "cpu" and _CUDA not in self._session.get_providers()
+        self.on_cpu = f"encoder.onnx: {_FOR_CPUS if info.precision == 'int8' else _NO_CUDA}" if missing else ""
         self.dim: int = self._session.get_outputs()[0].shape[-1]
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:
@@ -61,8 +64,8 @@ class QueryEncoder:
     def encode(self, tokens: Tokens) -> Float[np.ndarray, "query dim"]:
         vectors = np.empty((len(tokens.ids), self.dim), dtype=np.float32)
         order = np.argsort([len(ids) for ids in tokens.ids], kind="stable")
-        for start in range(0, len(order), _BATCH_ROWS):
-            rows = order[start : start + _BATCH_ROWS]
+        for start in range(0, len(order), self._batch_rows):
+            rows = order[start : start + self._batch_rows]
             vectors[rows] = self._run([tokens.ids[row] for row in rows])
         return vectors
 
@@ -76,7 +79,7 @@ class QueryEncoder:
         return vectors
 
 
-def _providers(device: Device) -> list[str]:
+def _providers(device: Device, info: EncoderInfo) -> list[str]:
     """The GPU where it is asked for and ONNX Runtime is built for it, the CPU behind it."""
-    wanted = [_CUDA, _CPU] if device == "cuda" else [_CPU]
+    wanted = [_CPU] if device == "cpu" or info.precision == "int8" else [_CUDA, _CPU]
     return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

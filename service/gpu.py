@@ -6,7 +6,7 @@ refinements and fast-scan codes search on the CPU. Its Python package has GPUs i
 
 from __future__ import annotations
 
-import functools
+import re
 import threading
 from typing import Any, Literal
 
@@ -14,12 +14,12 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-Device = Literal["cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda"]
 
-# faiss's GPU resources, which all indexes share, take one call at a time.
-_searching = threading.Lock()
 # Keys that a search on a GPU can return, and lists that it can look at.
 _MOST = 2_048
+# Scratch memory of an index on the GPU; faiss would take a gigabyte and a half.
+_SCRATCH_BYTES = 256 << 20
 
 
 class NoGpuError(Exception):
@@ -34,11 +34,13 @@ class GpuIndex:
     """
 
     def __init__(self, index: Any) -> None:
-        resources = gpu_resources()
+        self._resources = gpu_resources()  # its own: versions come and go while others search, and faiss locks nothing
+        self._resources.setTempMemory(_SCRATCH_BYTES)
         try:
-            self._index = faiss.index_cpu_to_gpu(resources, 0, index)
+            self._index = faiss.index_cpu_to_gpu(self._resources, 0, index)
         except RuntimeError as error:
-            raise NoGpuError(f"faiss cannot take it to the GPU: {str(error).strip().splitlines()[-1]}") from None
+            raise NoGpuError(f"faiss cannot take it to the GPU: {reason(error)}") from None
+        self._searching = threading.Lock()
 
     @staticmethod
     def can_search(top_b: int, lists: int) -> bool:
@@ -48,14 +50,13 @@ class GpuIndex:
     def search(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]]:
-        with _searching:
+        with self._searching:
             found: tuple[np.ndarray, np.ndarray] = self._index.search(vectors, top_b, params=parameters)
         return found
 
 
-@functools.cache
 def gpu_resources() -> Any:
-    """Faiss's scratch memory on the first GPU, one for all of a process's indexes.
+    """Faiss's hold on the first GPU, for one user at a time.
 
     Raises:
         NoGpuError: If faiss sees no GPU.
@@ -65,3 +66,8 @@ def gpu_resources() -> Any:
     if faiss.get_num_gpus() == 0:
         raise NoGpuError("faiss finds no GPU")
     return faiss.StandardGpuResources()
+
+
+def reason(error: Exception) -> str:
+    """What faiss says, without where in its sources it says so."""
+    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error).strip().splitlines()[-1])

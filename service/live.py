@@ -103,7 +103,7 @@ class Live:
     def _open(self, version: str) -> None:
         start = time.monotonic()
         predictor = Predictor.open(self._store.open(version), self._threads, self._device)
-        for why in predictor.on_cpu:
+        for why in predictor.on_cpu if self._device == "cuda" else []:
             log.warning("on_cpu", version=version, why=why)
         before, self._serving = self.version(), (predictor, datetime.now(UTC))
         self._refused = None

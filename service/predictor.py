@@ -100,7 +100,7 @@ class Predictor:
     def open(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> Predictor:
         """Open a checked bundle's encoder and indexes, and answer once, so that the first user does not wait.
 
-        On `cuda`, what cannot go to the GPU stays on the CPU; `on_cpu` says what, and why.
+        On `cuda` and `auto`, what cannot go to the GPU stays on the CPU; `on_cpu` says what, and why.
 
         Raises:
             BundleError: If its parts do not open, do not fit together, or do not answer.

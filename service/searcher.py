@@ -46,7 +46,7 @@ class KeyIndex:
         self._info = info
         self._on_gpu: GpuIndex | None = None
         self.on_cpu = ""
-        if device == "cuda":
+        if device != "cpu":
             try:
                 self._on_gpu = GpuIndex(self.index)
             except NoGpuError as error:
@@ -58,11 +58,21 @@ class KeyIndex:
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         top_b = min(top_b, self.keys)
         parameters = self._parameters(self.index, top_b)
-        if self._on_gpu and self._on_gpu.can_search(top_b, getattr(parameters, "nprobe", 0)):
-            similarities, keys = self._on_gpu.search(vectors, top_b, parameters)
-        else:
-            similarities, keys = self.index.search(vectors, top_b, params=parameters)
+        found = self._search_gpu(vectors, top_b, parameters)
+        similarities, keys = found or self.index.search(vectors, top_b, params=parameters)
         return Neighbours(np.where(keys < 0, -np.inf, similarities), keys)
+
+    def _search_gpu(
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
+    ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]] | None:
+        """What the GPU finds; None where it is not there, cannot look that far, or is out of memory."""
+        inner = getattr(parameters, "index_params", parameters)
+        if self._on_gpu is None or not self._on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
+            return None
+        try:
+            return self._on_gpu.search(vectors, top_b, parameters)
+        except RuntimeError:
+            return None
 
     def _parameters(self, index: Any, top_b: int) -> Any:
         """The effort in the form that an index wants: its layers outside in, down to lists or a graph."""

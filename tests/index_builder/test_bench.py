@@ -42,8 +42,11 @@ def test_the_last_line_printed_is_json_with_every_figure(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["--labels", "100"], "--labels 100: expected fewer than the 100 keys"),
-        (["--labels", "0"], "--labels 0: expected fewer than the 100 keys"),
-        (["--labels", "50", "--dim", "100"], "--dim 100: expected a multiple of 32"),
+        (["--labels", "0"], "argument --labels: expected a number of at least 1, found 0"),
+        (["--labels", "50", "--queries", "0"], "argument --queries: expected a number of at least 1, found 0"),
+        (["--labels", "50", "--queries", "many"], "argument --queries: invalid _count value: 'many'"),
+        (["--labels", "50", "--folder", "/dev/null/work"], "/dev/null/work"),
+        (["--labels", "50", "--dim", "100"], "--dim 100: expected a multiple of the 3 attention heads"),
         (["--labels", "50", "--index", "nonsense"], "--index 'nonsense': expected auto, flat"),
         (["--labels", "50", "--recall-target", "2"], "--recall-target: expected less than or equal to 1"),
         (["--labels", "50", "--precision", "fp8"], "--precision: expected 'fp32', 'fp16' or 'int8'"),

@@ -31,7 +31,7 @@ def test_a_made_up_memory_is_one_that_opens_and_has_a_text_for_every_key(memory:
         assert len(set(lines)) == rows
 
 
-def test_blocks_do_not_change_what_is_made(memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_arguments_make_equal_memories_and_other_seeds_others(memory: Memory, tmp_path: Path) -> None:
     told: list[int] = []
     SyntheticMemory(6_000, 900, 24, 5, 0).write(tmp_path / "again", told.append)
     again = open_memory(tmp_path / "again")
@@ -40,8 +40,13 @@ def test_blocks_do_not_change_what_is_made(memory: Memory, tmp_path: Path, monke
     assert sum(told) == 6_900
     other = write(tmp_path / "other", seed=1)
     assert not np.allclose(other.keys, memory.keys)
+
+
+def test_more_blocks_make_as_many_rows_each_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "_BLOCK_ROWS", 1_000)
-    assert open_memory(tmp_path / "again").plan == write(tmp_path / "blocks").plan
+    memory = write(tmp_path / "blocks")
+    check_units(memory.keys, 0)
+    assert len(np.unique(memory.keys.astype(np.float32), axis=0)) == 6_900
 
 
 def test_labels_follow_zipfs_law(memory: Memory) -> None:

@@ -136,9 +136,10 @@ def test_a_family_of_lists_gets_as_many_as_all_keys_want() -> None:
 # What is tried.
 
 
-def test_few_keys_are_searched_exactly_without_a_comparison() -> None:
-    assert candidates(1_999, 32) == candidates(1, 32) == ["Flat"]
-    assert len(candidates(2_000, 32)) > 3
+def test_few_keys_are_searched_exactly_without_a_comparison(tmp_path: Path, slow_exact_search: None) -> None:
+    for rows, families in ((1_999, 1), (2_000, 6)):
+        _, _, points = best(clustered_keys(rows), "auto", tmp_path, Target(0.9, 10))
+        assert len({each.factory for each in points if each.keys < 2_000}) == families
 
 
 @pytest.mark.parametrize("dim", [1, 7, 32])

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import structlog
 
-from service.gpu import GpuIndex, NoGpuError, gpu_resources
+from service.gpu import GpuIndex, NoGpuError
 from service.live import Live
 from service.manifest import IndexInfo
 from service.predictor import Predictor
@@ -40,7 +40,6 @@ def test_without_a_gpu_the_cpu_answers_as_it_always_does_and_says_what_is_missin
 
 @needs_no_gpu
 def test_the_reason_is_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu_resources.cache_clear()
     with pytest.raises(NoGpuError, match=r"this faiss is built without GPUs; pip install 'recollect\[serve-gpu\]'"):
         GpuIndex(faiss.IndexFlatIP(4))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
