@@ -30,7 +30,7 @@ from index_builder.tune import QUERIES, Target, build_best, spread
 from index_builder.verify import baseline, golden_queries, prove, sample_of, table
 from service.bundle import describe_files, open_bundle
 from service.golden import write_golden
-from service.gpu import Device, NoGpuError, gpu_resources
+from service.gpu import NoGpuError, gpu_resources
 from service.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -44,7 +44,7 @@ from service.manifest import (
     Manifest,
     Point,
 )
-from service.settings import threads_or_cores
+from service.settings import Device, threads_or_cores
 from service.store import Store
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from service.gpu import Device
 from service.manifest import Precision
 from service.schemas import Lambda, Temperature, TopB
-from service.settings import NO_WORD
+from service.settings import NO_WORD, Device
 from trainer.settings import Listed
 
 

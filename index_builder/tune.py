@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 
 from index_builder.faiss_index import Keys, build_index, lists, some_units, write_index
 from index_builder.recall import REACHABLE, exact_neighbours, milliseconds, reachable, recall
-from service.gpu import Device
 from service.manifest import IndexInfo, Point
 from service.searcher import KeyIndex
+from service.settings import Device
 
 # Keys on which families are compared, and the queries that every measurement asks.
 _SAMPLE_KEYS, QUERIES = 50_000, 256

@@ -19,10 +19,10 @@ from index_builder.tables import field_of
 from index_builder.tune import spread
 from service.bundle import open_bundle
 from service.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
-from service.gpu import Device
 from service.manifest import Check, Point, Precision
 from service.predictor import Predictor
 from service.scoring import Values, cast_votes, rank
+from service.settings import Device
 from service.store import Store
 from trainer.encoder import Encoder
 from trainer.memory import Memory

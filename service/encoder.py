@@ -12,8 +12,8 @@ from jaxtyping import Float
 from tokenizers import Encoding, Tokenizer
 
 from service.errors import opening
-from service.gpu import Device
 from service.manifest import EncoderInfo
+from service.settings import Device
 
 # Rows that run together: of like length, so that padding costs little. In int8 each runs alone: a batch has one scale
 # for its activations, so that a text's vector would depend on its company, and on a CPU company wins nothing.

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Any, Literal
+from typing import Any
 
 import faiss
 import numpy as np
 from jaxtyping import Float, Int
-
-Device = Literal["auto", "cpu", "cuda"]
 
 # Keys that a search on a GPU can return, and lists that it can look at.
 _MOST = 2_048

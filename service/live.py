@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 import structlog
 
 from service.errors import NotReadyError, StoreError
-from service.gpu import Device
 from service.predictor import Predictor
+from service.settings import Device
 from service.store import Store
 
 log = structlog.get_logger(__name__)

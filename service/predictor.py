@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float
 from service.bundle import Bundle
 from service.encoder import QueryEncoder
 from service.errors import BundleError
-from service.gpu import Device
 from service.manifest import MOST_KEYS, Manifest
 from service.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
 from service.searcher import Searcher
+from service.settings import Device
 from service.stopwatch import Stopwatch
 
 # How much further a filtered search looks each time it has not found enough, up to `MOST_KEYS`.

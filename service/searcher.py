@@ -17,8 +17,9 @@ from jaxtyping import Float, Int
 
 from service.bundle import Bundle
 from service.errors import opening
-from service.gpu import Device, GpuIndex, NoGpuError
+from service.gpu import GpuIndex, NoGpuError
 from service.manifest import IndexInfo
+from service.settings import Device
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from service.gpu import Device
 from service.schemas import Lambda, Temperature, TopB, TopK
 
 ENV_PREFIX = "RECOLLECT_"
+
+Device = Literal["auto", "cpu", "cuda"]
 
 # What a flag would have to say to mean None. No argument can hold it: `--verify-key null` must not mean no key.
 NO_WORD = "\0"
