@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI
 
 from service import problems
+from service.batcher import Batcher
 from service.live import Live
 from service.middleware import BodyLimit, RequestContext
 from service.routes import router
@@ -24,11 +24,12 @@ def create_app(live: Live, settings: ServeSettings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.workers = ThreadPoolExecutor(threads_or_cores(settings.threads), thread_name_prefix="predict")
+        window_seconds = settings.batch_window_ms / 1000
+        app.state.batcher = Batcher(threads_or_cores(settings.threads), settings.max_queue, window_seconds)
         live.follow()
         yield
         await asyncio.to_thread(live.close)
-        await asyncio.to_thread(app.state.workers.shutdown, cancel_futures=True)
+        await asyncio.to_thread(app.state.batcher.close)
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
     app.state.live = live

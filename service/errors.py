@@ -7,7 +7,8 @@ ServiceError
 ├── StoreError          a store lacks the version asked for, or a version's name is malformed
 ├── QueryError          a query cannot be answered as asked
 ├── AddressError        the service cannot listen where it was told to
-└── NotReadyError       no bundle is loaded yet
+├── NotReadyError       no bundle is loaded yet
+└── OverloadError       more queries wait than may
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class AddressError(ServiceError):
 
 
 class NotReadyError(ServiceError):
+    pass
+
+
+class OverloadError(ServiceError):
     pass
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,18 +161,34 @@ class Predictor:
 
     def predict(self, queries: Sequence[str], options: Options) -> Answers:
         """Answer a batch of queries."""
+        return self.predict_together([(queries, options)])[0]
+
+    def predict_together(self, requests: Sequence[tuple[Sequence[str], Options]]) -> list[Answers]:
+        """Answer several requests at once, each by its own options.
+
+        All their queries are encoded together; those of equal options are searched and ranked together. A request's
+        milliseconds are those of the whole: it waited for all of it.
+        """
         watch = Stopwatch()
+        queries = [query for asked, _ in requests for query in asked]
         tokens = self.encoder.tokenise(queries)
         watch.lap("tokenize")
         vectors = self.encoder.encode(tokens)
         watch.lap("encode")
-        # A filtered query is ranked alone: how far it looks must not depend on the batch it came in.
-        step = 1 if options.filtered else max(1, _BLOCK_KEYS // options.top_b)
-        answers: list[Answer] = []
-        for start in range(0, len(queries), step):
-            part = slice(start, start + step)
-            answers += self._answer(vectors[part], tokens.truncated[part], options, watch)
-        return Answers(answers, watch.stages)
+        answers: list[Answer | None] = [None] * len(queries)
+        for options, rows in _by_options(requests):
+            # A filtered query is ranked alone: how far it looks must not depend on the batch it came in.
+            step = 1 if options.filtered else max(1, _BLOCK_KEYS // options.top_b)
+            for start in range(0, len(rows), step):
+                part = rows[start : start + step]
+                truncated = [tokens.truncated[row] for row in part]
+                for row, answer in zip(part, self._answer(vectors[part], truncated, options, watch), strict=True):
+                    answers[row] = answer
+        ends = np.cumsum([0, *(len(asked) for asked, _ in requests)]).tolist()
+        return [
+            Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages)
+            for start, stop in itertools.pairwise(ends)
+        ]
 
     def _answer(
         self, vectors: Float[np.ndarray, "query dim"], truncated: list[bool], options: Options, watch: Stopwatch
@@ -226,6 +243,17 @@ class Predictor:
             return Reason("instance", self.bundle.instance_uids[key], self.bundle.instance_texts[key], share)
         label = key - instances
         return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share)
+
+
+def _by_options(requests: Sequence[tuple[Sequence[str], Options]]) -> Iterator[tuple[Options, list[int]]]:
+    """Rows of all requests' queries, those of equal options together; filters, which may be large, stay apart."""
+    groups: dict[object, tuple[Options, list[int]]] = {}
+    row = 0
+    for nth, (queries, options) in enumerate(requests):
+        _, rows = groups.setdefault(nth if options.filtered else options, (options, []))
+        rows += range(row, row + len(queries))
+        row += len(queries)
+    yield from groups.values()
 
 
 def _admitted(ranking: Ranking, options: Options) -> Ranking:

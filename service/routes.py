@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
+from service.batcher import Batcher
 from service.live import Live
-from service.predictor import Options, Predictor
+from service.predictor import Answers, Options, Predictor
 from service.problems import ProblemError, documented
 from service.schemas import (
     Health,
@@ -29,6 +28,10 @@ router = APIRouter()
 
 # Keys that one request may have explained, over all its queries: each may name several labels, each with a text.
 _EXPLAINED_KEYS = 2_000
+# How long a request waits before anyone looks whether its client still does.
+_PATIENCE_SECONDS = 0.1
+# What nobody reads: the status that nginx logs for clients that closed their connection.
+_CLIENT_GONE = 499
 
 
 def _live(request: Request) -> Live:
@@ -106,7 +109,7 @@ async def _answer(
     request: Request,
     compose: Callable[[list[Result]], BaseModel],
 ) -> Response:
-    """Answer and compose off the event loop; a request that waits past its deadline is never started."""
+    """Answer and compose off the event loop; a request whose time is up before it is begun never is."""
     top_b = body.top_b or predictor.manifest.defaults.top_b
     if body.explain and len(queries) * top_b > _EXPLAINED_KEYS:
         raise ProblemError(
@@ -114,21 +117,41 @@ async def _answer(
             f"explain: expected at most {_EXPLAINED_KEYS:,} keys to explain, found {len(queries):,} x top_b "
             f"{top_b:,}; ask for fewer",
         )
-    submitted = time.perf_counter()
 
-    def work() -> Response:
-        queued = (time.perf_counter() - submitted) * 1e3
-        answers = predictor.predict(queries, _options(predictor, body))
+    def respond(answers: Answers) -> Response:
         content = compose([Result.of(answer) for answer in answers.answers]).model_dump_json(exclude_none=True)
-        headers = _headers(predictor, {"queue": queued, **answers.milliseconds})
+        headers = _headers(predictor, answers.milliseconds)
         return Response(content, media_type="application/json", headers=headers)
 
-    workers: Executor = request.app.state.workers
-    seconds = None if body.timeout_ms is None else body.timeout_ms / 1000
+    batcher: Batcher = request.app.state.batcher
+    answer = batcher.submit(predictor, queries, _options(predictor, body), respond)
     try:
-        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(workers, work), seconds)
+        async with asyncio.timeout(None if body.timeout_ms is None else body.timeout_ms / 1000):
+            return await _while_wanted(answer, request)
     except TimeoutError:
         raise ProblemError(504, f"no answer within timeout_ms {body.timeout_ms}; allow more, or ask less") from None
+    finally:
+        answer.cancel()
+
+
+async def _while_wanted(answer: asyncio.Future[Response], request: Request) -> Response:
+    """The answer; or, to a client that has gone, which is looked after once it has waited for a while, nothing."""
+    await asyncio.wait([answer], timeout=_PATIENCE_SECONDS)
+    if not answer.done():
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if not answer.done():
+            return Response(status_code=_CLIENT_GONE)
+    return answer.result()
+
+
+async def _gone(request: Request) -> None:
+    """Return once the client has left: with the body read, there is no other message to come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -> Options:

@@ -13,10 +13,13 @@ import uvicorn
 from service.app import create_app
 from service.errors import AddressError
 from service.live import Live
-from service.settings import ServeSettings, threads_or_cores, unknown_variables
+from service.settings import ServeSettings, unknown_variables
 from service.store import Store
 
 log = structlog.get_logger(__name__)
+
+# Batches are at work side by side, so that each gets one thread of the encoder's and one of faiss's.
+_THREADS_A_BATCH = 1
 
 
 def serve(settings: ServeSettings, listener: socket.socket) -> None:
@@ -32,7 +35,7 @@ def serve(settings: ServeSettings, listener: socket.socket) -> None:
     for name in unknown_variables(settings):
         log.warning("unknown_environment_variable", name=name)
     store = Store(settings.store, settings.verify_key)
-    live = Live(store, threads_or_cores(settings.threads), settings.poll_seconds, settings.device)
+    live = Live(store, _THREADS_A_BATCH, settings.poll_seconds, settings.device)
     live.open_current()
     log.info("serving", url=url(listener), version=live.version())
     config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)

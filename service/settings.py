@@ -43,12 +43,20 @@ class ServeSettings(ServiceSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
-    threads: int = Field(0, ge=0, description="threads for encoding and search; 0: one a core")
+    threads: int = Field(
+        0, ge=0, description="queries, or batches of them, at work at once, each on one thread; 0: one a core"
+    )
     device: Device = Field(
         "cpu", description="where to encode and search; cuda: a GPU, what cannot go there on the CPU"
     )
     poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the store")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body")
+    max_queue: int = Field(
+        256, ge=1, description="most queries that may wait; a request beyond is answered 503 at once"
+    )
+    batch_window_ms: float = Field(
+        0.0, ge=0, le=1000, description="how long to wait for more queries to encode together; 0: not at all"
+    )
     max_batch: int = Field(64, ge=1, le=4096, description="most queries in one batch")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +187,12 @@ def test_sigterm_stops_the_server_after_its_last_answer(server: Server) -> None:
 
 FAULT = """
 from service.predictor import Predictor
-answer = Predictor.predict
-def predict(self, queries, options):
-    if queries[0].startswith("zyzzyva"):
+answer = Predictor.predict_together
+def predict_together(self, requests):
+    if any(query.startswith("zyzzyva") for queries, _ in requests for query in queries):
         raise RuntimeError("a fault of ours")
-    return answer(self, queries, options)
-Predictor.predict = predict
+    return answer(self, requests)
+Predictor.predict_together = predict_together
 """
 
 
@@ -250,3 +252,52 @@ def test_refused_version_is_tried_again_after_a_while(store: Path, monkeypatch: 
             time.sleep(0.02)
     finally:
         live.close()
+
+
+# A full queue, and clients that leave.
+
+# Answers take their time; what is asked is written down.
+SLOW = """
+import pathlib, time
+from service import predictor
+answer = predictor.Predictor.predict_together
+def slowly(self, requests):
+    with pathlib.Path({asked!r}).open("a") as asked:
+        asked.writelines(query + "\\n" for queries, _ in requests for query in queries)
+    time.sleep({seconds})
+    return answer(self, requests)
+predictor.Predictor.predict_together = slowly
+"""
+
+
+def test_more_than_may_wait_is_told_to_come_again_and_the_rest_is_answered(store: Path, tmp_path: Path) -> None:
+    prelude = SLOW.format(asked=str(tmp_path / "asked"), seconds=0.3)
+    flags = ("--max-queue", "2")
+    with serving(store, *flags, prelude=prelude) as server, httpx.Client(timeout=PATIENCE_SECONDS) as client:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(client.post, f"{server.url}/predict", json={"query": f"q{n}"}) for n in range(8)]
+            answers = [each.result() for each in asked]
+        assert {answer.status_code for answer in answers} == {200, 503}
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert {answer.json()["code"] for answer in refused} == {"overloaded"}
+        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+        assert client.post(f"{server.url}/predict", json={"query": "later"}).status_code == 200
+
+
+def test_a_client_that_has_gone_costs_no_answer(store: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    with serving(store, prelude=SLOW.format(asked=str(asked), seconds=1.5)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+            asked.write_text("")
+            first = pool.submit(client.post, "/predict", json={"query": "first"})
+            while "first" not in asked.read_text():
+                time.sleep(0.01)
+            with socket.create_connection((host, int(port))) as leaving:
+                body = b'{"query": "leaving"}'
+                head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                leaving.sendall(b"POST /predict HTTP/1.1\r\n" + head.encode() + body)
+                time.sleep(0.4)  # it waits behind the first, and is looked after
+            assert first.result().status_code == 200
+            assert client.post("/predict", json={"query": "last"}).status_code == 200
+        assert asked.read_text().split() == ["first", "last"]
