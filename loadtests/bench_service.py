@@ -37,7 +37,8 @@ class Measured:
     Attributes:
         raw_cpu_ms: CPU to tokenise, encode, search and combine, in batches, without HTTP.
         served_cpu_ms: CPU of the server at saturation, a request.
-        raw_p50_ms: One query at a time, without HTTP.
+        raw_p50_ms: One query at a time, without HTTP, one right after the other.
+        raw_paced_p50_ms: The same at the rate of the light load: a machine that rests between queries is slower.
         light_p50_ms: Over HTTP, under light load.
         saturated_qps: Requests answered a second.
         errors: Answers that were no 200, of all loads.
@@ -47,6 +48,7 @@ class Measured:
     served_cpu_ms: float
     cpu_ratio: float
     raw_p50_ms: float
+    raw_paced_p50_ms: float
     light_p50_ms: float
     light_p99_ms: float
     saturated_qps: float
@@ -98,7 +100,8 @@ def measure(store: Path, seconds: float, threads: int) -> Measured:
     predictor = Predictor.open(opened.open(opened.require_current()), threads=1)
     texts = predictor.bundle.instance_texts
     queries = [texts[row] for row in np.linspace(0, len(texts) - 1, num=_QUERIES, dtype=int).tolist()]
-    raw_cpu, raw_p50 = _raw_cpu(predictor, queries, seconds), _raw_p50(predictor, queries, seconds)
+    raw_cpu = _raw_cpu(predictor, queries, seconds)
+    raw_p50, paced_p50 = (_raw_p50(predictor, queries, seconds, rest) for rest in (0, 1 / _LIGHT_RATE))
     with _server(store, threads) as (process, port):
         asyncio.run(_saturate(port, queries, 2.0))  # warm
         before, start = _cpu_seconds(process), time.perf_counter()
@@ -111,6 +114,7 @@ def measure(store: Path, seconds: float, threads: int) -> Measured:
         served_cpu_ms=round(served_cpu, 3),
         cpu_ratio=round(served_cpu / raw_cpu, 3),
         raw_p50_ms=round(raw_p50, 3),
+        raw_paced_p50_ms=round(paced_p50, 3),
         light_p50_ms=round(float(np.median(light)), 3),
         light_p99_ms=round(float(np.percentile(light, 99)), 3),
         saturated_qps=round(len(statuses) / lasted, 1),
@@ -128,10 +132,11 @@ def _raw_cpu(predictor: Predictor, queries: list[str], seconds: float) -> float:
     return 1e3 * (time.process_time() - before) / asked
 
 
-def _raw_p50(predictor: Predictor, queries: list[str], seconds: float) -> float:
+def _raw_p50(predictor: Predictor, queries: list[str], seconds: float, rest_seconds: float) -> float:
     spent: list[float] = []
     options, until = predictor.options(), time.perf_counter() + seconds / 2
     while time.perf_counter() < until:
+        time.sleep(rest_seconds)
         start = time.perf_counter()
         predictor.predict([queries[len(spent) % len(queries)]], options)
         spent.append(time.perf_counter() - start)

@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 0.1
 _CLIENT_GONE = 499
 
 
-def _live(request: Request) -> Live:
+async def _live(request: Request) -> Live:  # a plain function would be sent to a thread, and cost more than it does
     live: Live = request.app.state.live
     return live
 

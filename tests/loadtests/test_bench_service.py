@@ -22,7 +22,7 @@ def test_the_last_line_printed_is_json_with_every_figure(road: Any) -> None:
     figures = json.loads(result.stdout.splitlines()[-1])
     assert figures.pop("errors") == 0
     assert set(figures) == {
-        *("raw_cpu_ms", "served_cpu_ms", "cpu_ratio", "raw_p50_ms"),
+        *("raw_cpu_ms", "served_cpu_ms", "cpu_ratio", "raw_p50_ms", "raw_paced_p50_ms"),
         *("light_p50_ms", "light_p99_ms", "saturated_qps"),
     }
     assert all(figure > 0 for figure in figures.values())
