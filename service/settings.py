@@ -47,7 +47,7 @@ class ServeSettings(ServiceSettings):
         0, ge=0, description="queries, or batches of them, at work at once, each on one thread; 0: one a core"
     )
     device: Device = Field(
-        "cpu", description="where to encode and search; cuda: a GPU, what cannot go there on the CPU"
+        "cpu", description="where to encode and search: cpu, cuda, and on the CPU what cannot go there, or auto"
     )
     poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the store")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body")
