@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 from transformers import BertConfig, BertModel
 
-from index_builder.build import write_bundle
+from index_builder.build import usable_device, write_bundle
 from index_builder.console import say
 from index_builder.errors import BuildError
 from index_builder.faiss_index import check_factory, factory_string
@@ -115,7 +115,7 @@ def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> 
     settings.store.mkdir()
     start = time.perf_counter()
     with _peak_memory() as peak:
-        manifest, _ = write_bundle(memory, encoder, sample, settings.store, settings, settings.device)
+        manifest, _ = write_bundle(memory, encoder, sample, settings.store, settings, usable_device(settings))
     built = time.perf_counter() - start
     say("open, and ask")
     start = time.perf_counter()

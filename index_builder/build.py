@@ -74,7 +74,7 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
-    device = _device(settings)
+    device = usable_device(settings)
     if settings.index != "auto":  # what faiss does not know is told before the work
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
@@ -135,7 +135,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
 
 
-def _device(settings: BuildSettings) -> Device:
+def usable_device(settings: BuildSettings) -> Device:
     """Where to work: on the GPU that was asked for, or, where none is, on the CPU all the same."""
     try:
         if settings.device != "cpu":

@@ -1,12 +1,14 @@
 """What a bundle's precision and its indexes cost in quality, measured on texts of its own memory, each left out.
 
 Some instances are asked as queries, none finding its own key (label keys that are mixed with instances keep their share
-of it, before and after alike): first the trained encoder's vectors by exact search,
-then the exported encoder's, then these through the bundle's indexes. What is lost between is lost to the one or the
-other. How good the answers are on texts that nobody has seen, `recollect evaluate` tells.
+of it, before and after alike): first the trained encoder's vectors by exact search, then the exported encoder's, then
+these through the bundle's indexes. What is lost between is lost to the one or the other. How good the answers are on
+texts that nobody has seen, `recollect evaluate` tells.
 """
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,9 +16,10 @@ from jaxtyping import Float, Int
 from index_builder.evaluate import best_labels
 from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
+from index_builder.tune import spread
 from service.predictor import Predictor
 from service.scoring import cast_votes, rank
-from service.searcher import Neighbours, merge
+from service.searcher import Neighbours, search_voting
 from trainer.memory import Memory
 from trainer.metrics import hits, precision_at, recall_at
 
@@ -33,8 +36,7 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
         memory: What the bundle was built from.
         predictor: The bundle, opened.
     """
-    instances, defaults = memory.plan.instances, predictor.manifest.defaults
-    rows = np.unique(np.linspace(0, instances - 1, num=min(instances, _MOST_QUERIES), dtype=np.int64))
+    defaults, rows = predictor.manifest.defaults, spread(memory.plan.instances, _MOST_QUERIES)
     kept = np.asarray(memory.keys[rows], dtype=np.float32)
     served = predictor.encode([predictor.bundle.instance_texts[row] for row in rows.tolist()])
     wanted = defaults.top_b + 1
@@ -52,13 +54,9 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
 
 def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
     """The top-b keys of the part of a memory that lambda gives a vote, by brute force."""
-    if lambda_ == 1:
-        return exact_neighbours(memory.instance_keys, vectors, top_b)
-    labels = exact_neighbours(memory.label_keys(), vectors, top_b)
-    labels = Neighbours(labels.similarities, labels.keys + memory.plan.instances)
-    if lambda_ == 0:
-        return labels
-    return merge(exact_neighbours(memory.instance_keys, vectors, top_b), labels, top_b)
+    search_instances = functools.partial(exact_neighbours, memory.instance_keys)
+    search_labels = functools.partial(exact_neighbours, memory.label_keys())
+    return search_voting(search_instances, search_labels, memory.plan.instances, vectors, top_b, lambda_)
 
 
 def _quality(

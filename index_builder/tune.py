@@ -161,16 +161,17 @@ class Trial:
     def __init__(
         self, path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
     ) -> None:
-        self._path, self.info, self._keys, self._queries = path, info, keys, queries
+        self.info, self._keys, self._queries = info, keys, queries
         self.top_b = min(top_b, info.keys)
         self._exact = exact_neighbours(keys, queries, self.top_b)
-        index = KeyIndex(path, info)
-        self.lists, self._reachable = index.lists, reachable(index.index)
+        self._bytes_per_key = path.stat().st_size / info.keys
+        self._index = KeyIndex(path, info)
+        self.lists, self._reachable = self._index.lists, reachable(self._index.index)
 
     def at(self, effort: int, refine: float) -> Point:
         """What it is like at one effort."""
         info = self.info.model_copy(update={"effort": effort, "refine": refine})
-        search = functools.partial(KeyIndex(self._path, info).search, top_b=self.top_b)
+        search = functools.partial(self._index.at(info).search, top_b=self.top_b)
         return Point(
             factory=info.factory,
             keys=info.keys,
@@ -178,7 +179,7 @@ class Trial:
             refine=refine,
             recall=recall(search(self._queries).keys, self._keys, self._queries, self._exact),
             milliseconds=float(np.median(milliseconds(search, self._queries, _TIMED_SECONDS))),
-            bytes_per_key=self._path.stat().st_size / info.keys,
+            bytes_per_key=self._bytes_per_key,
             reachable=self._reachable,
         )
 

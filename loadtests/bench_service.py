@@ -26,7 +26,7 @@ from service.predictor import Predictor
 from service.store import Store
 
 _QUERIES, _BATCH = 512, 32
-# Requests under way at saturation; requests a second under light load, each counted from when it should be sent.
+# Connections, all at work at saturation; requests a second under light load.
 _CLIENTS, _LIGHT_RATE = 16, 20
 
 
@@ -180,18 +180,21 @@ async def _saturate(port: int, queries: list[str], seconds: float) -> list[int]:
 
 
 async def _light(port: int, queries: list[str], seconds: float) -> tuple[list[float], list[int]]:
-    """Milliseconds and statuses at a constant rate of arrival."""
+    """Milliseconds, from when each request was due, and statuses at a constant rate of arrival."""
     spent: list[float] = []
     statuses: list[int] = []
-    clients = [await Client("127.0.0.1", port).open() for _ in range(8)]
+    idle: asyncio.Queue[Client] = asyncio.Queue()
+    for _ in range(_CLIENTS):
+        idle.put_nowait(await Client("127.0.0.1", port).open())
     first = time.perf_counter()
 
     async def ask(nth: int) -> None:
         due = first + nth / _LIGHT_RATE
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        sent = max(due, time.perf_counter())
-        statuses.append(await clients[nth % len(clients)].ask(queries[nth % len(queries)]))
-        spent.append(1e3 * (time.perf_counter() - min(due, sent)))
+        client = await idle.get()
+        statuses.append(await client.ask(queries[nth % len(queries)]))
+        spent.append(1e3 * (time.perf_counter() - due))
+        idle.put_nowait(client)
 
     await asyncio.gather(*(ask(nth) for nth in range(int(seconds * _LIGHT_RATE))))
     return spent, statuses

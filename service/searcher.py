@@ -6,7 +6,9 @@ badly: an HNSW walk whose selector passes few keys comes back nearly empty. Two 
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,12 @@ class KeyIndex:
         found = self._search_gpu(vectors, top_b, parameters)
         similarities, keys = found or self.index.search(vectors, top_b, params=parameters)
         return Neighbours(np.where(keys < 0, -np.inf, similarities), keys)
+
+    def at(self, info: IndexInfo) -> KeyIndex:
+        """The same opened index at another effort."""
+        other = copy.copy(self)
+        other._info = info
+        return other
 
     def _search_gpu(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
@@ -127,14 +135,39 @@ class Searcher:
         return self.instances.keys + self.labels.keys
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
-        """The top-b keys of the part of the memory that lambda gives a vote (RAE-XMC, Eq. 5 and 8)."""
-        if lambda_ == 1:
-            return self.instances.search(vectors, top_b)
-        labels = self.labels.search(vectors, top_b)
-        labels = Neighbours(labels.similarities, np.where(labels.keys < 0, -1, labels.keys + self.instances.keys))
-        if lambda_ == 0:
-            return labels
-        return merge(self.instances.search(vectors, top_b), labels, top_b)
+        """The top-b keys of the part of the memory that lambda gives a vote."""
+        return search_voting(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
+
+
+# Finds the top-b keys of one part of a memory, counted from its own first.
+PartSearch = Callable[[Float[np.ndarray, "query dim"], int], Neighbours]
+
+
+def search_voting(
+    search_instances: PartSearch,
+    search_labels: PartSearch,
+    instances: int,
+    vectors: Float[np.ndarray, "query dim"],
+    top_b: int,
+    lambda_: float,
+) -> Neighbours:
+    """The top-b keys of the parts of a memory that lambda gives a vote, however each is searched (RAE-XMC, Eq. 5, 8).
+
+    Args:
+        search_instances: Searches instance keys.
+        search_labels: Searches label keys, which are counted on from the instances.
+        instances: How many instance keys there are.
+        vectors: Queries.
+        top_b: Keys wanted of each.
+        lambda_: Weight of instances against labels; at 1 and at 0 the other part is not searched.
+    """
+    if lambda_ == 1:
+        return search_instances(vectors, top_b)
+    labels = search_labels(vectors, top_b)
+    labels = Neighbours(labels.similarities, np.where(labels.keys < 0, -1, labels.keys + instances))
+    if lambda_ == 0:
+        return labels
+    return merge(search_instances(vectors, top_b), labels, top_b)
 
 
 def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:
