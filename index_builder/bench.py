@@ -38,7 +38,7 @@ from service.manifest import IndexInfo, Manifest
 from service.predictor import Predictor
 from service.scoring import Values, cast_votes, rank
 from service.searcher import Neighbours
-from service.settings import threads_or_cores
+from service.threads import threads_or_cores
 from trainer.encoder import Encoder, UnitVectorModel
 from trainer.memory import open_memory
 from trainer.pretrained import PACKAGED, load_pretrained

@@ -44,8 +44,9 @@ from service.manifest import (
     Manifest,
     Point,
 )
-from service.settings import Device, threads_or_cores
+from service.settings import Device
 from service.store import Store
+from service.threads import threads_or_cores
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import Memory, open_memory

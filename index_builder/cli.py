@@ -31,10 +31,11 @@ def demo(settings: DemoSettings) -> None:
     if not settings.serve:
         print(run_demo(settings))  # noqa: T201
         return
-    from service.server import listen, serve, url
+    from service.addresses import listen, url
+    from service.server import serve
     from service.settings import ServeSettings
 
     with listen(settings.host, settings.port) as listener:  # a taken port is known before the work, not after
         print(run_demo(settings))  # noqa: T201
         print(f"\nServing at {url(listener)}, to try at {url(listener)}/docs; Ctrl-C stops.", flush=True)  # noqa: T201
-        serve(ServeSettings(store=settings.folder / "store", host=settings.host, port=settings.port), listener)
+        serve(ServeSettings(store=settings.folder / "store", workers=1), listener)

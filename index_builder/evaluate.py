@@ -21,8 +21,8 @@ from service.bundle import LabelTable
 from service.predictor import Predictor
 from service.scoring import Ranking, cast_votes, rank
 from service.searcher import Neighbours
-from service.settings import threads_or_cores
 from service.store import Store
+from service.threads import threads_or_cores
 from trainer.dataset import Entries, Split
 from trainer.formats import open_dataset
 from trainer.metrics import report

@@ -7,49 +7,100 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from service import problems
+from service.access import Access, ApiKey, RateLimits
 from service.batcher import Batcher
+from service.cache import KeptAnswers, LocalAnswers, RedisAnswers
 from service.live import Live
 from service.middleware import BodyLimit, RequestContext
+from service.redis_link import RedisLink
 from service.routes import router
 from service.schemas import Problem
-from service.settings import ServeSettings, threads_or_cores
+from service.settings import ServeSettings
+from service.telemetry import Telemetry
+from service.threads import ThreadBudget
+from service.tracing import Tracer
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
 
 
-def create_app(live: Live, settings: ServeSettings) -> FastAPI:
+def create_app(
+    live: Live,
+    settings: ServeSettings,
+    telemetry: Telemetry,
+    link: RedisLink | None = None,
+    api_keys: list[ApiKey] | None = None,
+) -> ASGIApp:
     """The service around a live predictor, which it follows while it runs and closes when it stops."""
+    tracer = Tracer()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        window_seconds = settings.batch_window_ms / 1000
-        app.state.batcher = Batcher(threads_or_cores(settings.threads), settings.max_queue, window_seconds)
+        threads, window_seconds = (
+            ThreadBudget.of(settings.workers, settings.threads).threads,
+            settings.batch_window_ms / 1e3,
+        )
+        app.state.batcher = Batcher(threads, settings.max_queue, settings.encode_together, window_seconds, telemetry)
         live.follow()
         yield
         await asyncio.to_thread(live.close)
         await asyncio.to_thread(app.state.batcher.close)
+        await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
-    app.state.live = live
-    app.state.max_batch = settings.max_batch
+    app.state.live, app.state.settings, app.state.telemetry, app.state.link = live, settings, telemetry, link
+    app.state.kept, app.state.limits, app.state.tracer = (
+        _kept(settings, telemetry, link),
+        RateLimits(settings.max_batch, link),
+        tracer,
+    )
     app.include_router(router)
     problems.install(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(RequestContext, live=live)
-    _document_problems(app)
-    return app
+    if api_keys:
+        app.add_middleware(Access, keys=api_keys)
+    if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
+        exposed = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=exposed,
+        )
+    app.add_middleware(RequestContext, live=live, telemetry=telemetry, access_log=settings.access_log)
+    _document(app, guarded=bool(api_keys))
+    return tracer.around(app)
 
 
-def _document_problems(app: FastAPI) -> None:
-    """Put the error's schema where `problems.documented` points, and take FastAPI's own away."""
+def _kept(settings: ServeSettings, telemetry: Telemetry, link: RedisLink | None) -> KeptAnswers | None:
+    """Where answers are kept; None where none are to be."""
+    if not settings.cache_mb:
+        return None
+    local = LocalAnswers(settings.cache_mb << 20, settings.cache_seconds, telemetry)
+    return KeptAnswers(local, RedisAnswers(link, settings.cache_seconds, telemetry) if link else None)
+
+
+def _document(app: FastAPI, guarded: bool) -> None:
+    """Put the error's schema where `problems.documented` points, take FastAPI's own away, and tell of keys."""
     schema = app.openapi()
     for path in schema["paths"].values():
         for operation in path.values():
             answers = operation["responses"].items()
             operation["responses"] = {code: each for code, each in answers if "HTTPValidationError" not in str(each)}
+            if guarded and "401" in operation["responses"]:
+                operation["security"] = [{"bearer": []}, {"header": []}]
+            for code in () if guarded else ("401", "429"):
+                operation["responses"].pop(code, None)
     schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(unused, None)
+    if guarded:
+        schema["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        }
     app.openapi_schema = schema

@@ -20,11 +20,9 @@ from typing import Any, Generic, TypeVar
 
 from service.errors import OverloadError
 from service.predictor import Answers, Options, Predictor
+from service.telemetry import Telemetry
 
 Composed = TypeVar("Composed")
-
-# Queries that one thread takes at once: what those behind them wait for.
-_MOST_TAKEN = 32
 
 
 @dataclass(eq=False)
@@ -63,11 +61,16 @@ class Batcher:
     Args:
         threads: Batches at work at once, each on one thread.
         most_waiting: Queries that may wait; a request beyond is refused at once.
+        most_together: Queries that one thread takes at once: what those behind them wait for.
         window_seconds: How long a thread that found work waits for more; 0, not at all.
+        telemetry: Told how many wait, and how many are taken at once.
     """
 
-    def __init__(self, threads: int, most_waiting: int, window_seconds: float = 0.0) -> None:
-        self._most_waiting, self._window_seconds = most_waiting, window_seconds
+    def __init__(
+        self, threads: int, most_waiting: int, most_together: int, window_seconds: float, telemetry: Telemetry
+    ) -> None:
+        self._most_waiting, self._most_together, self._window_seconds = most_waiting, most_together, window_seconds
+        self._telemetry = telemetry
         self._waiting: deque[_Job[Any]] = deque()
         self._queries_waiting = 0
         self._closed = False
@@ -107,6 +110,7 @@ class Batcher:
                 raise OverloadError(f"{self._queries_waiting:,} queries wait already; try again shortly")
             self._waiting.append(job)
             self._queries_waiting += len(queries)
+            self._telemetry.queue.set(self._queries_waiting)
             self._changed.notify()
         return job.answer
 
@@ -130,20 +134,22 @@ class Batcher:
             if not self._waiting:
                 return None
             if self._window_seconds:
-                enough = _MOST_TAKEN * len(self._threads)
+                enough = self._most_together * len(self._threads)
                 self._changed.wait_for(lambda: self._queries_waiting >= enough or self._closed, self._window_seconds)
-            share = min(_MOST_TAKEN, math.ceil(self._queries_waiting / len(self._threads)))
+            share = min(self._most_together, math.ceil(self._queries_waiting / len(self._threads)))
             taken: list[_Job[Any]] = []
             while self._waiting and sum(len(job.queries) for job in taken) < share:
                 job = self._waiting.popleft()
                 self._queries_waiting -= len(job.queries)
                 if not job.answer.done():
                     taken.append(job)
+            self._telemetry.queue.set(self._queries_waiting)
             return taken
 
     def _answer_together(self, jobs: list[_Job[Any]]) -> None:
         """Answer jobs of one version; where they fail together, each alone: one's fault must not fail the others."""
         began = time.perf_counter()
+        self._telemetry.batch(sum(len(job.queries) for job in jobs))
         try:
             answers = jobs[0].predictor.predict_together([(job.queries, job.options) for job in jobs])
         except Exception as error:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.settings import (
     ActivateSettings,
     PredictSettings,
     RollbackSettings,
     ServeSettings,
+    SwitchSettings,
     VerifySettings,
     VersionsSettings,
 )
 
+if TYPE_CHECKING:
+    from service.activation import Activation
 
-def serve(settings: ServeSettings) -> None:
-    from service.server import listen
+
+def serve(settings: ServeSettings) -> int:
     from service.server import serve as serve_http
 
-    with listen(settings.host, settings.port) as listener:
-        serve_http(settings, listener)
+    return serve_http(settings)
 
 
 def predict(settings: PredictSettings) -> None:
@@ -91,16 +93,14 @@ def versions(settings: VersionsSettings) -> None:
 
 
 def activate(settings: ActivateSettings) -> None:
-    from service.store import Store
-
-    Store(settings.store, settings.verify_key).activate(settings.version)
-    _say(settings.version)
+    activation = _activation(settings)
+    activation.activate(settings.version)
+    _switched(settings, activation, settings.version)
 
 
 def rollback(settings: RollbackSettings) -> None:
-    from service.store import Store
-
-    _say(Store(settings.store, settings.verify_key).rollback())
+    activation = _activation(settings)
+    _switched(settings, activation, activation.rollback())
 
 
 def verify(settings: VerifySettings) -> None:
@@ -114,6 +114,23 @@ def verify(settings: VerifySettings) -> None:
     share, files = check_golden(predictor), len(predictor.manifest.files)
     signed = "signed, " if settings.verify_key else ""
     _say(f"{version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
+
+
+def _activation(settings: SwitchSettings) -> Activation:
+    from service.activation import Activation
+    from service.redis_link import RedisLink
+    from service.store import Store
+
+    url = settings.redis_url
+    link = RedisLink(url.get_secret_value(), settings.redis_prefix) if url else None
+    return Activation(Store(settings.store, settings.verify_key), link)
+
+
+def _switched(settings: SwitchSettings, activation: Activation, version: str) -> None:
+    if settings.wait:
+        for report in activation.wait(version, settings.wait_seconds):
+            _warn(f"{report.replica} serves {report.version}")
+    _say(version)
 
 
 def _summary(row: dict[str, Any]) -> str:

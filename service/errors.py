@@ -7,7 +7,11 @@ ServiceError
 ├── StoreError          a store lacks the version asked for, or a version's name is malformed
 ├── QueryError          a query cannot be answered as asked
 ├── AddressError        the service cannot listen where it was told to
-├── NotReadyError       no bundle is loaded yet
+├── SettingsError       settings are at odds, or the file or the Redis that one names is not what it must be
+├── RedisError          Redis does not answer
+├── HeadroomError       too little memory is free to open a bundle beside another
+├── NotServedError      a replica does not serve the version that is current
+├── NotReadyError       no bundle is loaded yet, or the service is stopping
 └── OverloadError       more queries wait than may
 """
 
@@ -46,6 +50,22 @@ class QueryError(ServiceError):
 
 class AddressError(ServiceError):
     pass
+
+
+class SettingsError(ServiceError):
+    pass
+
+
+class RedisError(ServiceError):
+    exit_status = 1
+
+
+class HeadroomError(ServiceError):
+    exit_status = 1
+
+
+class NotServedError(ServiceError):
+    exit_status = 1
 
 
 class NotReadyError(ServiceError):

@@ -1,42 +1,68 @@
-"""The live predictor: follows the store's CURRENT and swaps versions under load.
+"""The live predictor: follows the current version and swaps versions under load.
 
 A new version is opened, checked and warmed beside the old one, then one reference flips. A request takes the
-reference once, so it is answered by one version; the old one goes when its last request does. A version that fails
-is refused, logged, and the old one goes on.
+reference once, so it is answered by one version; the old one goes when its last request has. One thread does all of
+that, and gives way to those that answer. A version that fails is refused, told of, and the old one goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
 
-from service.errors import NotReadyError, StoreError
+from service.current import Current
+from service.errors import NotReadyError, RedisError, ServiceError
+from service.opening import Opener
 from service.predictor import Predictor
-from service.settings import Device
-from service.store import Store
+from service.replicas import Refusal, Replicas, Report, replica_name, shortened
+from service.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
 # A refused version is tried again after so long: what was wrong may have passed, as a full memory does.
 _RETRY_SECONDS = 30.0
+# Queries that were asked last, which warm the next version. They are never written anywhere.
+_RECORDED = 64
+# How nice the following thread is to those that answer; 19 is the most.
+_NICENESS = 15
+# References to a version that nobody but the list of the retired holds: the list's, and the count's own.
+_HELD_BY_NOBODY = 2
 
 
 class Live:
-    """The predictor in use, and the thread that keeps it current."""
+    """The predictor in use, and the thread that keeps it current.
 
-    def __init__(self, store: Store, threads: int, poll_seconds: float, device: Device = "cpu") -> None:
-        self._store = store
-        self._threads = threads
-        self._device = device
+    Args:
+        opener: Opens versions.
+        current: Tells which of them to serve.
+        replicas: Where to tell what is served.
+        telemetry: Told of swaps.
+        poll_seconds: Between two looks; `wake` makes the next one come at once.
+    """
+
+    def __init__(
+        self, opener: Opener, current: Current, replicas: Replicas, telemetry: Telemetry, poll_seconds: float
+    ) -> None:
+        self._opener, self._current, self._replicas, self._telemetry = opener, current, replicas, telemetry
         self._poll_seconds = poll_seconds
         self._serving: tuple[Predictor, datetime] | None = None
-        self._refused: str | None = None
+        self._retired: list[Predictor] = []
+        self._recorded: deque[str] = deque(maxlen=_RECORDED)
+        self._refused: Refusal | None = None
         self._retry_at = 0.0
-        self._complaint: str | None = None
-        self._stop = threading.Event()
+        self._complaints: dict[str, str] = {}
+        self.draining = False
+        self._closed = False
+        self._news = threading.Event()
         self._follower: threading.Thread | None = None
 
     def open_current(self) -> None:
@@ -44,9 +70,9 @@ class Live:
 
         Raises:
             StoreError: If nothing is current.
-            BundleError: If the version is broken, or not signed as the store wants it.
+            ServiceError: If the version may not be served, as `Opener.open` says.
         """
-        self._open(self._store.require_current())
+        self._open(self._current.require())
 
     def predictor(self) -> Predictor:
         """The predictor in use.
@@ -69,43 +95,106 @@ class Live:
     def version(self) -> str | None:
         return self._serving[0].version if self._serving else None
 
+    def record(self, query: str) -> None:
+        """Remember a query for a while, to warm the next version with."""
+        self._recorded.append(query)
+
     def follow(self) -> None:
-        """Watch the store in a thread of its own until `close`."""
+        """Watch for another current version, in a thread of its own, until `close`."""
         self._follower = threading.Thread(target=self._watch, name="follow-current", daemon=True)
         self._follower.start()
 
+    def wake(self) -> None:
+        """Look now: there is news."""
+        self._news.set()
+
+    def drain(self) -> None:
+        """Be ready no more, and swap no more; what is asked all the same is answered."""
+        self.draining = True
+        self._telemetry.ready.set(0)
+        self.wake()
+
     def close(self) -> None:
-        self._stop.set()
+        self._closed = True
+        self.wake()
         if self._follower:
             self._follower.join()
+        with contextlib.suppress(OSError):
+            self._replicas.leave()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._poll_seconds):
-            try:
-                self._refresh()
-                self._complaint = None
-            except (StoreError, OSError) as error:
-                if self._complaint != str(error):  # once, not at every poll
-                    self._complaint = str(error)
-                    log.error("store_unreadable", error=str(error), serving=self.version())
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while not self._closed:
+            self._news.clear()
+            self._try("store_unreadable", self._refresh)
+            self._try("report_unwritable", self._report)
+            self._free_retired()
+            self._telemetry.tick()
+            self._news.wait(self._poll_seconds)
+
+    def _try(self, event: str, step: Callable[[], None]) -> None:
+        """Take a step; what keeps it from being taken is told once, not at every look."""
+        try:
+            step()
+            self._complaints.pop(event, None)
+        except RedisError:  # told by who asked it
+            pass
+        except (ServiceError, OSError) as error:
+            if self._complaints.get(event) != str(error):
+                self._complaints[event] = str(error)
+                log.error(event, error=str(error), serving=self.version())
 
     def _refresh(self) -> None:
-        current = self._store.current()
+        current = self._current.version()
+        if self.draining:
+            return
         if current is None or current == self.version():
             self._refused = None
-        elif self._refused != current or time.monotonic() >= self._retry_at:
+        elif self._refused is None or self._refused.version != current or time.monotonic() >= self._retry_at:
             try:
                 self._open(current)
             except Exception as error:  # whatever is wrong with it, the old version goes on
-                self._refused, self._retry_at = current, time.monotonic() + _RETRY_SECONDS
+                self._refused = Refusal(version=current, error=shortened(str(error) or repr(error)))
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                self._telemetry.refused()
                 log.error("bundle_refused", version=current, error=str(error), serving=self.version())
 
     def _open(self, version: str) -> None:
         start = time.monotonic()
-        predictor = Predictor.open(self._store.open(version), self._threads, self._device)
-        for why in predictor.on_cpu if self._device == "cuda" else []:
-            log.warning("on_cpu", version=version, why=why)
-        before, self._serving = self.version(), (predictor, datetime.now(UTC))
+        predictor = self._opener.open(version, [*self._recorded])
+        before = self.version()
+        if self._serving:
+            self._retired.append(self._serving[0])
+        self._serving = predictor, datetime.now(UTC)
         self._refused = None
         seconds = round(time.monotonic() - start, 3)
         log.info("bundle_swapped" if before else "bundle_opened", version=version, before=before, seconds=seconds)
+        if before:
+            self._telemetry.swapped(seconds)
+        self._telemetry.serves(version, before, predictor.manifest.created)
+        self._telemetry.ready.set(1)
+
+    def _free_retired(self) -> None:
+        """Let go of versions whose last request has gone: unmapping them costs this thread, and no request."""
+        freed = False
+        while self._retired and sys.getrefcount(self._retired[0]) == _HELD_BY_NOBODY:
+            del self._retired[0]
+            freed = True
+        if freed:
+            _trim()
+
+    def _report(self) -> None:
+        if self._serving is not None:
+            predictor, since = self._serving
+            state = "draining" if self.draining else "serving"
+            refused = self._refused
+            self._replicas.tell(
+                Report(replica=replica_name(), state=state, version=predictor.version, since=since, refused=refused)
+            )
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, which the C library would keep for the next version."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import BundleError, StoreError, opening
-from service.strings import table_files
 
 if TYPE_CHECKING:  # requests share this module's types, and `--help` must not load cryptography
     from service.signing import VerifyKey
@@ -23,6 +22,12 @@ if TYPE_CHECKING:  # requests share this module's types, and `--help` must not l
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
+
+
+def table_files(name: str) -> tuple[str, str]:
+    """The files of a table of strings: their UTF-8, and where each starts."""
+    return f"{name}.utf8.npy", f"{name}.offsets.npy"
+
 
 # Every file of a bundle beside its manifest and signature: none may lack, and no other may be there.
 BUNDLE_FILES: frozenset[str] = frozenset(

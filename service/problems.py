@@ -14,15 +14,21 @@ from service.errors import NotReadyError, OverloadError
 from service.schemas import Problem
 
 _TITLES = {
+    400: ("invalid_http", "Invalid HTTP"),
+    401: ("unauthorized", "Unauthorized"),
     404: ("not_found", "Not found"),
     405: ("method_not_allowed", "Method not allowed"),
+    408: ("request_timeout", "Request timeout"),
     413: ("too_large", "Too large"),
     422: ("invalid_request", "Invalid request"),
+    429: ("rate_limited", "Rate limited"),
+    431: ("head_too_large", "Head too large"),
     500: ("internal", "Internal error"),
     503: ("not_ready", "Not ready"),
     504: ("deadline_passed", "Deadline passed"),
 }
 _RETRY_AFTER_SECONDS = "1"
+_MEDIA_TYPE = "application/problem+json"
 # What an answer repeats of a request: so many faults, so much of a field's name.
 _MOST_ERRORS = 10
 _FIELD_CHARACTERS = 80
@@ -31,9 +37,11 @@ _FIELD_CHARACTERS = 80
 class ProblemError(Exception):
     """An answer that is an error; `code` defaults to the status's own."""
 
-    def __init__(self, status: int, detail: str, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.code = status, detail, code
+        self.status, self.detail, self.code, self.headers = status, detail, code, headers
 
 
 def problem_response(
@@ -46,14 +54,22 @@ def problem_response(
     default_code, title = _TITLES.get(status, ("error", "Error"))
     problem = Problem(title=title, status=status, code=code or default_code, detail=detail, errors=errors)
     if status == 503:
-        headers = {**(headers or {}), "Retry-After": _RETRY_AFTER_SECONDS}
+        headers = {"Retry-After": _RETRY_AFTER_SECONDS, **(headers or {})}
     content = problem.model_dump(exclude_none=True)
-    return JSONResponse(content, status, headers=headers, media_type="application/problem+json")
+    return JSONResponse(content, status, headers=headers, media_type=_MEDIA_TYPE)
+
+
+def problem_bytes(status: int, detail: str) -> bytes:
+    """The whole HTTP response, where there is no request yet to respond to."""
+    code, title = _TITLES[status]
+    body = Problem(title=title, status=status, code=code, detail=detail).model_dump_json(exclude_none=True).encode()
+    head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What `/docs` says of these statuses."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    content = {_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": _TITLES[status][1], "content": content} for status in statuses}
 
 
@@ -62,7 +78,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ProblemError)
     async def on_problem(request: Request, error: ProblemError) -> Response:
-        return problem_response(error.status, error.detail, error.code)
+        return problem_response(error.status, error.detail, error.code, headers=error.headers)
 
     @app.exception_handler(NotReadyError)
     async def on_not_ready(request: Request, error: NotReadyError) -> Response:

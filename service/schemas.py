@@ -128,6 +128,7 @@ class VersionResponse(_Versioned):
 
 class Health(_Response):
     status: str
+    degraded: list[str] | None = Field(None, description="what the service does without, and why")
 
 
 class Problem(_Response):

@@ -1,91 +1,103 @@
-"""The process: a socket, a bundle, uvicorn, and logs that are events."""
+"""`recollect serve`: what is set up once, whether one process serves or many."""
 
 from __future__ import annotations
 
-import logging
-import signal
+import contextlib
+import os
+import resource
+import shutil
 import socket
-import sys
+import tempfile
+from collections.abc import Callable, Iterator
 
 import structlog
-import uvicorn
 
-from service.app import create_app
-from service.errors import AddressError
-from service.live import Live
-from service.settings import ServeSettings, unknown_variables
-from service.store import Store
+from service.addresses import listen, url
+from service.logs import configure_logs
+from service.settings import ServeSettings, require_consistent, unknown_variables
+from service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
 
-# Batches are at work side by side, so that each gets one thread of the encoder's and one of faiss's.
-_THREADS_A_BATCH = 1
+# Where workers share their metrics: the metrics' library reads this when it is loaded.
+_SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def serve(settings: ServeSettings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT says stop.
+def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int:
+    """Serve until SIGTERM or SIGINT says stop; the exit status.
 
-    Raises:
-        StoreError, BundleError: If the store's current version cannot be served.
-        KeyFileError: If the key that bundles must be signed with cannot be read.
-    """
-    _configure_logs()
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
-    for name in unknown_variables(settings):
-        log.warning("unknown_environment_variable", name=name)
-    store = Store(settings.store, settings.verify_key)
-    live = Live(store, _THREADS_A_BATCH, settings.poll_seconds, settings.device)
-    live.open_current()
-    log.info("serving", url=url(listener), version=live.version())
-    config = uvicorn.Config(create_app(live, settings), log_config=None, access_log=False, server_header=False)
-    uvicorn.Server(config).run(sockets=[listener])
+    Nothing heavy is loaded here: the thread budget must be known before, and workers are forked from this process.
 
-
-def url(listener: socket.socket) -> str:
-    """Where a listening socket is reached."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Take an address; requests wait there until `serve` answers them.
+    Args:
+        settings: All of the service's.
+        listener: To serve on, where the address is taken already.
 
     Raises:
-        AddressError: If the port is taken or the address is not ours.
+        SettingsError: If settings are at odds.
+        AddressError: If it cannot listen where it was told to.
+        ServiceError: If the current version cannot be served.
     """
+    require_consistent(settings)
+    with contextlib.ExitStack() as stack:
+        public = listener or stack.enter_context(listen(settings.host, settings.port))
+        admin = None
+        if settings.admin_port is not None:
+            admin = stack.enter_context(listen(settings.admin_host, settings.admin_port))
+        configure_logs()
+        for name in unknown_variables(settings):
+            log.warning("unknown_environment_variable", name=name)
+        budget = ThreadBudget.of(settings.workers, settings.threads)
+        variables = budget.apply()
+        _raise_file_limit()
+
+        def tell() -> None:
+            log.info("thread_budget", cores=budget.cores, workers=budget.workers, threads=budget.threads, **variables)
+            if budget.exceeded:
+                log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
+            log.info("serving", url=url(public), admin=url(admin) if admin else None, workers=settings.workers)
+
+        if settings.workers == 1:
+            _work(settings, public, admin, tell)
+            return 0
+        stack.enter_context(_shared_metrics())
+        return _supervise(settings, public, admin, tell)
+
+
+def _supervise(
+    settings: ServeSettings, public: socket.socket, admin: socket.socket | None, tell: Callable[[], None]
+) -> int:
+    """Have several processes serve; the first of them also the admin interface."""
+    from service.telemetry import forget_process
+    from service.workers import Workers
+
+    def work(number: int, ready: Callable[[], None]) -> None:
+        structlog.contextvars.bind_contextvars(worker=number)
+        _work(settings, public, None if number else admin, ready)
+
+    return Workers(settings.workers, work, settings.drain_seconds, buried=forget_process).run(tell)
+
+
+def _work(
+    settings: ServeSettings, public: socket.socket, admin: socket.socket | None, ready: Callable[[], None]
+) -> None:
+    from service.process import Sockets, serve_sockets
+
+    serve_sockets(settings, Sockets(public, admin), ready)
+
+
+def _raise_file_limit() -> None:
+    """Admit as many connections as the system lets us."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextlib.contextmanager
+def _shared_metrics() -> Iterator[None]:
+    """A folder in which workers share their metrics, gone with the process that made it."""
+    folder = tempfile.mkdtemp(prefix="recollect-metrics-")
+    os.environ[_SHARED_METRICS] = folder
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS cannot hold
-        reason = str(error).split(" (")[0].split("] ")[-1]  # the rest repeats the address
-        raise AddressError(
-            f"{host}:{port}: expected an address to listen on, found: {reason}; "
-            "choose another --host or --port (0: any free port)"
-        ) from None
-
-
-def _configure_logs() -> None:
-    """One JSON event a line for machines, aligned text for a terminal; always on stderr."""
-    terminal = sys.stderr.isatty()
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    # Tracebacks without local variables: those hold queries, which are people's words.
-    faults = [] if terminal else [structlog.processors.format_exc_info]
-    renderer = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-        if terminal
-        else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[*shared, *faults, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    handler = logging.StreamHandler(sys.stderr)  # uvicorn's own words, in the same form
-    formatted = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *faults, renderer]
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=formatted))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

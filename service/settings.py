@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from service.addresses import is_loopback
+from service.errors import SettingsError
 from service.schemas import Lambda, Temperature, TopB, TopK
 
 ENV_PREFIX = "RECOLLECT_"
@@ -17,6 +19,10 @@ Device = Literal["auto", "cpu", "cuda"]
 
 # What a flag would have to say to mean None. No argument can hold it: `--verify-key null` must not mean no key.
 NO_WORD = "\0"
+
+
+# A secret that can be guessed is none.
+SHORTEST_SECRET = 16
 
 
 class ServiceSettings(BaseSettings):
@@ -38,26 +44,52 @@ class ServiceSettings(BaseSettings):
     )
 
 
-class ServeSettings(ServiceSettings):
+class RedisSettings(ServiceSettings):
+    """A store, and the Redis that its replicas share."""
+
+    redis_url: SecretStr | None = Field(
+        None, description="redis://... that replicas share: the current version, who serves it, answers, rates"
+    )
+    redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="what its keys begin with")
+
+
+class ServeSettings(RedisSettings):
     """Answer queries over HTTP, following the store's current version."""
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
+    workers: int = Field(1, ge=1, le=256, description="processes that serve; one that dies is started again")
     threads: int = Field(
-        0, ge=0, description="queries, or batches of them, at work at once, each on one thread; 0: one a core"
+        0, ge=0, description="batches of queries at work at once in each worker, each on one thread; 0: cores / workers"
     )
     device: Device = Field(
         "cpu", description="where to encode and search: cpu, cuda, and on the CPU what cannot go there, or auto"
     )
-    poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the store")
+    poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the current version")
+    drain_seconds: float = Field(20.0, ge=0, le=3600, description="how long a stop may take to answer what was asked")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body")
+    max_batch: int = Field(64, ge=1, le=4096, description="most queries in one request")
     max_queue: int = Field(
         256, ge=1, description="most queries that may wait; a request beyond is answered 503 at once"
     )
+    encode_together: int = Field(32, ge=1, le=4096, description="most queries encoded together; 1: each alone")
     batch_window_ms: float = Field(
         0.0, ge=0, le=1000, description="how long to wait for more queries to encode together; 0: not at all"
     )
-    max_batch: int = Field(64, ge=1, le=4096, description="most queries in one batch")
+    cache_mb: int = Field(64, ge=0, description="megabytes of answers that each worker keeps; 0: no answer is kept")
+    cache_seconds: int = Field(600, ge=1, description="how long an answer is kept")
+    api_keys: Path | None = Field(
+        None, description="file of keys, a line each: NAME KEY [QUERIES_PER_SECOND]; unset: anyone may ask"
+    )
+    rate_limit: float = Field(
+        0.0, ge=0, description="queries a second of each key that its line gives no limit; 0: no limit"
+    )
+    cors_origins: str = Field("", description="web origins whose pages may ask, as https://a.example,https://b.example")
+    admin_port: int | None = Field(None, ge=0, le=65535, description="port of /admin; unset: there is none")
+    admin_host: str = Field("127.0.0.1", description="address of /admin; any but a loopback one needs a token")
+    admin_token: SecretStr | None = Field(None, description="what /admin is asked with, 16 characters or more")
+    log_queries: float = Field(0.0, ge=0, le=1, description="share of queries that are logged, with their answers")
+    access_log: CliImplicitFlag[bool] = Field(False, description="log every request")
 
 
 class PredictSettings(ServiceSettings):
@@ -81,13 +113,20 @@ class VersionsSettings(ServiceSettings):
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
 
 
-class ActivateSettings(ServiceSettings):
+class SwitchSettings(RedisSettings):
+    """What changes the current version."""
+
+    wait: CliImplicitFlag[bool] = Field(False, description="return when every replica serves it, or say which does not")
+    wait_seconds: float = Field(60.0, gt=0, le=86_400, description="how long to wait for them")
+
+
+class ActivateSettings(SwitchSettings):
     """Make a version current."""
 
     version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it")
 
 
-class RollbackSettings(ServiceSettings):
+class RollbackSettings(SwitchSettings):
     """Return to the version that was current before."""
 
 
@@ -97,9 +136,28 @@ class VerifySettings(ServiceSettings):
     version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it, or current")
 
 
-def threads_or_cores(threads: int) -> int:
-    """Threads asked for, or the cores that this process may use."""
-    return threads or len(os.sched_getaffinity(0))
+def require_consistent(settings: ServeSettings) -> None:
+    """Refuse settings that would not do what they seem to say.
+
+    Raises:
+        SettingsError: Naming them, but no secret.
+    """
+    token, port = settings.admin_token, settings.admin_port
+    if token is not None and len(token) < SHORTEST_SECRET:
+        raise SettingsError(
+            f"--admin-token: expected {SHORTEST_SECRET} characters or more, found {len(token)}; `openssl rand -hex 24` "
+            "makes one"
+        )
+    if token is not None and port is None:
+        raise SettingsError("--admin-token: expected an --admin-port that it guards, found none")
+    if token is None and port is not None and not is_loopback(settings.admin_host):
+        raise SettingsError(
+            f"--admin-host {settings.admin_host}: expected an --admin-token where others can reach it, found none"
+        )
+    if port and port == settings.port:
+        raise SettingsError(f"--admin-port {port}: expected another than --port, found the same")
+    if settings.rate_limit and settings.api_keys is None:
+        raise SettingsError("--rate-limit: expected --api-keys, whose queries it counts, found none")
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

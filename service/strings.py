@@ -13,10 +13,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from service.arrays import map_array, map_offsets, save_array
-
-
-def table_files(name: str) -> tuple[str, str]:
-    return f"{name}.utf8.npy", f"{name}.offsets.npy"
+from service.manifest import table_files
 
 
 class StringTable:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from service.batcher import _MOST_TAKEN, Batcher
+from service.batcher import Batcher
 from service.errors import OverloadError
 from service.predictor import Answer, Answers, Options, Predictor, ScoredLabel
+from service.telemetry import Telemetry
 
+MOST_TOGETHER = 32
 OPTIONS = Options(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
 PATIENCE_SECONDS = 30
 
@@ -51,7 +53,7 @@ def make() -> Iterator[Callable[..., Batcher]]:
     made: list[Batcher] = []
 
     def batcher(threads: int = 1, most_waiting: int = 100, window_seconds: float = 0.0) -> Batcher:
-        made.append(Batcher(threads, most_waiting, window_seconds))
+        made.append(Batcher(threads, most_waiting, MOST_TOGETHER, window_seconds, Telemetry()))
         return made[-1]
 
     yield batcher
@@ -88,9 +90,9 @@ def test_threads_share_what_waits_and_none_takes_more_than_it_may(make: Any) -> 
         await asyncio.gather(*busy, *waiting)
         sizes = [len(batch) for batch in gate.batches[2:]]
         assert sum(sizes) == 100
-        assert sizes[0] == _MOST_TAKEN
+        assert sizes[0] == MOST_TOGETHER
         assert len(sizes) > 3
-        assert sizes[-1] < _MOST_TAKEN
+        assert sizes[-1] < MOST_TOGETHER
 
     asyncio.run(ask())
 
@@ -182,9 +184,9 @@ def test_a_window_waits_for_company(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make(window_seconds=PATIENCE_SECONDS)
         gate.open.set()
-        asked = [batcher.submit(gate, [str(number)], OPTIONS, said) for number in range(_MOST_TAKEN)]
+        asked = [batcher.submit(gate, [str(number)], OPTIONS, said) for number in range(MOST_TOGETHER)]
         await asyncio.gather(*asked)
-        assert [len(batch) for batch in gate.batches] == [_MOST_TAKEN]
+        assert [len(batch) for batch in gate.batches] == [MOST_TOGETHER]
 
     asyncio.run(ask())
 

@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from service.gpu import GpuIndex, NoGpuError
-from service.live import Live
 from service.manifest import IndexInfo
+from service.opening import Opener
 from service.predictor import Predictor
 from service.searcher import KeyIndex
 from service.store import Store
@@ -51,7 +51,7 @@ def test_the_reason_is_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None
 @needs_no_gpu
 def test_the_service_logs_what_is_on_the_cpu_once_a_version(road: Any) -> None:
     with structlog.testing.capture_logs() as logs:
-        Live(Store(road.store), 1, 1.0, "cuda").open_current()
+        Opener(Store(road.store), 1, "cuda").open(road.version, [])
     told = [each for each in logs if each["event"] == "on_cpu"]
     assert len(told) == 3
     assert {each["version"] for each in told} == {road.version}

@@ -17,9 +17,13 @@ import httpx
 import pytest
 
 from service.app import create_app
+from service.current import StoreCurrent
 from service.live import Live
+from service.opening import Opener
+from service.replicas import FolderReplicas
 from service.settings import ServeSettings
 from service.store import Store
+from service.telemetry import Telemetry
 from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
@@ -57,6 +61,12 @@ def store(light_store: Path, tmp_path: Path) -> Path:
 def server(store: Path) -> Iterator[Server]:
     with serving(store, *POLL) as server:
         yield server
+
+
+def following(root: Path, poll_seconds: float) -> Live:
+    store = Store(root)
+    replicas = FolderReplicas(root / "replicas")
+    return Live(Opener(store, threads=1), StoreCurrent(store), replicas, Telemetry(), poll_seconds)
 
 
 def until_serves(client: httpx.Client, version: str) -> None:
@@ -212,7 +222,7 @@ def test_fault_of_ours_is_logged_once_without_the_query(store: Path) -> None:
 
 
 def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
-    app = create_app(Live(Store(tmp_path), threads=1, poll_seconds=1), ServeSettings(store=tmp_path))
+    app = create_app(following(tmp_path, poll_seconds=1), ServeSettings(store=tmp_path), Telemetry())
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
@@ -229,13 +239,13 @@ def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None
 
 def test_log_is_one_json_event_a_line(server: Server) -> None:
     lines = [json.loads(line) for line in server.log().splitlines()]
-    assert [line["event"] for line in lines] == ["bundle_opened", "serving"]
+    assert [line["event"] for line in lines] == ["bundle_opened", "thread_budget", "serving"]
     assert all({"timestamp", "level"} <= line.keys() for line in lines)
 
 
 def test_refused_version_is_tried_again_after_a_while(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.live._RETRY_SECONDS", 0.0)
-    live = Live(Store(store), threads=1, poll_seconds=0.02)
+    live = following(store, poll_seconds=0.02)
     live.open_current()
     before, broken = live.version(), store / "bundles" / "v5" / "tokenizer.json"
     content = broken.read_bytes()
