@@ -1,0 +1,180 @@
+"""The files under deploy/, the tools that check them, a real nginx, and replicas that answer what a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pytest
+
+from tests.service.http_helpers import PATIENCE_SECONDS
+
+REPOSITORY = Path(__file__).parents[2]
+DEPLOY = REPOSITORY / "deploy"
+
+
+def require_tool(name: str) -> str:
+    """The path of a program, from the environment of these tests or from the machine; without it, skip."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"])
+    if (found := shutil.which(name, path=path)) is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def run_tool(name: str, *arguments: Any) -> str:
+    """What a tool says, which must be content."""
+    result = subprocess.run([require_tool(name), *map(str, arguments)], capture_output=True, text=True, cwd=REPOSITORY)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def write_nginx_conf(folder: Path, listen: str, replicas: tuple[str, str]) -> Path:
+    """The configuration that is shipped, filled in as the image fills it in."""
+    text = Template((DEPLOY / "nginx.conf").read_text(encoding="utf-8"))
+    path = folder / "nginx.conf"
+    filled = text.safe_substitute(LISTEN=listen, REPLICA_1=replicas[0], REPLICA_2=replicas[1])
+    path.write_text(filled, encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def nginx_before(folder: Path, *replicas: str) -> Iterator[str]:
+    """The shipped nginx before two addresses; its own URL. Its logs are in the folder."""
+    first, second = replicas
+    listen = free_address()
+    conf = write_nginx_conf(folder, listen, (first, second))
+    command = [require_tool("nginx"), "-e", "stderr", "-p", str(folder), "-c", str(conf), "-g", "daemon off;"]
+    with (folder / "access").open("wb") as access, (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=access, stderr=errors)
+    try:
+        host, port = listen.split(":")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            assert process.poll() is None, (folder / "errors").read_text()
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+                break
+            assert time.monotonic() < deadline, "nginx does not listen"
+            time.sleep(0.02)
+        yield f"http://{listen}"
+    finally:
+        process.terminate()
+        process.wait(timeout=PATIENCE_SECONDS)
+
+
+# What a stand-in answers: its status, and headers beyond the body's.
+Answer = tuple[int, dict[str, str]]
+FINE: Answer = (200, {})
+OVERLOADED: Answer = (503, {"Retry-After": "1"})
+
+
+class StandIn:
+    """A replica that answers as it is told, and remembers what it was asked, and over how many connections.
+
+    Attributes:
+        answer: What it answers with from now on.
+        asked: Path, headers and body of each request.
+        connections: How many there were.
+    """
+
+    def __init__(self, name: str, port: int = 0) -> None:
+        self.answer = FINE
+        self.asked: list[tuple[str, dict[str, str], bytes]] = []
+        self.connections = 0
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                stand_in.connections += 1
+
+            def respond(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                stand_in.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+                status, headers = stand_in.answer
+                content = name.encode()
+                head = {"X-Request-Id": self.headers["X-Request-Id"], "Content-Length": str(len(content)), **headers}
+                self.send_response(status)
+                for each, value in head.items():
+                    self.send_header(each, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = respond  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.address = f"127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> StandIn:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Load:
+    """Threads that ask without a pause until told to stop; what is no 200 is kept, with its body.
+
+    Args:
+        ask: Asks once; the status and what to count the answer as.
+    """
+
+    def __init__(self, ask: Callable[[], tuple[int, str]], threads: int = 4) -> None:
+        self.failures: list[str] = []
+        self._answers: dict[str, int] = {}
+        self._ask, self._news, self._stopped = ask, threading.Condition(), False
+        self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for(self, more: int, of: str | None = None) -> None:
+        """Return after so many more answers, all told or of one kind."""
+        with self._news:
+            enough = self._count(of) + more
+            assert self._news.wait_for(lambda: self._count(of) >= enough, PATIENCE_SECONDS), self._answers
+
+    def _count(self, kind: str | None) -> int:
+        return sum(self._answers.values()) if kind is None else self._answers.get(kind, 0)
+
+    def _work(self) -> None:
+        while not self._stopped:
+            try:
+                status, kind = self._ask()
+            except Exception as error:
+                status, kind = 0, repr(error)
+            with self._news:
+                if status != 200:
+                    self.failures.append(f"{status}: {kind}")
+                self._answers[kind] = self._answers.get(kind, 0) + 1
+                self._news.notify_all()

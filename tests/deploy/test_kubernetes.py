@@ -1,0 +1,109 @@
+"""The Kubernetes manifests, by the schemas of several releases, and by what they promise together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.settings import ServeSettings
+from tests.deploy.helpers import DEPLOY, run_tool
+
+FOLDER = DEPLOY / "kubernetes"
+MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+# The oldest release that knows all that they say, and the newest whose schemas are at hand.
+RELEASES = ("1.31.0", "1.36.0")
+
+
+def manifest(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.fixture
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = manifest("deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.fixture
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (only,) = pod["containers"]
+    return dict(only)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_manifests_are_as_the_schemas_of_a_release_say(release: str) -> None:
+    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", release, *MANIFESTS)
+
+
+def test_together_they_are_what_kubectl_would_apply(tmp_path: Path) -> None:
+    built = tmp_path / "built.yaml"
+    built.write_text(run_tool("kubectl", "kustomize", FOLDER), encoding="utf-8")
+    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", RELEASES[-1], built)
+    by_kind = {each["kind"]: each for each in yaml.safe_load_all(built.read_text(encoding="utf-8"))}
+    assert by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"].count(":") == 1
+    (source, _) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]["envFrom"]
+    assert source["configMapRef"]["name"] == by_kind["ConfigMap"]["metadata"]["name"] != "recollect"
+
+
+def test_all_manifests_but_the_secrets_example_are_applied() -> None:
+    names = {path.name for path in MANIFESTS} - {"secret.example.yaml"}
+    assert set(manifest("kustomization")["resources"]) == names
+
+
+def test_replicas_run_without_rights(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not pod["automountServiceAccountToken"]
+    assert not manifest("service-account")["automountServiceAccountToken"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_the_cluster_sets_no_variables_that_the_service_would_take_for_its_own(pod: dict[str, Any]) -> None:
+    assert not pod["enableServiceLinks"]
+
+
+def test_a_stopping_replica_has_time_for_what_it_accepted(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
+    drain = ServeSettings.model_fields["drain_seconds"].default
+    assert pod["terminationGracePeriodSeconds"] > int(pause) + drain
+    readiness = container["readinessProbe"]
+    assert int(pause) > readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+def test_selectors_find_the_replicas(pod: dict[str, Any]) -> None:
+    deployment = manifest("deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == labels == manifest("service")["spec"]["selector"]
+    assert manifest("disruption-budget")["spec"]["selector"]["matchLabels"] == labels
+    assert manifest("network-policy")["spec"]["podSelector"]["matchLabels"] == labels
+    assert all(each["labelSelector"]["matchLabels"] == labels for each in pod["topologySpreadConstraints"])
+    assert manifest("autoscaler")["spec"]["scaleTargetRef"]["name"] == manifest("deployment")["metadata"]["name"]
+
+
+def test_only_the_autoscaler_says_how_many_replicas_there_are() -> None:
+    assert "replicas" not in manifest("deployment")["spec"]
+    assert manifest("autoscaler")["spec"]["minReplicas"] > manifest("disruption-budget")["spec"]["maxUnavailable"]
+
+
+def test_what_is_mounted_is_there(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert claims == [manifest("store")["metadata"]["name"]]
+    secrets = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    secrets |= {each["secretRef"]["name"] for each in container["envFrom"] if "secretRef" in each}
+    example = yaml.safe_load_all((FOLDER / "secret.example.yaml").read_text(encoding="utf-8"))
+    assert {each["metadata"]["name"] for each in example} == secrets
+
+
+def test_the_admin_port_is_not_for_the_cluster(container: dict[str, Any]) -> None:
+    assert [each["containerPort"] for each in container["ports"]] == [ServeSettings.model_fields["port"].default]
+    assert "RECOLLECT_ADMIN_HOST" not in (FOLDER / "settings.env").read_text(encoding="utf-8")
