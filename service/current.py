@@ -63,8 +63,8 @@ class SharedCurrent:
         self._store, self._link = store, link
         self._key = link.key("current")
         self._in_store: str | None = None
-        self._in_redis: str | None = None
         self._followed: str | None = None
+        self._no_news: set[str | None] = {None}  # what Redis held when it was last looked at, or was told since
         self._looked = False
 
     def version(self) -> str | None:
@@ -75,11 +75,11 @@ class SharedCurrent:
             if in_store != self._in_store:
                 self._in_store = self._followed = in_store
             return self._followed
-        if in_redis is not None and (in_redis != self._in_redis or not self._looked):
+        if in_redis not in self._no_news:
             self._followed = in_redis
         elif in_store != self._in_store:
             self._followed = in_store
-        self._in_store, self._in_redis, self._looked = in_store, in_redis, True
+        self._in_store, self._no_news, self._looked = in_store, {None, in_redis}, True
         if self._followed is not None and self._followed != in_redis:
             self._bring_up(in_redis, self._followed)
         return self._followed
@@ -115,6 +115,7 @@ class SharedCurrent:
             raise StoreError(f"Redis, {self._key}: expected a version's name; run `recollect activate`") from None
 
     def _bring_up(self, seen: str | None, version: str) -> None:
+        self._no_news.add(version)
         with contextlib.suppress(RedisError):  # the next look brings it up
             if seen is None:
                 self._link.ask(lambda client: client.set(self._key, version, nx=True))

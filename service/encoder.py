@@ -19,6 +19,8 @@ from service.settings import Device
 # for its activations, so that a text's vector would depend on its company, and on a CPU company wins nothing.
 _BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
 
+onnxruntime.disable_telemetry_events()  # what is asked here is nobody's but its users'
+
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _FOR_CPUS = "int8 is for CPUs; build with --precision fp16 for a GPU"
 _NO_CUDA = "ONNX Runtime finds no CUDA GPU, or is built without; pip install 'recollect[serve-gpu]' for one that has it"

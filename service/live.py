@@ -8,6 +8,7 @@ that, and gives way to those that answer. A version that fails is refused, told 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import os
 import sys
@@ -101,7 +102,8 @@ class Live:
 
     def follow(self) -> None:
         """Watch for another current version, in a thread of its own, until `close`."""
-        self._follower = threading.Thread(target=self._watch, name="follow-current", daemon=True)
+        context = contextvars.copy_context()  # in which logs name their worker
+        self._follower = threading.Thread(target=context.run, args=(self._watch,), name="follow-current", daemon=True)
         self._follower.start()
 
     def wake(self) -> None:

@@ -16,9 +16,11 @@ from service.schemas import Problem
 _TITLES = {
     400: ("invalid_http", "Invalid HTTP"),
     401: ("unauthorized", "Unauthorized"),
+    403: ("forbidden", "Forbidden"),
     404: ("not_found", "Not found"),
     405: ("method_not_allowed", "Method not allowed"),
     408: ("request_timeout", "Request timeout"),
+    409: ("conflict", "Conflict"),
     413: ("too_large", "Too large"),
     422: ("invalid_request", "Invalid request"),
     429: ("rate_limited", "Rate limited"),

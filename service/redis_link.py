@@ -68,22 +68,26 @@ class RedisLink:
             SettingsError: If Redis answers, and does not let us in.
         """
         try:
-            self.ask(lambda client: client.ping())
-        except RedisError as error:
-            if isinstance(error.__cause__, redis.AuthenticationError | redis.exceptions.AuthorizationError):
-                raise SettingsError("--redis-url: Redis does not accept its user and password; correct them") from None
+            self._threads.ping()
+        except (redis.AuthenticationError, redis.exceptions.AuthorizationError):
+            raise SettingsError("--redis-url: Redis does not accept its user and password; correct them") from None
+        except (redis.RedisError, OSError):
+            return
 
     def ask(self, do: Callable[[Any], Any]) -> Any:
-        """Ask from a thread, in its own time.
+        """Ask from a thread, in its own time; an answer that is soon enough for requests is good news for them too.
 
         Raises:
             RedisError: If Redis does not answer.
         """
+        start = time.monotonic()
         try:
             answer = do(self._threads)
         except (redis.RedisError, OSError) as error:
             raise self._failed(self._follower, error) from error
         self._answered(self._follower)
+        if time.monotonic() - start < _REQUEST_SECONDS:
+            self._answered(self._requests)
         return answer
 
     async def ask_soon(self, do: Callable[[Any], Any]) -> Any:

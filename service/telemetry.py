@@ -58,6 +58,8 @@ class Telemetry:
         self._cached = counter("cache_requests_total", "Queries looked up among kept answers.", "tier", "outcome")
         self.cache_bytes = gauge("cache_bytes", "Answers kept in the processes.", "livesum")
         self._swaps = counter("swaps_total", "Versions opened beside another.", "outcome")
+        for outcome in ("swapped", "refused"):  # from 0, so that the first is seen as a rise
+            self._swaps.labels(outcome)
         self._swap_seconds = histogram("swap_seconds", "From hearing of a version to serving it.", _SWAP_SECONDS)
         self._bundle = gauge("bundle_info", "Workers that serve the version.", "livesum", "version")
         self._bundle_age = gauge("bundle_age_seconds", "Since the served bundle was built.", "livemax")

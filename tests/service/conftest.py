@@ -84,3 +84,18 @@ def predictor(road: Any) -> Any:
     from service.store import Store
 
     return Predictor.open(Store(road.store).open(road.version), threads=1)
+
+
+@pytest.fixture(scope="session")
+def light_versions(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.service.light_stores import light_store
+
+    return light_store(road.store, road.version, tmp_path_factory.mktemp("light") / "store")
+
+
+@pytest.fixture
+def store(light_versions: Path, tmp_path: Path) -> Path:
+    """A store of light versions, v3 current, that a test may change."""
+    from tests.service.http_helpers import copy_store
+
+    return copy_store(light_versions, tmp_path / "store")

@@ -28,33 +28,13 @@ from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
     add_version,
-    answers_with,
-    copy_store,
     flip_bit,
-    light_encoder,
     rehash,
     serving,
 )
+from tests.service.light_stores import TOP_K, until_serves
 
-TOP_K = {"v3": 3, "v5": 5}
 POLL = ("--poll-seconds", "0.05")
-
-
-@pytest.fixture(scope="module")
-def light_store(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions v3 and v5, which answer with 3 and 5 labels and open quickly; v3 is current."""
-    store = copy_store(road.store, tmp_path_factory.mktemp("live") / "store")
-    add_version(store, road.version, "light", light_encoder)
-    for version, top_k in TOP_K.items():
-        add_version(store, "light", version, answers_with(top_k))
-    (store / "CURRENT").write_text("v3\n")
-    return store
-
-
-@pytest.fixture
-def store(light_store: Path, tmp_path: Path) -> Path:
-    (light_store / "CURRENT").write_text("v3\n")
-    return copy_store(light_store, tmp_path / "store")
 
 
 @pytest.fixture
@@ -67,13 +47,6 @@ def following(root: Path, poll_seconds: float) -> Live:
     store = Store(root)
     replicas = FolderReplicas(root / "replicas")
     return Live(Opener(store, threads=1), StoreCurrent(store), replicas, Telemetry(), poll_seconds)
-
-
-def until_serves(client: httpx.Client, version: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while client.get("/version").json()["version"] != version:
-        assert time.monotonic() < deadline, f"{version} was not taken"
-        time.sleep(0.01)
 
 
 class Load:

@@ -1,0 +1,30 @@
+"""Stores whose versions open in milliseconds and are told apart by how many labels they answer with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, light_encoder
+
+# Each version's labels in an answer.
+TOP_K = {"v3": 3, "v5": 5}
+
+
+def light_store(source: Path, version: str, to: Path) -> Path:
+    """Versions v3 and v5 of a real bundle, under an encoder that weighs nothing; v3 is current."""
+    store = copy_store(source, to)
+    add_version(store, version, "light", light_encoder)
+    for name, top_k in TOP_K.items():
+        add_version(store, "light", name, answers_with(top_k))
+    (store / "CURRENT").write_text("v3\n")
+    return store
+
+
+def until_serves(client: httpx.Client, version: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while client.get("/version").json()["version"] != version:
+        assert time.monotonic() < deadline, f"{version} was not taken"
+        time.sleep(0.01)

@@ -1,0 +1,114 @@
+"""The operators' interface: on a port of its own, for those who may."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, flip_bit, serving
+
+TOKEN = "an-operators-own-token"
+
+
+def admin_client(server: Server, **headers: str) -> httpx.Client:
+    return httpx.Client(base_url=server.wait_for("serving")["admin"], timeout=PATIENCE_SECONDS, headers=headers)
+
+
+@pytest.fixture
+def admin(store: Path) -> Iterator[httpx.Client]:
+    with serving(store, "--admin-port", "0", "--poll-seconds", "0.05") as server, admin_client(server) as client:
+        yield client
+
+
+def is_refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
+    problem: dict[str, Any] = response.json()
+    assert (problem["status"], problem["code"]) == (status, code)
+    return problem
+
+
+def test_versions_are_listed_broken_ones_with_what_is_wrong(admin: httpx.Client, store: Path) -> None:
+    (store / "bundles" / "v5" / "manifest.json").write_text("{}")
+    listed = admin.get("/admin/versions").json()
+    assert listed["current"] == "v3"
+    rows = {row["version"]: row for row in listed["versions"]}
+    assert rows["v3"]["current"] is True
+    assert rows["v3"]["size_bytes"] > 0
+    assert "manifest.json" in rows["v5"]["problem"]
+
+
+def test_activation_waits_until_every_replica_serves_and_rollback_goes_back(admin: httpx.Client) -> None:
+    switched = admin.post("/admin/activate", json={"version": "v5", "wait_seconds": PATIENCE_SECONDS}).json()
+    assert switched["version"] == "v5"
+    assert [replica["version"] for replica in switched["replicas"]] == ["v5"]
+    status = admin.get("/admin/status").json()
+    assert (status["current"], [replica["state"] for replica in status["replicas"]]) == ("v5", ["serving"])
+    assert admin.post("/admin/rollback", json={"wait_seconds": PATIENCE_SECONDS}).json()["version"] == "v3"
+    assert admin.post("/admin/activate", json={"version": "v5"}).json() == {"version": "v5", "replicas": None}
+
+
+def test_a_version_that_is_refused_is_told_with_the_reason(admin: httpx.Client, store: Path) -> None:
+    flip_bit(store / "bundles" / "v5" / "label_keys.faiss")
+    asked = {"version": "v5", "wait_seconds": PATIENCE_SECONDS}
+    problem = is_refused(admin.post("/admin/activate", json=asked), 504, "not_served")
+    assert "serves v3" in problem["detail"]
+    assert "label_keys.faiss" in problem["detail"]
+    (replica,) = admin.get("/admin/status").json()["replicas"]
+    assert (replica["version"], replica["refused"]["version"]) == ("v3", "v5")
+
+
+def test_what_cannot_be_done_is_a_problem(admin: httpx.Client, store: Path) -> None:
+    is_refused(admin.post("/admin/activate", json={"version": "nowhere"}), 404, "unknown_version")
+    is_refused(admin.post("/admin/activate", json={"version": "../v5"}), 404, "unknown_version")
+    is_refused(admin.post("/admin/activate", json={}), 422, "invalid_request")
+    is_refused(admin.post("/admin/activate", json={"version": "v5", "force": True}), 422, "invalid_request")
+    is_refused(admin.post("/admin/activate", content=b"{" * 100_000, headers=JSON), 413, "too_large")
+    is_refused(admin.get("/admin/nowhere"), 404, "not_found")
+    (store / "bundles" / "v5" / "manifest.json").write_text("{}")
+    is_refused(admin.post("/admin/activate", json={"version": "v5"}), 409, "broken_bundle")
+    (store / "HISTORY").unlink()
+    is_refused(admin.post("/admin/rollback", json={}), 404, "unknown_version")
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize("host", ["shop.example", "127.0.0.1.shop.example", "[2001:db8::1]:80", ""])
+def test_without_a_token_no_page_of_another_name_gets_in(admin: httpx.Client, host: str) -> None:
+    is_refused(admin.get("/admin/status", headers={"Host": host}), 403, "forbidden")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_without_a_token_no_form_of_a_page_switches_versions(admin: httpx.Client, content_type: str | None) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    refused = admin.post("/admin/rollback", content=b"{}", headers=headers)
+    is_refused(refused, 422, "invalid_request")
+
+
+@pytest.mark.parametrize("host", ["localhost:8001", "127.0.0.1", "[::1]:8001", "127.0.0.2:99"])
+def test_this_machine_gets_in_by_any_of_its_names(admin: httpx.Client, host: str) -> None:
+    assert admin.get("/admin/status", headers={"Host": host}).status_code == 200
+
+
+def test_a_token_lets_in_whoever_has_it_and_is_never_told(store: Path) -> None:
+    flags = ("--admin-port", "0", "--admin-host", "0.0.0.0", "--poll-seconds", "600")
+    with serving(store, *flags, RECOLLECT_ADMIN_TOKEN=TOKEN, RECOLLECT_REDIS_PREFIX="shop") as server:
+        base = server.wait_for("serving")["admin"].replace("0.0.0.0", "127.0.0.1")
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+            is_refused(httpx.get(f"{base}/admin/status", headers=headers), 401, "unauthorized")
+        settings = httpx.get(f"{base}/admin/settings", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert (settings.json()["redis_prefix"], settings.json()["admin_host"]) == ("shop", "0.0.0.0")
+        assert settings.json()["admin_token"] == "**********"
+        assert TOKEN not in json.dumps(settings.json()) + server.log()
+
+
+def test_the_admin_interface_is_not_on_the_public_port(store: Path) -> None:
+    with serving(store, "--admin-port", "0") as server:
+        assert httpx.get(f"{server.url}/admin/status").status_code == 404
+        with admin_client(server) as admin:
+            is_refused(admin.post("/predict", json={"query": "bread"}), 404, "not_found")

@@ -1,0 +1,111 @@
+"""What replicas tell in their store's folder: whole, and only while they live."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from service.activation import Activation
+from service.errors import NotServedError
+from service.replicas import FolderReplicas, Refusal, Report, replica_name, shortened
+from service.store import Store
+from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
+
+SINCE = datetime(2026, 1, 2, tzinfo=UTC)
+POLLS = ("--poll-seconds", "0.05")
+
+
+def report(version: str = "v3", **changes: object) -> Report:
+    return Report(replica=replica_name(), state="serving", version=version, since=SINCE).model_copy(update=changes)
+
+
+def test_the_last_report_stands_whatever_its_length(tmp_path: Path) -> None:
+    replicas = FolderReplicas(tmp_path / "replicas")
+    assert replicas.reports() == []
+    for said in (report(refused=Refusal(version="v5", error=shortened("x" * 9_000))), report("v5")):
+        replicas.tell(said)
+        assert replicas.reports() == FolderReplicas(tmp_path / "replicas").reports() == [said]
+    replicas.leave()
+    assert replicas.reports() == []
+    assert list((tmp_path / "replicas").iterdir()) == []
+
+
+def test_a_killed_replica_is_forgotten(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from datetime import datetime, UTC
+from pathlib import Path
+from service.replicas import FolderReplicas, Report, replica_name
+replicas = FolderReplicas(Path({str(tmp_path)!r}))
+replicas.tell(Report(replica=replica_name(), state="serving", version="v3", since=datetime.now(UTC)))
+print(flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [each.version for each in FolderReplicas(tmp_path).reports()] == ["v3"]
+        process.kill()
+    assert FolderReplicas(tmp_path).reports() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_report_is_passed_over(tmp_path: Path) -> None:
+    replicas = FolderReplicas(tmp_path)
+    replicas.tell(report())
+    (tmp_path / "noise.json").write_text("{")
+    assert replicas.reports() == [report()]
+
+
+def test_waiting_names_who_refuses_and_why(store: Path) -> None:
+    flip_bit(store / "bundles" / "v5" / "label_keys.faiss")
+    with serving(store, *POLLS):
+        activation = Activation(Store(store), None)
+        activation.activate("v5")
+        with pytest.raises(
+            NotServedError, match=r"1 of 1 replicas do not serve it:\n  .* serves v3: .*label_keys.faiss"
+        ):
+            activation.wait("v5", PATIENCE_SECONDS)
+        assert activation.rollback() == "v3"
+        assert [each.version for each in activation.wait("v3", PATIENCE_SECONDS)] == ["v3"]
+
+
+def test_waiting_says_that_nobody_follows(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.activation._SILENCE_SECONDS", 0.2)
+    with pytest.raises(NotServedError, match="v5 is current, but no replica tells what it serves"):
+        Activation(Store(store), None).wait("v5", PATIENCE_SECONDS)
+
+
+def test_waiting_ends_with_who_has_not_come_to_it(store: Path) -> None:
+    with serving(store, "--poll-seconds", "600"):
+        activation = Activation(Store(store), None)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not activation.replicas.reports():
+            assert time.monotonic() < deadline
+        activation.activate("v5")
+        with pytest.raises(NotServedError, match="serves v3: it has not come to it yet"):
+            activation.wait("v5", 0.3)
+
+
+def test_a_store_that_takes_no_reports_is_served_all_the_same(store: Path) -> None:
+    (store / "replicas").write_text("in the way")
+    with serving(store, *POLLS) as server:
+        assert "replicas" in server.wait_for("report_unwritable")["error"]
+        Store(store).activate("v5")
+        assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+def test_a_replica_that_stops_withdraws_its_report(store: Path) -> None:
+    with serving(store, *POLLS) as server:
+        while not (store / "replicas").is_dir() or not list((store / "replicas").iterdir()):
+            time.sleep(0.02)
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+    assert list((store / "replicas").iterdir()) == []

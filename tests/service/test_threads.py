@@ -1,0 +1,65 @@
+"""The thread budget: cores that a container admits, shared out, and told to the libraries before they are loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.threads import ThreadBudget, usable_cores
+from tests.service.http_helpers import serving
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "350000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu.max": "nonsense\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_cores_are_those_that_the_quota_admits(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert usable_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "each", "exceeded"), [(1, 0, 8, False), (4, 0, 2, False), (20, 0, 1, False), (4, 3, 3, True)]
+)
+def test_cores_are_shared_out(
+    workers: int, threads: int, each: int, exceeded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.threads.usable_cores", lambda: 8)
+    budget = ThreadBudget.of(workers, threads)
+    assert (budget.threads, budget.exceeded) == (each, exceeded)
+
+
+def test_libraries_are_told_but_for_what_the_user_said(store: Path) -> None:
+    with serving(store, OMP_NUM_THREADS="3") as server:
+        told = server.wait_for("thread_budget")
+        assert (told["workers"], told["threads"], told["OMP_NUM_THREADS"]) == (1, 1, "3")
+        assert (told["OPENBLAS_NUM_THREADS"], told["TOKENIZERS_PARALLELISM"]) == ("1", "false")
+        environment = Path(f"/proc/{server.process.pid}/task").iterdir()
+        assert len(list(environment)) <= 16  # the event loop's, the batcher's, the follower's: no library's pool
+
+
+def test_nothing_that_reads_them_is_loaded_before_they_are_set() -> None:
+    code = (
+        "import service.server, sys; print([each for each in ('numpy', 'faiss', 'onnxruntime') if each in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout == "[]\n"
