@@ -19,7 +19,7 @@ from service.errors import QueryError
 from service.scoring import Ranking, Votes, entries, key_weights
 from service.searcher import Neighbours, Searcher
 
-# Votes for admitted labels up to which all their keys are compared at once: about what a search to `MOST_KEYS` costs.
+# Votes for admitted labels up to which all their keys are compared at once: that costs less than searching far.
 FEW_VOTES = 16_384
 # Votes that are laid out at a time where there are many.
 _BLOCK_VOTES = 1 << 20

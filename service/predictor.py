@@ -67,7 +67,7 @@ class ScoredLabel:
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's labels; `exhausted` if a filter admits fewer than asked for for which any key votes."""
+    """A query's labels; `exhausted` if any key votes for fewer of those that a filter admits than were asked for."""
 
     labels: list[ScoredLabel]
     truncated: bool
