@@ -5,6 +5,7 @@ bundle/   manifest.json  manifest.sig           what the bundle is; who says so,
           instance_keys.faiss  label_keys.faiss the keys, searchable; apart, as lambda 0 and 1 need only one
           golden.json                           queries with the labels that it must answer
           value_indptr.npy  value_indices.npy   the labels each instance votes for
+          voter_indptr.npy  voter_indices.npy   the same transposed: the instances that vote for each label
           label_*  instance_*                   uids and texts, as tables that map
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +53,10 @@ class LabelTable:
     def position(self, uid: str) -> int | None:
         return self.uids.find(uid, self.order)
 
+    def positions(self, uids: Iterable[str]) -> Int[np.ndarray, " found"]:
+        """Those of the uids that are known, in no order."""
+        return self.uids.find_all(uids, self.order)
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -60,6 +66,8 @@ class Bundle:
     manifest: Manifest
     value_indptr: Int[np.ndarray, " offset"]
     value_indices: Int[np.ndarray, " pair"]
+    voter_indptr: Int[np.ndarray, " voter_offset"]
+    voter_indices: Int[np.ndarray, " pair"]
     labels: LabelTable
     instance_uids: StringTable
     instance_texts: StringTable
@@ -114,17 +122,38 @@ def open_bundle(folder: Path, verify_key: VerifyKey | None = None) -> Bundle:
     manifest = read_manifest(folder, verify_key)
     check_files(folder, manifest)
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
+    counts = map_array(folder / "label_counts.npy", "int32", labels)
     return Bundle(
         folder=folder,
         manifest=manifest,
         value_indptr=map_offsets(folder / "value_indptr.npy", instances, pairs),
         value_indices=map_positions(folder / "value_indices.npy", pairs, labels),
+        voter_indptr=_map_voter_offsets(folder, counts, pairs),
+        voter_indices=map_positions(folder / "voter_indices.npy", pairs, instances),
         labels=LabelTable(
             uids=StringTable.open(folder, "label_uids", labels),
             texts=StringTable.open(folder, "label_texts", labels),
-            counts=map_array(folder / "label_counts.npy", "int32", labels),
+            counts=counts,
             order=map_positions(folder / "label_order.npy", labels, labels),
         ),
         instance_uids=StringTable.open(folder, "instance_uids", instances),
         instance_texts=StringTable.open(folder, "instance_texts", instances),
     )
+
+
+def _map_voter_offsets(folder: Path, counts: Int[np.ndarray, " label"], pairs: int) -> Int[np.ndarray, " voter_offset"]:
+    """Map where each label's voters start.
+
+    Raises:
+        BundleError: If they are no offsets, or give a label more or fewer voters than it has training instances.
+    """
+    path = folder / "voter_indptr.npy"
+    offsets = map_offsets(path, len(counts), pairs)
+    wrong = np.diff(offsets) != counts
+    if wrong.any():
+        label = int(wrong.argmax())
+        raise BundleError(
+            f"{path}: row {label}: expected {counts[label]:,} voters, as label_counts.npy has it, found "
+            f"{offsets[label + 1] - offsets[label]:,}; build the bundle again"
+        )
+    return offsets

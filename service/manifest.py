@@ -19,7 +19,7 @@ from service.errors import BundleError, StoreError, opening
 if TYPE_CHECKING:  # requests share this module's types, and `--help` must not load cryptography
     from service.signing import VerifyKey
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 
@@ -39,6 +39,8 @@ BUNDLE_FILES: frozenset[str] = frozenset(
         "label_keys.faiss",
         "value_indptr.npy",
         "value_indices.npy",
+        "voter_indptr.npy",
+        "voter_indices.npy",
         "label_counts.npy",
         "label_order.npy",
         *table_files("label_uids"),
@@ -52,7 +54,7 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 _MOST_BYTES = {"tokenizer.json": 64 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
 _MOST_MANIFEST_BYTES = 1 << 20
 
-# Keys that one query may retrieve: what bounds the cost of an answer.
+# Keys that one search may retrieve: what bounds its cost.
 MOST_KEYS = 10_000
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
@@ -161,7 +163,7 @@ class Manifest(_Part):
     measured when the bundle was built.
     """
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     version: str
     created: datetime
     counts: Counts

@@ -10,14 +10,15 @@ from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from service.bundle import Bundle
 from service.encoder import QueryEncoder
 from service.errors import BundleError
+from service.filters import Filter, Voters
 from service.manifest import MOST_KEYS, Manifest
 from service.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
-from service.searcher import Searcher
+from service.searcher import Neighbours, Searcher
 from service.settings import Device
 from service.stopwatch import Stopwatch
 
@@ -29,25 +30,20 @@ _BLOCK_KEYS = 16_384
 
 @dataclass(frozen=True)
 class Options:
-    """How a query is answered; `allow` and `deny` hold label positions."""
+    """How a query is answered; `allow` and `deny` hold label uids."""
 
     lambda_: float
     temperature: float
     top_b: int
     top_k: int
     threshold: float = 0.0
-    allow: frozenset[int] | None = None
-    deny: frozenset[int] = frozenset()
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
     explain: bool = False
 
     @property
     def filtered(self) -> bool:
         return self.allow is not None or bool(self.deny)
-
-    @property
-    def wanted(self) -> int:
-        """Labels after which a search need look no further."""
-        return self.top_k if self.allow is None else min(self.top_k, len(self.allow - self.deny))
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class ScoredLabel:
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's labels; `exhausted` if a filter admits fewer than asked for among all keys that may be looked at."""
+    """A query's labels; `exhausted` if any key votes for fewer of those that a filter admits than were asked for."""
 
     labels: list[ScoredLabel]
     truncated: bool
@@ -96,6 +92,7 @@ class Predictor:
         self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
         self._check_shapes()
+        self.voters = Voters(bundle.voter_indptr, bundle.voter_indices, self.searcher)
 
     @classmethod
     def open(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> Predictor:
@@ -175,14 +172,17 @@ class Predictor:
         watch.lap("tokenize")
         vectors = self.encoder.encode(tokens)
         watch.lap("encode")
+        faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number for each calling thread
         answers: list[Answer | None] = [None] * len(queries)
         for options, rows in _by_options(requests):
+            chosen = Filter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
             # A filtered query is ranked alone: how far it looks must not depend on the batch it came in.
-            step = 1 if options.filtered else max(1, _BLOCK_KEYS // options.top_b)
+            step = 1 if chosen else max(1, _BLOCK_KEYS // options.top_b)
             for start in range(0, len(rows), step):
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
-                for row, answer in zip(part, self._answer(vectors[part], truncated, options, watch), strict=True):
+                found = self._answer(vectors[part], truncated, options, chosen, watch)
+                for row, answer in zip(part, found, strict=True):
                     answers[row] = answer
         ends = np.cumsum([0, *(len(asked) for asked, _ in requests)]).tolist()
         return [
@@ -191,9 +191,18 @@ class Predictor:
         ]
 
     def _answer(
-        self, vectors: Float[np.ndarray, "query dim"], truncated: list[bool], options: Options, watch: Stopwatch
+        self,
+        vectors: Float[np.ndarray, "query dim"],
+        truncated: list[bool],
+        options: Options,
+        chosen: Filter | None,
+        watch: Stopwatch,
     ) -> list[Answer]:
-        ranking, votes, exhausted = self._rank(vectors, options, watch)
+        if chosen is None:
+            ranking, votes = self._rank(self._search(vectors, options.top_b, options, watch), options)
+        else:
+            ranking, votes = self._rank_admitted(vectors, options, chosen, watch)
+        exhausted = chosen is not None and len(ranking.label) < options.top_k
         terms = explaining(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
         answers = []
@@ -204,33 +213,42 @@ class Predictor:
                 for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
                 if score >= options.threshold
             ]
-            answers.append(Answer(labels, truncated[query], bool(exhausted[query])))
+            answers.append(Answer(labels, truncated[query], exhausted))
         watch.lap("combine")
         return answers
 
-    def _rank(
-        self, vectors: Float[np.ndarray, "query dim"], options: Options, watch: Stopwatch
-    ) -> tuple[Ranking, Votes, Bool[np.ndarray, " query"]]:
-        """Rank the admitted labels, looking further than b where a filter leaves fewer than k.
+    def _search(
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: Options, watch: Stopwatch
+    ) -> Neighbours:
+        neighbours = self.searcher.search(vectors, top_b, options.lambda_)
+        watch.lap("search")
+        return neighbours
 
-        Returns:
-            The ranking, its terms, and for which queries the keys looked at, all or `MOST_KEYS`, have fewer than k.
-        """
-        faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number for each calling thread
+    def _rank(self, neighbours: Neighbours, options: Options) -> tuple[Ranking, Votes]:
+        """Rank the labels that the found keys vote for; the votes are the terms of the scores."""
+        votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
+        return rank(votes, self.values), votes
+
+    def _rank_admitted(
+        self, vector: Float[np.ndarray, "1 dim"], options: Options, chosen: Filter, watch: Stopwatch
+    ) -> tuple[Ranking, Votes]:
+        """Rank the labels that a filter admits, looking as far as it takes to find k of them."""
+        neighbours = nearest = self._search(vector, options.top_b, options, watch)
         top_b, farthest = options.top_b, min(self.searcher.keys, MOST_KEYS)
-        while True:
-            neighbours = self.searcher.search(vectors, top_b, options.lambda_)
-            watch.lap("search")
-            votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
-            ranking = rank(votes, self.values)
-            if not options.filtered:
-                return ranking, votes, np.zeros(len(vectors), dtype=bool)
-            ranking = _admitted(ranking, options)
-            found = np.bincount(ranking.query, minlength=len(vectors))
+        enough = min(options.top_k, self.voters.answerable(chosen, options.lambda_))
+        few = self.voters.few(chosen, options.lambda_)
+        while not few:
+            ranking, votes = self._rank(neighbours, options)
+            ranking = chosen.apply(ranking)
             watch.lap("combine")
-            if (found >= options.wanted).all() or top_b >= farthest:
-                return ranking, votes, found < options.top_k
+            if len(ranking.label) >= enough:
+                return ranking, votes
+            if top_b >= farthest:
+                break
             top_b = min(top_b * _WIDEN, farthest)
+            neighbours = self._search(vector, top_b, options, watch)
+        explained = options.top_k if options.explain else 0
+        return self.voters.rank(vector[0], nearest, chosen.labels, options.temperature, options.lambda_, explained)
 
     def _describe(self, query: int, label: int, score: float, terms: Votes | None) -> ScoredLabel:
         table = self.bundle.labels
@@ -254,12 +272,3 @@ def _by_options(requests: Sequence[tuple[Sequence[str], Options]]) -> Iterator[t
         rows += range(row, row + len(queries))
         row += len(queries)
     yield from groups.values()
-
-
-def _admitted(ranking: Ranking, options: Options) -> Ranking:
-    admitted = np.ones(len(ranking.label), dtype=bool)
-    if options.allow is not None:
-        admitted &= np.isin(ranking.label, list(options.allow))
-    if options.deny:
-        admitted &= ~np.isin(ranking.label, list(options.deny))
-    return Ranking(ranking.query[admitted], ranking.label[admitted], ranking.score[admitted])

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from service.errors import NotReadyError, OverloadError
+from service.errors import NotReadyError, OverloadError, QueryError
 from service.schemas import Problem
 
 _TITLES = {
@@ -89,6 +89,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OverloadError)
     async def on_overload(request: Request, error: OverloadError) -> Response:
         return problem_response(503, str(error), "overloaded")
+
+    @app.exception_handler(QueryError)
+    async def on_query(request: Request, error: QueryError) -> Response:
+        return problem_response(422, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:

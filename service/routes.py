@@ -226,10 +226,7 @@ async def _gone(request: Request) -> None:
 
 
 def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -> Options:
-    """The request's options; the bundle's own where it says nothing.
-
-    A uid that this version lacks admits and denies nothing: lists outlive versions.
-    """
+    """The request's options; the bundle's own where it says nothing."""
     return predictor.options(
         lambda_=body.lambda_,
         temperature=body.temperature,
@@ -237,14 +234,9 @@ def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -
         top_k=body.top_k,
         threshold=body.threshold,
         explain=body.explain,
-        allow=None if body.allow is None else _positions(predictor, body.allow),
-        deny=_positions(predictor, body.deny or []),
+        allow=None if body.allow is None else tuple(body.allow),
+        deny=tuple(body.deny or ()),
     )
-
-
-def _positions(predictor: Predictor, uids: list[str]) -> frozenset[int]:
-    found = (predictor.bundle.labels.position(uid) for uid in uids)
-    return frozenset(position for position in found if position is not None)
 
 
 def _keys(predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest) -> list[bytes] | None:

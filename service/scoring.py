@@ -85,15 +85,23 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
     is_label = key >= values.instances
 
     rows = key[~is_label]
-    starts, counts = values.indptr[rows], values.indptr[rows + 1] - values.indptr[rows]
-    voter = np.repeat(np.arange(len(rows)), counts)
-    nth = np.arange(len(voter)) - np.repeat(np.cumsum(counts) - counts, counts)
+    voter, labels = entries(values.indptr, values.indices, rows)
     return Votes(
         query=np.concatenate([query[~is_label][voter], query[is_label]]),
         key=np.concatenate([rows[voter], key[is_label]]),
-        label=np.concatenate([values.indices[starts[voter] + nth], key[is_label] - values.instances]),
+        label=np.concatenate([labels, key[is_label] - values.instances]),
         share=np.concatenate([lambda_ * weight[~is_label][voter], (1 - lambda_) * weight[is_label]]),
     )
+
+
+def entries(
+    indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
+) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
+    """What stands in some rows of a compressed matrix, after which of these rows it stands in."""
+    starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
+    row = np.repeat(np.arange(len(rows)), counts)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return row, indices[starts[row] + nth]
 
 
 def explaining(votes: Votes) -> Votes:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from service.bundle import Bundle
+from service.comparison import similarities
 from service.errors import opening
 from service.gpu import GpuIndex, NoGpuError
 from service.manifest import IndexInfo
@@ -62,8 +63,12 @@ class KeyIndex:
         top_b = min(top_b, self.keys)
         parameters = self._parameters(self.index, top_b)
         found = self._search_gpu(vectors, top_b, parameters)
-        similarities, keys = found or self.index.search(vectors, top_b, params=parameters)
-        return Neighbours(np.where(keys < 0, -np.inf, similarities), keys)
+        values, keys = found or self.index.search(vectors, top_b, params=parameters)
+        return Neighbours(np.where(keys < 0, -np.inf, values), keys)
+
+    def compare(self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]) -> Float[np.ndarray, " key"]:
+        """The similarity of a query to some keys, which rise."""
+        return similarities(self.index, vector, keys)
 
     def at(self, info: IndexInfo) -> KeyIndex:
         """The same opened index at another effort."""
@@ -137,6 +142,12 @@ class Searcher:
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
         """The top-b keys of the part of the memory that lambda gives a vote."""
         return search_voting(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
+
+    def compare(self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]) -> Float[np.ndarray, " key"]:
+        """The similarity of a query to some keys, which rise, found or not."""
+        instances = keys[: np.searchsorted(keys, self.instances.keys)]
+        labels = keys[len(instances) :] - self.instances.keys
+        return np.concatenate([self.instances.compare(vector, instances), self.labels.compare(vector, labels)])
 
 
 # Finds the top-b keys of one part of a memory, counted from its own first.

@@ -14,7 +14,13 @@ import pytest
 from jaxtyping import install_import_hook
 
 install_import_hook(
-    [f"service.{name}" for name in ("arrays", "strings", "bundle", "searcher", "scoring", "encoder", "predictor")],
+    [
+        f"service.{name}"
+        for name in (
+            *("arrays", "strings", "bundle", "comparison", "searcher"),
+            *("scoring", "filters", "encoder", "predictor"),
+        )
+    ],
     "beartype.beartype",
 )
 
@@ -43,7 +49,13 @@ def write_bundle() -> Callable[..., Path]:
         counts = {"instances": len(instance_keys), "labels": len(label_keys), "pairs": sum(map(len, votes))}
         np.save(folder / "value_indptr.npy", np.cumsum([0, *map(len, votes)]))
         np.save(folder / "value_indices.npy", np.array([label for row in votes for label in row], dtype=np.int32))
-        np.save(folder / "label_counts.npy", np.zeros(len(label_keys), dtype=np.int32))
+        voters: list[list[int]] = [[] for _ in label_keys]
+        for instance, row in enumerate(votes):
+            for label in row:
+                voters[label].append(instance)
+        np.save(folder / "voter_indptr.npy", np.cumsum([0, *map(len, voters)]))
+        np.save(folder / "voter_indices.npy", np.array([key for row in voters for key in row], dtype=np.int32))
+        np.save(folder / "label_counts.npy", np.array([len(row) for row in voters], dtype=np.int32))
         info = {}
         for part, keys in (("instance", instance_keys), ("label", label_keys)):
             index, info[part] = build_index(keys, kind, 0, lambda _: None)
@@ -55,7 +67,7 @@ def write_bundle() -> Callable[..., Path]:
         (folder / "tokenizer.json").write_bytes(b"{}")
         (folder / "golden.json").write_bytes(b"[]")
         manifest = {
-            "format_version": 2,
+            "format_version": 3,
             "version": version,
             "created": "2026-01-02T03:04:05Z",
             "counts": counts,

@@ -59,7 +59,7 @@ def test_a_folder_in_place_of_a_file_is_refused(bundle_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "value", "name"),
-    [("instances", 4, "value_indptr.npy"), ("labels", 3, "label_uids.offsets.npy"), ("pairs", 2, "value_indptr.npy")],
+    [("instances", 4, "value_indptr.npy"), ("labels", 3, "label_counts.npy"), ("pairs", 2, "value_indptr.npy")],
 )
 def test_counts_that_the_files_do_not_bear_out_are_refused(
     bundle_folder: Path, count: str, value: int, name: str
@@ -96,6 +96,10 @@ FORGED = [
     ("value_indptr.npy", second_end(-1), "row 1: expected an end at or after its start 1, found -1"),
     ("value_indices.npy", last(2), "row 2: expected a position from 0 to 1, found 2"),
     ("value_indices.npy", first(-1), "row 0: expected a position from 0 to 1, found -1"),
+    ("voter_indptr.npy", first(1), "expected offsets from 0 to 3, found 1 to 3"),
+    ("voter_indptr.npy", second_end(1 << 40), "expected offsets from 0 to 3, found 0 to 1,099"),
+    ("voter_indices.npy", last(3), "row 2: expected a position from 0 to 2, found 3"),
+    ("voter_indices.npy", first(-1), "row 0: expected a position from 0 to 2, found -1"),
     ("label_order.npy", last(2), "row 1: expected a position from 0 to 1, found 2"),
     ("label_order.npy", first(-2), "row 0: expected a position from 0 to 1, found -2"),
     *[(f"{name}.offsets.npy", first(5), "expected offsets from 0 to .*, found 5") for name in TABLES],
@@ -196,6 +200,17 @@ def test_an_opened_bundle_maps_what_was_written(bundle_folder: Path) -> None:
     assert bundle.value_indices.tolist() == [0, 0, 1]
     assert list(bundle.labels.uids) == ["label 0", "label 1"]
     assert list(bundle.instance_texts) == [f"text of instance {row}" for row in range(3)]
+
+
+def test_voters_are_the_values_transposed(bundle_folder: Path) -> None:
+    bundle = open_bundle(bundle_folder)
+    assert bundle.voter_indptr.tolist() == [0, 2, 3]
+    assert bundle.voter_indices.tolist() == [0, 1, 1]
+
+
+def test_voters_that_are_not_as_many_as_a_labels_training_instances_are_refused(bundle_folder: Path) -> None:
+    forge(bundle_folder, "voter_indptr.npy", lambda offsets: offsets.__setitem__(1, 1))
+    refuses(bundle_folder, "voter_indptr.npy", r"row 0: expected 2 voters, as label_counts\.npy has it, found 1;")
 
 
 def test_labels_are_found_by_uid(bundle_folder: Path) -> None:

@@ -112,6 +112,23 @@ def test_options_change_the_answer(client: httpx.Client) -> None:
     assert len({label["score"] for label in ask(temperature=100)["labels"]}) > 1
 
 
+def test_lists_as_long_as_a_body_holds_are_answered(client: httpx.Client) -> None:
+    unknown = [f"{number:06}" for number in range(100_000)]
+    allowed = client.post("/predict", json={"query": QUERY, "allow": [*unknown, "Law", "Law"]})
+    assert [label["uid"] for label in allowed.json()["labels"]] == ["Law"]
+    denied = client.post("/predict", json={"query": QUERY, "deny": [*unknown, "Medicine"]})
+    assert len(denied.json()["labels"]) == 7
+
+
+def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(road: Any) -> None:
+    bounds = "import service.filters, service.predictor; service.filters.FEW_VOTES = service.predictor.MOST_KEYS = 3"
+    with serving(road.store, prelude=bounds) as bounded:
+        body = {"query": QUERY, "deny": ["Law"], "top_b": 1, "top_k": 7}
+        assert len(httpx.post(f"{bounded.url}/predict", json=body).json()["labels"]) == 7
+        refused = httpx.post(f"{bounded.url}/predict", json=body | {"explain": True})
+        assert "keys that vote" in is_problem(refused, 422, "invalid_request")["detail"]
+
+
 def test_batch_equals_single_answers_and_has_one_version(client: httpx.Client) -> None:
     queries = [QUERY, "x", "交響楽団がベートーヴェンを演奏する", "word " * 500]
     batch = client.post("/predict/batch", json={"queries": queries, "top_k": 4, "explain": True})

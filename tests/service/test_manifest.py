@@ -87,12 +87,12 @@ def test_a_wrong_field_is_refused_by_name(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("found", [0, 1, 2.5, 3, "2", None, [], MISSING])
+@pytest.mark.parametrize("found", [0, 1, 2, 3.5, 4, "3", None, [], MISSING])
 def test_an_unknown_format_version_says_which_is_known(
     bundle_folder: Path, change: Callable[[str, Any], None], found: Any
 ) -> None:
     change("format_version", found)
-    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 2, found .*build the bundle"):
+    with pytest.raises(BundleError, match=r"manifest\.json: expected format_version 3, found .*build the bundle"):
         read_manifest(bundle_folder)
 
 

@@ -46,8 +46,8 @@ def test_many_rows_are_streamed_and_read_back(tmp_path: Path) -> None:
 def test_opening_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", ["a"])
     table = StringTable.open(tmp_path, "texts", 1)
-    assert isinstance(table._utf8, np.memmap)
-    assert isinstance(table._offsets, np.memmap)
+    assert isinstance(table._utf8.obj, np.memmap)
+    assert isinstance(table._offsets.obj, np.memmap)
     assert {path.name for path in tmp_path.iterdir()} == set(table_files("texts"))
 
 
@@ -86,3 +86,15 @@ def test_find_agrees_with_a_dict(strings: list[str], others: list[str]) -> None:
         assert list(table) == strings
         for wanted in strings + others:
             assert table.find(wanted, order) == rows.get(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(strings=st.lists(texts, max_size=30), others=st.lists(st.text(), max_size=30))
+def test_many_strings_are_found_as_each_alone(strings: list[str], others: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        table = write_table(Path(folder), "uids", strings)
+        order = table.sorted_rows()
+        for wanted in (strings + others, others, strings[::3] * 2, []):
+            alone = {table.find(string, order) for string in wanted} - {None}
+            found = table.find_all(iter(wanted), order).tolist()
+            assert sorted(found) == sorted(alone)

@@ -146,7 +146,7 @@ def test_a_bundle_one_of_whose_files_was_tampered_with_is_refused_by_the_files_n
 
 def test_the_bundle_that_nobody_touched_is_verified(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
     assert published.verify() == 0
-    assert "signed, 17 files as published" in capsys.readouterr().out
+    assert "signed, 19 files as published" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

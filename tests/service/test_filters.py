@@ -1,0 +1,284 @@
+"""Filters, against the dense formula in float64 over all keys of a memory."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.bundle import open_bundle
+from service.errors import QueryError
+from service.manifest import MANIFEST
+from service.predictor import Answer, Predictor
+from tests.index_builder.vectors import clustered_keys, unit
+from tests.service.http_helpers import light_encoder
+
+QUERY = "Who must pay tax on the sale of a house"
+INSTANCES, LABELS, DIM = 60, 24, 8
+
+Open = Callable[..., Predictor]
+
+
+@pytest.fixture(scope="module")
+def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Open:
+    """Opens a bundle of chosen keys and votes, its encoder a light one."""
+
+    def open_(
+        instance_keys: np.ndarray, label_keys: np.ndarray, votes: Sequence[Sequence[int]], kind: str
+    ) -> Predictor:
+        folder = tmp_path_factory.mktemp("filters") / "bundle"
+        write_bundle(folder, instance_keys=instance_keys, label_keys=label_keys, votes=votes, kind=kind)
+        shutil.copy(road.store / "bundles" / road.version / "tokenizer.json", folder)
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        light_encoder(folder, manifest)
+        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        return Predictor.open(open_bundle(folder), threads=1)
+
+    return open_
+
+
+def random_votes(rng: np.random.Generator, instances: int, labels: int) -> list[list[int]]:
+    """Up to four labels an instance, the last label none's."""
+    return [np.unique(rng.integers(0, labels - 1, size=rng.integers(0, 5))).tolist() for _ in range(instances)]
+
+
+class Dense:
+    """A memory in float64, and the predictor of its bundle."""
+
+    def __init__(self, open_memory: Open, instances: int, labels: int, dim: int, kind: str) -> None:
+        rng = np.random.default_rng(3)
+        keys = clustered_keys(instances + labels, dim)
+        votes = random_votes(rng, instances, labels)
+        self.predictor = open_memory(keys[:instances], keys[instances:], votes, kind)
+        self.instances, self.labels = instances, labels
+        self.keys = keys.astype(np.float64)
+        self.votes = np.zeros((instances + labels, labels))
+        for row, labels_of in enumerate(votes):
+            self.votes[row, labels_of] = 1
+        self.votes[instances:] = np.eye(labels)
+
+    def answer(self, query: str, admitted: Sequence[int], lambda_: float, temperature: float, top_b: int) -> np.ndarray:
+        """The score of every label; NaN of one that is not admitted, or that no key votes for."""
+        voting = np.flatnonzero([lambda_ > 0] * self.instances + [lambda_ < 1] * self.labels)
+        similarities = self.keys @ self.predictor.encode([query])[0].astype(np.float64)
+        found = voting[np.argsort(-similarities[voting], kind="stable")[:top_b]]
+        voters = voting[self.votes[np.ix_(voting, admitted)].any(axis=1)]
+        keys = np.union1d(found, voters)
+        weights = np.exp((similarities[keys] - similarities[keys].max()) / temperature)
+        weights *= np.where(keys < self.instances, lambda_, 1 - lambda_) / weights.sum()
+        scores = np.full(self.labels, np.nan)
+        answerable = [label for label in admitted if self.votes[voting, label].any()]
+        scores[answerable] = weights @ self.votes[np.ix_(keys, answerable)]
+        return scores
+
+
+def uids(labels: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"label {label}" for label in labels)
+
+
+def ask(predictor: Predictor, query: str = QUERY, **chosen: Any) -> Answer:
+    return predictor.predict([query], predictor.options(**chosen)).answers[0]
+
+
+def agrees(answer: Answer, scores: np.ndarray, top_k: int, tolerance: float) -> None:
+    """The answer's labels are the best k, in order but for near ties, each with its score."""
+    found = [label.position for label in answer.labels]
+    assert len(found) == len(set(found)) == min(top_k, int(np.isfinite(scores).sum()))
+    assert answer.exhausted == (np.isfinite(scores).sum() < top_k)
+    np.testing.assert_allclose([label.score for label in answer.labels], scores[found], rtol=0, atol=tolerance)
+    best = np.sort(scores[np.isfinite(scores)])[::-1][:top_k]
+    np.testing.assert_allclose([label.score for label in answer.labels], best, rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def small(open_memory: Open) -> Dense:
+    return Dense(open_memory, INSTANCES, LABELS, DIM, "flat")
+
+
+@pytest.fixture(scope="module")
+def dense(open_memory: Open) -> Callable[[str], Dense]:
+    """A memory of 1,000 instances and 40 labels in an index of any kind, built once."""
+    return functools.cache(lambda kind: Dense(open_memory, 1_000, 40, 32, kind))
+
+
+lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # some of them of other versions
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    allow=lists | st.none(),
+    deny=lists,
+    lambda_=st.sampled_from([0.0, 0.3, 1.0]),
+    temperature=st.sampled_from([0.02, 0.3, 5.0]),
+    top_b=st.integers(1, 90),
+    top_k=st.integers(1, 30),
+)
+def test_a_filter_is_answered_from_every_key_that_votes_for_what_it_admits(
+    small: Dense,
+    allow: list[int] | None,
+    deny: list[int],
+    lambda_: float,
+    temperature: float,
+    top_b: int,
+    top_k: int,
+) -> None:
+    if allow is None and not deny:
+        return
+    admitted = sorted(set(range(LABELS) if allow is None else allow) - set(deny) - set(range(LABELS, LABELS + 4)))
+    answer = ask(
+        small.predictor,
+        allow=None if allow is None else uids(allow),
+        deny=uids(deny),
+        lambda_=lambda_,
+        temperature=temperature,
+        top_b=top_b,
+        top_k=top_k,
+        explain=True,
+    )
+    agrees(answer, small.answer(QUERY, admitted, lambda_, temperature, top_b), top_k, 1e-5)
+    for label in answer.labels:
+        assert label.because is not None
+        shares = [reason.share for reason in label.because]
+        assert sum(shares) == pytest.approx(label.score, abs=1e-12)
+        assert shares == sorted(shares, reverse=True)
+        assert len({(reason.kind, reason.uid) for reason in label.because}) == len(shares)
+
+
+@pytest.fixture
+def looked(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys each search of the small memory asks for."""
+    looked: list[int] = []
+    search = small.predictor.searcher.search
+    monkeypatch.setattr(small.predictor.searcher, "search", lambda *asked: looked.append(asked[1]) or search(*asked))
+    return looked
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+def test_many_votes_are_counted_where_a_search_to_the_end_finds_too_few_labels(
+    small: Dense, looked: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
+) -> None:
+    monkeypatch.setattr("service.filters.FEW_VOTES", 0)
+    monkeypatch.setattr("service.filters._BLOCK_VOTES", 10)
+    monkeypatch.setattr("service.predictor.MOST_KEYS", 5)
+    answer = ask(small.predictor, deny=uids([0]), lambda_=lambda_, temperature=0.3, top_b=1, top_k=24)
+    agrees(answer, small.answer(QUERY, range(1, LABELS), lambda_, 0.3, 1), 24, 1e-5)
+    assert looked == [1, 4, 5]
+
+
+def test_a_wide_filter_is_answered_by_the_search_that_finds_enough(
+    small: Dense, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.filters.FEW_VOTES", 0)
+    everything = ask(small.predictor, top_b=20, top_k=30)
+    denied = everything.labels[-1].uid
+    kept = ask(small.predictor, top_b=20, top_k=len(everything.labels) - 1, deny=(denied,))
+    assert kept.labels == everything.labels[:-1]
+    assert not kept.exhausted
+
+
+def test_a_label_that_no_key_votes_for_is_not_looked_for(
+    small: Dense, looked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.filters.FEW_VOTES", 0)
+    allow = uids([0, LABELS - 1])  # the last label has no instance
+    answer = ask(small.predictor, allow=allow, lambda_=1.0, top_b=60)
+    assert [label.uid for label in answer.labels] == ["label 0"]
+    assert (answer.exhausted, looked) == (True, [60])
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance"),
+    [
+        ("flat", 1e-5),
+        ("hnsw", 2e-3),
+        ("ivf", 2e-3),
+        ("IVF20,Flat", 2e-3),
+        ("IVF20,PQ16x4fs,Refine(SQ8)", 2e-3),
+        ("RR32,IVF20,PQ16x4fs,RFlat", 2e-3),
+        ("RR32,SQ8", 2e-3),
+        ("IVF20,RaBitQ4", 2e-2),
+    ],
+)
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+def test_every_kind_of_index_answers_few_labels_as_the_dense_formula(
+    dense: Callable[[str], Dense], kind: str, tolerance: float, lambda_: float
+) -> None:
+    memory = dense(kind)
+    far = np.argsort(np.nan_to_num(memory.answer(QUERY, range(40), lambda_, 0.5, 10)))[:5].tolist()
+    for admitted in (far, far[:1], list(range(40))):
+        chosen = {"lambda_": lambda_, "temperature": 0.5, "top_b": 10, "top_k": 40}
+        scores = memory.answer(QUERY, sorted(admitted), lambda_, 0.5, 10)
+        agrees(ask(memory.predictor, allow=uids(admitted), **chosen), scores, 40, tolerance)
+
+
+@pytest.fixture(scope="module")
+def far(open_memory: Open) -> Predictor:
+    """A memory of 12,000 instances around the query, with label 0, and one at its far end, with label 1 alone."""
+    query = open_memory(np.eye(DIM, dtype=np.float32), np.eye(3, DIM, dtype=np.float32), [[]] * DIM, "flat")
+    vector = query.encode([QUERY])[0]
+    noise = np.random.default_rng(5).normal(size=(12_000, DIM)) / 4
+    keys = unit(np.concatenate([vector + noise, -vector[None]]))
+    labels = unit(np.stack([vector, -vector, -vector]) + np.eye(3, DIM) / 10)
+    return open_memory(keys, labels, [*([[0]] * 12_000), [1]], "flat")
+
+
+@pytest.mark.parametrize("lambda_", [0.5, 1.0])
+def test_a_label_whose_only_voter_is_farther_than_ten_thousand_keys_is_found(far: Predictor, lambda_: float) -> None:
+    for filter_ in ({"allow": uids([1])}, {"deny": uids([0, 2])}, {"deny": uids([0]), "allow": uids([0, 1])}):
+        answer = ask(far, lambda_=lambda_, top_k=1, **filter_)
+        assert ([label.uid for label in answer.labels], answer.exhausted) == (["label 1"], False)
+        assert ask(far, lambda_=lambda_, top_k=2, **filter_).exhausted
+
+
+@pytest.mark.parametrize("lambda_", [0.5, 1.0])
+def test_a_label_beyond_ten_thousand_keys_is_found_beside_one_with_many_votes(
+    far: Predictor, monkeypatch: pytest.MonkeyPatch, lambda_: float
+) -> None:
+    monkeypatch.setattr("service.filters.FEW_VOTES", 11_000)
+    answer = ask(far, lambda_=lambda_, allow=uids([0, 1]), top_k=2)
+    assert [label.uid for label in answer.labels] == ["label 0", "label 1"]
+    assert not answer.exhausted
+
+
+def test_an_explanation_with_more_terms_than_may_be_told_is_refused(
+    far: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.filters.FEW_VOTES", 11_000)
+    with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; ask for fewer"):
+        ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)
+
+
+def test_thousands_of_allowed_labels_are_answered_as_one_request(open_memory: Open) -> None:
+    memory = Dense(open_memory, 3_000, 6_000, 16, "flat")
+    admitted = list(range(0, 6_000, 2))
+    answer = ask(memory.predictor, allow=uids(admitted), temperature=0.1, top_b=10, top_k=1_000)
+    agrees(answer, memory.answer(QUERY, admitted, 0.5, 0.1, 10), 1_000, 1e-5)
+    nearly_all = ask(memory.predictor, deny=uids(range(1, 6_000)), temperature=0.1, top_b=10)
+    agrees(nearly_all, memory.answer(QUERY, [0], 0.5, 0.1, 10), 10, 1e-5)
+
+
+@pytest.mark.parametrize("filter_", [{"allow": uids([1, 5, 7])}, {"deny": uids(range(20))}])
+def test_a_filtered_batch_equals_its_queries_one_by_one(small: Dense, filter_: dict[str, Any]) -> None:
+    queries = [QUERY, "x", "Photographs of galaxies", "x"]
+    options = small.predictor.options(top_b=3, temperature=0.3, **filter_)
+    together = small.predictor.predict(queries, options).answers
+    for query, answer in zip(queries, together, strict=True):
+        (alone,) = small.predictor.predict([query], options).answers
+        assert [label.uid for label in answer.labels] == [label.uid for label in alone.labels]
+        expected = [label.score for label in alone.labels]
+        assert [label.score for label in answer.labels] == pytest.approx(expected, abs=1e-5)
+
+
+def test_equal_scores_come_in_the_order_of_their_labels(open_memory: Open) -> None:
+    keys = np.repeat(np.eye(1, DIM, dtype=np.float32), 6, axis=0)
+    predictor = open_memory(keys, keys, [[5, 3], [3, 5], [1], [1], [0], [4]], "flat")
+    answer = ask(predictor, allow=uids([5, 4, 3, 1, 0]), top_b=1)
+    assert [label.uid for label in answer.labels] == list(uids([1, 3, 5, 0, 4]))
