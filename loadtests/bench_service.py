@@ -1,8 +1,9 @@
 """`python loadtests/bench_service.py --store STORE --seconds 20`: what serving costs beyond answering.
 
-A copy of the current version is asked twice: by its predictor alone, and over HTTP as `recollect serve` serves it, without
-its cache of answers. The queries are texts of its own memory. The last line printed is JSON. Client and server share
-the machine's cores; CPU times do not depend on that, latencies at saturation do. Further flags go to `recollect serve`.
+A copy of the current version is asked twice: by its predictor alone, and over HTTP as `recollect serve` serves it,
+without its cache of answers. The queries are texts of its own memory. The last line printed is JSON. Client and server
+share the machine's cores; CPU times do not depend on that, latencies at saturation do. Further flags go to `recollect
+serve`.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ def main(arguments: list[str]) -> int:
     try:
         clients = [int(number) for number in given.clients.split(",")] if given.clients else []
         with two_versions(given.store) as (store, versions):
-            measured = Bench(store, versions, given, flags).measure()
-            print(json.dumps(dataclasses.asdict(measured)), flush=True)
+            bench = Bench(store, versions, given, flags)
+            measured = bench.measure()
             if clients:
-                Bench(store, versions, given, flags).compare(clients)
+                bench.compare(clients)
+            print(json.dumps(dataclasses.asdict(measured)))
     except (ServiceError, ReplicaError, TimeoutError, ValueError) as error:
         parser.error(str(error))
     return 0
