@@ -115,7 +115,7 @@ class Bench:
         """All figures of the JSON line."""
         unserved = raw.measure(self._store.root, _QUERIES, self._threads, self._seconds / 2, 1 / _LIGHT_RATE)
         with replica(self._store.root, self._flags, poll_seconds=_POLL_SECONDS, **self._settings) as server:
-            self._closed(server, _CLIENTS, _WARM_SECONDS)
+            self._closed(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
             light, *_ = self._closed(server, 1, self._seconds)
             paced = self._open(server, _LIGHT_RATE)
             saturated, lasted, spent = self._closed(server, _CLIENTS, self._seconds)
@@ -149,7 +149,7 @@ class Bench:
         )
         for together in (1, 32):
             with replica(self._store.root, self._flags, encode_together=together, **self._settings) as server:
-                self._closed(server, _CLIENTS, _WARM_SECONDS)
+                self._closed(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
                 for count in clients:
                     exchanges, lasted, spent = self._closed(server, count, self._seconds)
                     p50, p99 = milliseconds(exchanges, 50, 99)

@@ -9,44 +9,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 from client import Address
 from replica import Replica
 
 _PATIENCE_SECONDS = 20.0
 
-# Asking again is right: answering changes nothing. A replica that fails is tried again at once, as there are so few.
-_NGINX = """
-daemon off;
-worker_processes 1;
-worker_rlimit_nofile 8192;
-pid {folder}/nginx.pid;
-error_log stderr warn;
-events {{ worker_connections 4096; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    keepalive_requests 1000000;
-    upstream replicas {{
-        {replicas}
-        keepalive 256;
-        keepalive_requests 1000000;
-    }}
-    server {{
-        listen 127.0.0.1:{port} backlog=4096;
-        location / {{
-            proxy_pass http://replicas;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-            proxy_next_upstream error timeout http_503 non_idempotent;
-        }}
-    }}
-}}
-"""
+# Filled in with the addresses of nginx and of its replicas.
+_NGINX = Path(__file__).with_name("nginx.conf")
 
 
 class MissingProgramError(Exception):
@@ -93,30 +64,31 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployed(store: Path, folder: Path, replicas: int, flags: list[str]) -> Iterator[Deployment]:
-    """Redis, replicas and nginx on free ports, gone afterwards; they log in `folder`.
+def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment]:
+    """Redis, two replicas and nginx on free ports, gone afterwards; they log in `folder`.
 
     Raises:
         MissingProgramError: If Redis or nginx is not installed, or does not start.
         ReplicaError: If a replica does not start.
     """
+    redis_port, nginx_port, *ports = _free_ports(4)
+    redis_url = f"redis://127.0.0.1:{redis_port}/0"
     with contextlib.ExitStack() as stack:
-        redis_port, nginx_port, *ports = _free_ports(2 + replicas)
         redis_command = ["redis-server", "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder)]
         redis = Program([*redis_command, "--save", ""], redis_port, folder / "redis.log")
         stack.callback(redis.stop)
-        redis_url = f"redis://127.0.0.1:{redis_port}/0"
-        started = []
+        replicas = []
         for port in ports:
-            started.append(Replica(store, folder, port, flags, redis_url=redis_url))
-            stack.callback(started[-1].stop)
-        servers = "\n        ".join(f"server 127.0.0.1:{port} max_fails=0;" for port in ports)
+            replicas.append(Replica(store, folder, port, flags, redis_url=redis_url))
+            stack.callback(replicas[-1].stop)
+        addresses = {"LISTEN": nginx_port, "REPLICA_1": ports[0], "REPLICA_2": ports[1]}
+        filled = {name: f"127.0.0.1:{port}" for name, port in addresses.items()}
         configuration = folder / "nginx.conf"
-        configuration.write_text(_NGINX.format(folder=folder, port=nginx_port, replicas=servers), encoding="utf-8")
-        nginx = Program(["nginx", "-e", "stderr", "-c", str(configuration)], nginx_port, folder / "nginx.log")
+        configuration.write_text(Template(_NGINX.read_text(encoding="utf-8")).safe_substitute(filled), encoding="utf-8")
+        nginx_command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(configuration), "-g", "daemon off;"]
+        nginx = Program(nginx_command, nginx_port, folder / "nginx.log")
         stack.callback(nginx.stop)
-        address = Address("127.0.0.1", nginx_port)
-        yield Deployment(redis, started, address, redis_url)
+        yield Deployment(redis, replicas, Address("127.0.0.1", nginx_port), redis_url)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -32,7 +32,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is served")
     parser.add_argument("--seconds", type=float, default=10, help="how long each stage lasts; 10 unless told")
     parser.add_argument("--stages", default=",".join(NAMES), help="which, in their order; all unless told")
-    parser.add_argument("--replicas", type=int, default=2, help="how many serve; 2 unless told")
     parser.add_argument("--rate", type=float, default=0, help="requests a second; 40%% of saturation unless told")
     parser.add_argument("--connections", type=int, default=64, help="requests at once; 64 unless told")
     given, serve_flags = parser.parse_known_args(arguments)
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> int:
         with (
             two_versions(given.store) as (store, _),
             tempfile.TemporaryDirectory() as folder,
-            deployed(store.root, Path(folder), given.replicas, serve_flags) as deployment,
+            deployed(store.root, Path(folder), serve_flags) as deployment,
         ):
             return _rehearse(deployment, store.root, given)
     except (ServiceError, ReplicaError, MissingProgramError, ValueError) as error:

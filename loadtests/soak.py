@@ -27,8 +27,8 @@ from storm import swap_to
 from workload import spread, zipf
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
-# Requests after each swap, so that what was swapped to is used; samples of memory over all requests.
-_ASKED_A_SWAP, _SAMPLES = 50, 200
+# Requests after each swap, so that what was swapped to is used; before any; samples of memory over all requests.
+_ASKED_A_SWAP, _WARMING, _SAMPLES = 50, 200, 200
 # What fills caches and the allocator's pools is no leak: the slope is of what comes later.
 _SETTLED = 0.2
 _POLL_SECONDS = 0.1
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
             open_at_once = [memory_with(store.root, versions[:count]) for count in range(3)]
             with replica(store.root, flags, poll_seconds=_POLL_SECONDS) as server:
                 load = _load(server, store, versions, errors)
-                closed_loop(load, _CLIENTS, most=_CLIENTS * _ASKED_A_SWAP)  # warm
+                closed_loop(load, _CLIENTS, most=_WARMING)
                 swapping = list(_swapping(server, store, versions, load, given.swaps))
                 asking = list(_asking(server, load, given.requests))
     except (ServiceError, ReplicaError, TimeoutError) as error:
