@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -51,16 +53,27 @@ class Program:
         self._process.kill()
         self._process.wait()
 
+    def stall(self) -> None:
+        """Have it keep its connections and answer nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait()
 
 
+@dataclass(frozen=True)
 class Deployment:
     """All processes; `address` is nginx's."""
 
-    def __init__(self, redis: Program, replicas: list[Replica], address: Address, redis_url: str) -> None:
-        self.redis, self.replicas, self.address, self.redis_url = redis, replicas, address, redis_url
+    redis: Program
+    replicas: list[Replica]
+    address: Address
+    redis_url: str
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """`python loadtests/rehearsal.py --store STORE --seconds 10`: every stage against a whole deployment, faults included.
 
 Brings up Redis, replicas and nginx on free ports, serving a copy of the store in two versions; has locust drive all
-stages of `locustfile.py`; kills what a stage says, and starts it again. Further flags go to `recollect serve`. The last
+stages of `locustfile.py`; hurts what a stage says, and mends it. Further flags go to `recollect serve`. The last
 line printed is JSON; the exit status is 1 after any unexpected error.
 """
 
@@ -71,7 +71,7 @@ def _rehearse(deployment: Deployment, store: Path, given: argparse.Namespace) ->
 
 
 class Faults:
-    """Kills what a stage says after a third of it, and starts that again after two; one after the other.
+    """Hurts what a stage says after a third of it, and mends that after two; one after the other.
 
     Args:
         deployment: What is hurt.
@@ -80,8 +80,9 @@ class Faults:
 
     def __init__(self, deployment: Deployment, third_seconds: float) -> None:
         replica, redis = deployment.replicas[0], deployment.redis
-        self._ends: dict[str, tuple[Callable[[], int | None], Callable[[], None]]] = {
+        self._hurts: dict[str, tuple[Callable[[], int | None], Callable[[], None]]] = {
             "redis_killed": (redis.kill, redis.start),
+            "redis_stalled": (redis.stall, redis.resume),
             "replica_killed": (replica.kill, replica.start),
             "drain": (replica.stop, replica.start),
         }
@@ -90,22 +91,22 @@ class Faults:
         self._one = ThreadPoolExecutor(1)
 
     def bring_about(self, stage: str) -> None:
-        if stage in self._ends:
+        if stage in self._hurts:
             self._one.submit(self._hurt, stage)
 
     def end(self) -> list[str]:
-        """Wait until all is started again; what went otherwise than it should."""
+        """Wait until all is mended; what went otherwise than it should."""
         self._one.shutdown()
         return self._found
 
     def _hurt(self, stage: str) -> None:
-        end, start = self._ends[stage]
+        hurt, mend = self._hurts[stage]
         time.sleep(self._third_seconds)
         try:
-            if status := end():
+            if status := hurt():
                 self._found.append(f"{stage}: expected exit status 0, found {status}")
             time.sleep(self._third_seconds)
-            start()
+            mend()
         except (ReplicaError, MissingProgramError) as error:
             self._found.append(f"{stage}: {error}")
 

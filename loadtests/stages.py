@@ -37,6 +37,7 @@ STAGES = (
     Stage("steady"),
     Stage("swap_storm"),  # versions are activated in turn
     Stage("redis_killed"),  # kill -9 of Redis, which comes back
+    Stage("redis_stalled"),  # Redis keeps its connections and answers nothing, for a while
     Stage("replica_killed"),  # kill -9 of a replica, which comes back
     Stage("overload", _FAR_TOO_MUCH, frozenset({"503 overloaded"})),
     Stage("drain"),  # SIGTERM to a replica, which comes back
