@@ -1,203 +1,187 @@
 """`python loadtests/bench_service.py --store STORE --seconds 20`: what serving costs beyond answering.
 
-The current version is asked twice: in this process, and over HTTP as `recollect serve` serves it, with queries that are
-texts of its own memory. The last line printed is JSON. Client and server share the machine's cores; CPU times do not
-depend on that, latencies at saturation do.
+A copy of the current version is asked twice: by its predictor alone, and over HTTP as `recollect serve` serves it,
+without its cache of answers. The queries are texts of its own memory. The last line printed is JSON. Client and server
+share the machine's cores; CPU times do not depend on that, latencies at saturation do. Further flags go to `recollect
+serve`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import dataclasses
 import json
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+import raw
+from arrivals import Exchange, Load, closed_loop, milliseconds, open_loop
+from client import Reply
+from processes import cpu_seconds
+from replica import Replica, ReplicaError, replica, two_versions
 from service.errors import ServiceError
-from service.predictor import Predictor
 from service.store import Store
+from service.threads import ThreadBudget
+from storm import swap_storm
+from workload import spread
 
-_QUERIES, _BATCH = 512, 32
-# Connections, all at work at saturation; requests a second under light load.
-_CLIENTS, _LIGHT_RATE = 16, 20
+_QUERIES, _CLIENTS, _CONNECTIONS = 512, 16, 64
+_WARM_SECONDS = 2.0
+# Requests a second under light load; the share of saturation that a busy server gets.
+_LIGHT_RATE, _BUSY = 20, 0.6
+# So that a storm swaps as fast as versions open, not as seldom as a replica looks.
+_POLL_SECONDS = 0.1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Measured:
     """The JSON line; milliseconds a query or request.
 
     Attributes:
-        raw_cpu_ms: CPU to tokenise, encode, search and combine, in batches, without HTTP.
+        raw_cpu_ms: CPU to tokenise, encode, search and combine, in batches, without HTTP, with as many threads at work
+            as the server has.
+        raw_alone_cpu_ms: The same with one thread, whose core shares nothing.
         served_cpu_ms: CPU of the server at saturation, a request.
         raw_p50_ms: One query at a time, without HTTP, one right after the other.
-        raw_paced_p50_ms: The same at the rate of the light load: a machine that rests between queries is slower.
-        light_p50_ms: Over HTTP, under light load.
+        raw_paced_p50_ms: The same at the rate of a paced load: a machine that rests between queries is slower.
+        light_p50_ms: Over HTTP, one client, one request right after the other.
+        light_paced_p50_ms: Over HTTP, at a constant rate.
         saturated_qps: Requests answered a second.
-        errors: Answers that were no 200, of all loads.
+        steady_p99_ms: At a constant rate of 60% of that, from when each request was due.
+        swap_p99_ms: The same while versions are swapped all the time.
+        swaps: How often they were.
+        errors: Answers that were no 200, or named two versions, and requests that got none or were never sent.
     """
 
     raw_cpu_ms: float
+    raw_alone_cpu_ms: float
     served_cpu_ms: float
     cpu_ratio: float
     raw_p50_ms: float
     raw_paced_p50_ms: float
     light_p50_ms: float
     light_p99_ms: float
+    light_paced_p50_ms: float
     saturated_qps: float
+    steady_p99_ms: float
+    swap_p99_ms: float
+    swaps: int
     errors: int
-
-
-class Client:
-    """One connection that is kept, and as little work around it as there can be."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-
-    async def open(self) -> Client:
-        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        return self
-
-    async def ask(self, query: str) -> int:
-        """Post a query; the status that comes back."""
-        body = json.dumps({"query": query}).encode()
-        head = f"POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        self._writer.write(head.encode() + b"\r\n\r\n" + body)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        await self._reader.readexactly(int(length.split(b":")[1]))
-        return int(answer.split(b" ", 2)[1])
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python loadtests/bench_service.py", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is measured")
     parser.add_argument("--seconds", type=float, default=20, help="how long each load lasts; 20 unless told")
-    parser.add_argument("--threads", type=int, default=0, help="as of `recollect serve`; one a core unless told")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--threads", type=int, default=0, help="as of `recollect serve`")
+    parser.add_argument("--workers", type=int, default=1, help="as of `recollect serve`")
+    parser.add_argument("--clients", help="numbers of clients, as 1,8,64: tells what encoding together wins for each")
+    given, flags = parser.parse_known_args(arguments)
     try:
-        measured = measure(given.store, given.seconds, given.threads)
-    except ServiceError as error:
+        clients = [int(number) for number in given.clients.split(",")] if given.clients else []
+        ThreadBudget.of(given.workers, given.threads).apply()  # what is measured beside the server is told the same
+        with two_versions(given.store) as (store, versions):
+            bench = Bench(store, versions, given, flags)
+            measured = bench.measure()
+            if clients:
+                bench.compare(clients)
+            print(json.dumps(dataclasses.asdict(measured)))
+    except (ServiceError, ReplicaError, TimeoutError, ValueError) as error:
         parser.error(str(error))
-    print(json.dumps(dataclasses.asdict(measured)))
     return 0
 
 
-def measure(store: Path, seconds: float, threads: int) -> Measured:
-    """Ask a store's current version, in this process and over HTTP.
+class Bench:
+    """A store of two versions, measured.
 
-    Raises:
-        StoreError, BundleError: If it cannot be opened.
+    Args:
+        store: The store.
+        versions: The two; the first is current.
+        given: `seconds`, `threads` and `workers`.
+        flags: Further ones of `recollect serve`.
     """
-    opened = Store(store)
-    predictor = Predictor.open(opened.open(opened.require_current()), threads=1)
-    texts = predictor.bundle.instance_texts
-    queries = [texts[row] for row in np.linspace(0, len(texts) - 1, num=_QUERIES, dtype=int).tolist()]
-    raw_cpu = _raw_cpu(predictor, queries, seconds)
-    raw_p50, paced_p50 = (_raw_p50(predictor, queries, seconds, rest) for rest in (0, 1 / _LIGHT_RATE))
-    with _server(store, threads) as (process, port):
-        asyncio.run(_saturate(port, queries, 2.0))  # warm
-        before, start = _cpu_seconds(process), time.perf_counter()
-        statuses = asyncio.run(_saturate(port, queries, seconds))
-        spent, lasted = _cpu_seconds(process) - before, time.perf_counter() - start
-        light, light_statuses = asyncio.run(_light(port, queries, seconds))
-    served_cpu = 1e3 * spent / len(statuses)
-    return Measured(
-        raw_cpu_ms=round(raw_cpu, 3),
-        served_cpu_ms=round(served_cpu, 3),
-        cpu_ratio=round(served_cpu / raw_cpu, 3),
-        raw_p50_ms=round(raw_p50, 3),
-        raw_paced_p50_ms=round(paced_p50, 3),
-        light_p50_ms=round(float(np.median(light)), 3),
-        light_p99_ms=round(float(np.percentile(light, 99)), 3),
-        saturated_qps=round(len(statuses) / lasted, 1),
-        errors=sum(status != 200 for status in (*statuses, *light_statuses)),
-    )
+
+    def __init__(self, store: Store, versions: list[str], given: argparse.Namespace, flags: list[str]) -> None:
+        self._store, self._versions, self._seconds = store, versions, given.seconds
+        budget = ThreadBudget.of(given.workers, given.threads)
+        self._threads = budget.threads * budget.workers
+        self._settings = {"threads": given.threads, "workers": given.workers, "cache_mb": 0}
+        self._flags = flags
+        queries = spread(store.open(versions[0]).instance_texts, _QUERIES)
+        self._bodies = [json.dumps({"query": query}).encode() for query in queries]
+
+    def measure(self) -> Measured:
+        """All figures of the JSON line."""
+        unserved = raw.measure(self._store.root, _QUERIES, self._threads, self._seconds / 2, 1 / _LIGHT_RATE)
+        with replica(self._store.root, self._flags, poll_seconds=_POLL_SECONDS, **self._settings) as server:
+            self._closed(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
+            light, *_ = self._closed(server, 1, self._seconds)
+            paced = self._open(server, _LIGHT_RATE)
+            saturated, lasted, spent = self._closed(server, _CLIENTS, self._seconds)
+            rate = _BUSY * len(saturated) / lasted
+            steady = self._open(server, rate)
+            with swap_storm(self._store, self._versions, server.address) as swaps:
+                swapped = self._open(server, rate)
+        served_cpu = 1e3 * spent / len(saturated)
+        light_p50, light_p99 = milliseconds(light, 50, 99)
+        return Measured(
+            raw_cpu_ms=round(unserved.cpu_ms, 3),
+            raw_alone_cpu_ms=round(unserved.alone_cpu_ms, 3),
+            served_cpu_ms=round(served_cpu, 3),
+            cpu_ratio=round(served_cpu / unserved.cpu_ms, 3),
+            raw_p50_ms=round(unserved.p50_ms, 3),
+            raw_paced_p50_ms=round(unserved.paced_p50_ms, 3),
+            light_p50_ms=light_p50,
+            light_p99_ms=light_p99,
+            light_paced_p50_ms=milliseconds(paced, 50)[0],
+            saturated_qps=round(len(saturated) / lasted, 1),
+            steady_p99_ms=milliseconds(steady, 99)[0],
+            swap_p99_ms=milliseconds(swapped, 99)[0],
+            swaps=len(swaps),
+            errors=sum(bool(each.error) for each in (*light, *paced, *saturated, *steady, *swapped)),
+        )
+
+    def compare(self, clients: list[int]) -> None:
+        """A table of what encoding queries together wins over each alone, for so many clients."""
+        print(
+            f"{'clients':>7}{'together':>10}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", file=sys.stderr
+        )
+        for together in (1, 32):
+            with replica(self._store.root, self._flags, encode_together=together, **self._settings) as server:
+                self._closed(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
+                for count in clients:
+                    exchanges, lasted, spent = self._closed(server, count, self._seconds)
+                    p50, p99 = milliseconds(exchanges, 50, 99)
+                    figures = f"{len(exchanges) / lasted:12.1f}{p50:9.2f}{p99:9.2f}{1e3 * spent / len(exchanges):9.2f}"
+                    print(f"{count:7}{together:10}{figures}", file=sys.stderr, flush=True)
+
+    def _closed(self, server: Replica, clients: int, seconds: float) -> tuple[list[Exchange], float, float]:
+        """What so many clients exchange, how long it lasted, and the CPU seconds that the server took."""
+        exchanges: list[Exchange] = []
+        before = cpu_seconds(server.process)
+        lasted = closed_loop(self._load(server, exchanges.append), clients, seconds)
+        return exchanges, lasted, cpu_seconds(server.process) - before
+
+    def _open(self, server: Replica, rate: float) -> list[Exchange]:
+        exchanges: list[Exchange] = []
+        unsent = open_loop(self._load(server, exchanges.append), rate, self._seconds, _CONNECTIONS)
+        return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
+
+    def _load(self, server: Replica, seen: Callable[[Exchange], Any]) -> Load:
+        def request(nth: int) -> tuple[str, bytes]:
+            return "/predict", self._bodies[nth % len(self._bodies)]
+
+        return Load(server.address, request, _judge, seen)
 
 
-def _raw_cpu(predictor: Predictor, queries: list[str], seconds: float) -> float:
-    options, asked = predictor.options(), 0
-    before, until = time.process_time(), time.perf_counter() + seconds / 2
-    while time.perf_counter() < until:
-        start = asked % len(queries)
-        predictor.predict(queries[start : start + _BATCH], options)
-        asked += _BATCH
-    return 1e3 * (time.process_time() - before) / asked
-
-
-def _raw_p50(predictor: Predictor, queries: list[str], seconds: float, rest_seconds: float) -> float:
-    spent: list[float] = []
-    options, until = predictor.options(), time.perf_counter() + seconds / 2
-    while time.perf_counter() < until:
-        time.sleep(rest_seconds)
-        start = time.perf_counter()
-        predictor.predict([queries[len(spent) % len(queries)]], options)
-        spent.append(time.perf_counter() - start)
-    return 1e3 * float(np.median(spent))
-
-
-@contextlib.contextmanager
-def _server(store: Path, threads: int) -> Iterator[tuple[int, int]]:
-    """`recollect serve`: its process and its port."""
-    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0"]
-    with subprocess.Popen([*command, "--threads", str(threads)], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if (event := json.loads(line)).get("event") == "serving":
-                break
-        else:
-            raise SystemExit(f"bench_service: `recollect serve` ended: {line.strip()}")
-        try:
-            yield process.pid, int(event["url"].rpartition(":")[2])
-        finally:
-            process.terminate()
-
-
-def _cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def _saturate(port: int, queries: list[str], seconds: float) -> list[int]:
-    """The statuses of all that clients in a closed loop get answered."""
-    statuses: list[int] = []
-    until = time.perf_counter() + seconds
-
-    async def ask(number: int) -> None:
-        client = await Client("127.0.0.1", port).open()
-        while time.perf_counter() < until:
-            statuses.append(await client.ask(queries[(number + len(statuses)) % len(queries)]))
-
-    await asyncio.gather(*(ask(number * 31) for number in range(_CLIENTS)))
-    return statuses
-
-
-async def _light(port: int, queries: list[str], seconds: float) -> tuple[list[float], list[int]]:
-    """Milliseconds, from when each request was due, and statuses at a constant rate of arrival."""
-    spent: list[float] = []
-    statuses: list[int] = []
-    idle: asyncio.Queue[Client] = asyncio.Queue()
-    for _ in range(_CLIENTS):
-        idle.put_nowait(await Client("127.0.0.1", port).open())
-    first = time.perf_counter()
-
-    async def ask(nth: int) -> None:
-        due = first + nth / _LIGHT_RATE
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        client = await idle.get()
-        statuses.append(await client.ask(queries[nth % len(queries)]))
-        spent.append(1e3 * (time.perf_counter() - due))
-        idle.put_nowait(client)
-
-    await asyncio.gather(*(ask(nth) for nth in range(int(seconds * _LIGHT_RATE))))
-    return spent, statuses
+def _judge(nth: int, reply: Reply) -> str:
+    """An answer is a 200 whose header and body name the same version."""
+    if reply.status != 200:
+        return str(reply.status)
+    return "" if reply.body.startswith(f'{{"version":"{reply.version}"'.encode()) else "two versions"
 
 
 if __name__ == "__main__":

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.test_architecture import REPOSITORY
-
-
-def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, REPOSITORY / "loadtests" / "bench_service.py", *arguments]
-    return subprocess.run([str(part) for part in command], cwd=REPOSITORY, capture_output=True, text=True)
+from tests.loadtests.programs import last_line, run
 
 
 def test_the_last_line_printed_is_json_with_every_figure(road: Any) -> None:
-    result = bench("--store", road.store, "--seconds", 1)
+    result = run("loadtests/bench_service.py", "--store", road.store, "--seconds", 0.5, "--clients", 2)
     assert result.returncode == 0, result.stderr
-    figures = json.loads(result.stdout.splitlines()[-1])
+    figures = last_line(result)
     assert figures.pop("errors") == 0
     assert set(figures) == {
-        *("raw_cpu_ms", "served_cpu_ms", "cpu_ratio", "raw_p50_ms", "raw_paced_p50_ms"),
-        *("light_p50_ms", "light_p99_ms", "saturated_qps"),
+        *("raw_cpu_ms", "raw_alone_cpu_ms", "served_cpu_ms", "cpu_ratio"),
+        *("raw_p50_ms", "raw_paced_p50_ms", "light_p50_ms", "light_p99_ms", "light_paced_p50_ms"),
+        *("saturated_qps", "steady_p99_ms", "swap_p99_ms", "swaps"),
     }
     assert all(figure > 0 for figure in figures.values())
     assert figures["light_p50_ms"] <= figures["light_p99_ms"]
     assert abs(figures["cpu_ratio"] - figures["served_cpu_ms"] / figures["raw_cpu_ms"]) < 0.01
+    head, *rows = result.stderr.splitlines()[-3:]
+    assert head.split()[:2] == ["clients", "together"]
+    assert [row.split()[:2] for row in rows] == [["2", "1"], ["2", "32"]]
 
 
 def test_a_store_that_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
-    result = bench("--store", tmp_path / "none")
+    result = run("loadtests/bench_service.py", "--store", tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_flag_that_the_service_lacks_is_told_in_one_line(road: Any) -> None:
+    result = run("loadtests/bench_service.py", "--store", road.store, "--seconds", 0.1, "--no-such-flag")
+    assert result.returncode == 2
+    assert "no-such-flag" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr

@@ -207,8 +207,8 @@ def test_requests_answered_together_get_what_they_get_alone(predictor: Predictor
         predictor.options(),
         predictor.options(top_k=2),
         predictor.options(lambda_=0.0),
-        predictor.options(deny=frozenset([0])),
-        predictor.options(deny=frozenset([0])),
+        predictor.options(deny=("Law",)),
+        predictor.options(deny=("Law",)),
         predictor.options(explain=True),
         predictor.options(),
     ]

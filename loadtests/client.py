@@ -1,0 +1,116 @@
+"""The bare HTTP client of all load tests: one kept connection, and as little work around it as there can be.
+
+It blocks, so a load is many threads of it. Under locust, which patches sockets and threads, these are greenlets.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+class LostRequestError(Exception):
+    """A request that got no whole answer: refused, cut off, or not answered in time."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def version(self) -> str:
+        return self.headers.get("x-index-version", "")
+
+
+class Connection:
+    """Opened on first use, kept, and opened again after the server closed it."""
+
+    def __init__(self, address: Address, timeout_seconds: float = 30.0) -> None:
+        self._address, self._timeout_seconds = address, timeout_seconds
+        self._socket: socket.socket | None = None
+
+    def post(self, path: str, body: bytes) -> Reply:
+        """Post JSON.
+
+        Raises:
+            LostRequestError: If no whole answer came.
+        """
+        return self._exchange(
+            f"POST {path} HTTP/1.1\r\nHost: {self._address.host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+
+    def get(self, path: str) -> Reply:
+        """Get a path.
+
+        Raises:
+            LostRequestError: If no whole answer came.
+        """
+        return self._exchange(f"GET {path} HTTP/1.1\r\nHost: {self._address.host}\r\n\r\n".encode())
+
+    def close(self) -> None:
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+
+    def _exchange(self, message: bytes) -> Reply:
+        kept = self._socket is not None
+        try:
+            head = self._send(message)
+            if not head and kept:  # a server may close what was idle just as it is used: then nothing was begun
+                self.close()
+                head = self._send(message)
+            if not head:
+                raise LostRequestError("closed without an answer")
+            return self._read(head)
+        except OSError as error:
+            self.close()
+            raise LostRequestError(error.strerror or type(error).__name__) from None
+        except LostRequestError:
+            self.close()
+            raise
+
+    def _send(self, message: bytes) -> bytes:
+        """The first bytes that come back; none if the connection was closed instead."""
+        if self._socket is None:
+            self._socket = socket.create_connection(self._address, self._timeout_seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._socket.sendall(message)
+            return self._socket.recv(1 << 16)
+        except (ConnectionResetError, BrokenPipeError):
+            return b""
+
+    def _read(self, received: bytes) -> Reply:
+        while _END_OF_HEAD not in received:
+            received += self._more()
+        head, _, body = received.partition(_END_OF_HEAD)
+        status, *lines = head.decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        if "content-length" not in headers:
+            raise LostRequestError("an answer without Content-Length")
+        while len(body) < int(headers["content-length"]):
+            body += self._more()
+        if headers.get("connection", "").lower() == "close":
+            self.close()
+        return Reply(int(status.split(" ", 2)[1]), headers, body)
+
+    def _more(self) -> bytes:
+        assert self._socket is not None
+        if not (chunk := self._socket.recv(1 << 16)):
+            raise LostRequestError("closed within an answer")
+        return chunk

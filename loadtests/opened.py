@@ -1,0 +1,36 @@
+"""What opened versions cost: a process of its own that opens some at once, asks each, and tells its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import Memory, memory
+from service.predictor import Predictor
+from service.store import Store
+from workload import spread
+
+_QUERIES, _BATCH = 256, 32
+
+
+def memory_with(store: Path, versions: list[str]) -> Memory:
+    """Memory of a process that has these versions open."""
+    command = [sys.executable, __file__, str(store), *versions]
+    return Memory(**json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+
+
+def main(store: str, *versions: str) -> None:
+    opened = [Predictor.open(Store(Path(store)).open(version), threads=1) for version in versions]
+    for predictor in opened:
+        queries = spread(predictor.bundle.instance_texts, _QUERIES)
+        for start in range(0, len(queries), _BATCH):
+            predictor.predict(queries[start : start + _BATCH], predictor.options())
+    print(json.dumps(dataclasses.asdict(memory(os.getpid()))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""What each version answers to each request, learned without the service, and what is wrong with a reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from client import Reply
+from service.predictor import Answer, Predictor
+from service.store import Store
+from workload import Request
+
+# How far scores may lie from those of a query that was alone: sums of floats depend on what is computed beside them.
+_TOLERANCE = 1e-3
+
+Labels = list[tuple[str, float]]
+
+
+class Truth:
+    """Answers by version and request.
+
+    Args:
+        store: Which has the versions.
+        versions: That may answer.
+        requests: That may be asked.
+
+    Raises:
+        StoreError, BundleError: If a version does not open.
+    """
+
+    def __init__(self, store: Store, versions: Sequence[str], requests: Sequence[Request]) -> None:
+        self._answers: dict[str, list[list[Labels]]] = {}
+        for version in versions:
+            predictor = Predictor.open(store.open(version), threads=1)
+            self._answers[version] = [_labels(predictor, request) for request in requests]
+        self._requests = requests
+
+    def judge(self, number: int, reply: Reply) -> str:
+        """What is wrong with the reply to a request, in few words; empty where nothing is."""
+        try:
+            return self._judge(number, reply)
+        except (ValueError, KeyError, TypeError):
+            return f"{reply.status} unreadable"
+
+    def _judge(self, number: int, reply: Reply) -> str:
+        if reply.status != 200:
+            return _problem(reply)
+        body: dict[str, Any] = json.loads(reply.body)
+        if reply.version != body["version"]:
+            return "version in header differs from body"
+        if (known := self._answers.get(reply.version)) is None:
+            return f"unknown version {reply.version}"
+        results = body.get("results", [body])
+        expected = known[number]
+        if len(results) != len(expected):
+            return "batch of another size"
+        for result, labels in zip(results, expected, strict=True):
+            found = [(label["uid"], label["score"]) for label in result["labels"]]
+            if not _agree(found, labels):
+                return "answer differs from the version's"
+            if "explain" in self._requests[number].options and not all(map(_adds_up, result["labels"])):
+                return "explanation does not add up"
+        return ""
+
+
+def _labels(predictor: Predictor, request: Request) -> list[Labels]:
+    positions = {
+        name: frozenset(
+            position for uid in request.options[name] if (position := predictor.bundle.labels.position(uid)) is not None
+        )
+        for name in ("allow", "deny")
+        if name in request.options
+    }
+    options = predictor.options(**positions)
+    return [_pairs(predictor.predict([query], options).answers[0]) for query in request.queries]
+
+
+def _pairs(answer: Answer) -> Labels:
+    return [(label.uid, label.score) for label in answer.labels]
+
+
+def _agree(found: Labels, expected: Labels) -> bool:
+    """Whether labels and scores are the same but for rounding: of those as good as equal, another may come first."""
+    if len(found) != len(expected):
+        return False
+    if any(abs(one - other) > _TOLERANCE for (_, one), (_, other) in zip(found, expected, strict=True)):
+        return False
+    scores, last = dict(expected), expected[-1][1] if expected else 0.0
+    return all(abs(scores.get(uid, last) - score) <= _TOLERANCE for uid, score in found)
+
+
+def _adds_up(label: dict[str, Any]) -> bool:
+    return bool(abs(sum(reason["share"] for reason in label["because"]) - label["score"]) <= _TOLERANCE)
+
+
+def _problem(reply: Reply) -> str:
+    """Status and code of an error; a 503 must say when to come again."""
+    is_problem = reply.headers.get("content-type", "").startswith("application/problem+json")
+    words = [str(reply.status), *([json.loads(reply.body)["code"]] if is_problem else [])]
+    if reply.status in (429, 503) and "retry-after" not in reply.headers:
+        words.append("without Retry-After")
+    return " ".join(words)

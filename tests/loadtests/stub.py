@@ -1,0 +1,54 @@
+"""A stand-in service that answers as a test wants, wrongly above all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from client import Address
+
+
+class Said(NamedTuple):
+    """A stub's answer; status 0 hangs up instead."""
+
+    status: int
+    body: Any
+    headers: dict[str, str] = {}
+
+
+@contextlib.contextmanager
+def stub(answer: Callable[[dict[str, Any]], Said]) -> Iterator[Address]:
+    """A real HTTP server whose answers to what is posted are `answer`'s."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            said = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if not said.status:
+                self.close_connection = True
+                return
+            body = json.dumps(said.body).encode()
+            self.send_response(said.status)
+            for name, value in {"Content-Length": str(len(body)), **said.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield Address("127.0.0.1", server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,51 @@
+"""The locust file: it fails a service that answers wrongly, and refuses what it cannot test in one line."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from client import Address
+from tests.loadtests.programs import last_line, run
+from tests.loadtests.stub import Said, stub
+
+NOWHERE = Address("127.0.0.1", 9)
+
+
+def locust(address: Address, *options: object) -> subprocess.CompletedProcess[str]:
+    host = f"http://{address.host}:{address.port}"
+    fixed = ("-m", "locust", "-f", "loadtests/locustfile.py", "--headless", "--host", host, "--connections", 2)
+    return run(*fixed, "--seconds", 0.5, *options)
+
+
+def test_a_service_that_answers_wrongly_fails(road: Any) -> None:
+    def answer(body: dict[str, Any]) -> Said:
+        result = {"labels": [{"uid": "Law", "score": 0.5, "because": [{"share": 0.5}]}]}
+        whole = {"results": [result] * len(body["queries"])} if "queries" in body else result
+        return Said(200, {"version": road.version, **whole}, {"X-Index-Version": road.version})
+
+    with stub(answer) as address:
+        result = locust(address, "--store", road.store, "--stages", "steady,overload", "--rate", 50)
+    assert result.returncode == 1, result.stderr
+    summary = last_line(result)
+    assert summary["failed"]
+    for stage in summary["stages"]:
+        assert stage["unexpected"] == {"answer differs from the version's": stage["statuses"]["200"]}
+    assert "UNEXPECTED" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stages", "bliss"], "expected stages among steady"),
+        (["--stages", "swap_storm"], "expected two versions for a swap storm"),
+        (["--stages", "steady", "--queries", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_in_one_line(road: Any, options: list[str], message: str) -> None:
+    result = locust(NOWHERE, "--store", road.store, *options)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

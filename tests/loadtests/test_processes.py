@@ -1,0 +1,38 @@
+"""CPU and memory of a family of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from processes import cpu_seconds, family, memory
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "held = bytearray(50 << 20); sum(range(3_000_000)); input()"])
+print("started", flush=True)
+child.wait()
+"""
+
+
+def test_children_count_with_their_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdin
+    assert parent.stdout
+    with parent:
+        parent.stdout.readline()
+        deadline = time.monotonic() + 30
+        while len(family(parent.pid)) < 2 or memory(parent.pid).anonymous_mb < 50 or cpu_seconds(parent.pid) == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        alone = memory(os.getpid())
+        assert alone.rss_mb >= alone.anonymous_mb > 0
+        parent.stdin.close()
+
+
+def test_a_process_that_ended_has_used_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert cpu_seconds(process.pid) == 0

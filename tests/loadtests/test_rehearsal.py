@@ -1,0 +1,33 @@
+"""The rehearsal: a whole deployment goes through every stage, and nothing is lost or wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages import NAMES
+from tests.loadtests.programs import last_line, run
+
+LACKS = [name for name in ("redis-server", "nginx") if shutil.which(name) is None]
+
+
+@pytest.mark.skipif(bool(LACKS), reason=f"not installed: {', '.join(LACKS)}")
+def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
+    result = run("loadtests/rehearsal.py", "--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1)
+    assert result.returncode == 0, result.stderr
+    summary = last_line(result)
+    assert not summary["failed"]
+    assert not summary["faults"]
+    assert tuple(stage["stage"] for stage in summary["stages"]) == NAMES
+    versions = {version for stage in summary["stages"] for version in stage["versions"]}
+    assert versions == {f"{road.version}-a", f"{road.version}-b"}
+
+
+def test_a_store_that_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
+    result = run("loadtests/rehearsal.py", "--store", tmp_path / "none")
+    assert result.returncode == 2
+    assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
+    assert "Traceback" not in result.stderr

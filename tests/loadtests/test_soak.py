@@ -1,0 +1,23 @@
+"""The soak: memory over swaps and requests, as figures and a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.loadtests.programs import last_line, run
+
+
+def test_memory_is_told_over_swaps_and_requests(road: Any, tmp_path: Path) -> None:
+    plot = tmp_path / "soak.png"
+    result = run("loadtests/soak.py", "--store", road.store, "--swaps", 2, "--requests", 300, "--plot", plot)
+    assert result.returncode == 0, result.stderr
+    figures = last_line(result)
+    assert figures["errors"] == 0
+    assert (figures["swaps"]["count"], figures["requests"]["count"]) == (2, 300)
+    for part in ("swaps", "requests"):
+        for sample in ("first", "settled", "last"):
+            memory = figures[part][sample]
+            assert memory["rss_mb"] >= memory["anonymous_mb"] > 0
+    assert figures["open_at_once"]["two_rss_mb"] > figures["open_at_once"]["one_rss_mb"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,103 @@
+"""Truth: what is wrong with a reply is told, and what is right is not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from client import Reply
+from service.predictor import Predictor
+from service.store import Store
+from truth import Truth
+from workload import Request
+
+QUERY = "How doctors treat high blood pressure"
+REQUESTS = [
+    Request("medium", (QUERY,), {}),
+    Request("batch", (QUERY, "Photographs of galaxies"), {}),
+    Request("filter", (QUERY,), {"deny": ["Medicine", "no such label"]}),
+    Request("explain", (QUERY,), {"explain": True}),
+]
+PROBLEM = {"content-type": "application/problem+json"}
+
+
+@pytest.fixture(scope="module")
+def truth(road: Any) -> Truth:
+    return Truth(Store(road.store), [road.version], REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def results(road: Any) -> list[dict[str, Any]]:
+    """What the service answers to each query of the batch, the first explained."""
+    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
+    answers = predictor.predict(list(REQUESTS[1].queries), predictor.options(explain=True)).answers
+    return [
+        {
+            "labels": [
+                {
+                    "uid": label.uid,
+                    "score": label.score,
+                    "because": [{"share": reason.share} for reason in label.because or []],
+                }
+                for label in answer.labels
+            ]
+        }
+        for answer in answers
+    ]
+
+
+def reply(body: Any, version: str, status: int = 200, **headers: str) -> Reply:
+    return Reply(status, {"x-index-version": version, **headers}, json.dumps(body).encode())
+
+
+def test_right_answers_pass(truth: Truth, results: list[Any], road: Any) -> None:
+    version = road.version
+    assert truth.judge(0, reply({"version": version, **results[0]}, version)) == ""
+    assert truth.judge(1, reply({"version": version, "results": results}, version)) == ""
+    assert truth.judge(3, reply({"version": version, **results[0]}, version)) == ""
+
+
+def test_scores_that_differ_by_rounding_pass(truth: Truth, results: list[Any], road: Any) -> None:
+    labels = [label | {"score": label["score"] + 1e-6} for label in results[0]["labels"]]
+    assert truth.judge(0, reply({"version": road.version, "labels": labels}, road.version)) == ""
+
+
+def test_a_filter_is_held_against_the_filtered_answer(truth: Truth, results: list[Any], road: Any) -> None:
+    whole = results[0]["labels"]
+    admitted = [label for label in whole if label["uid"] != "Medicine"]
+    assert truth.judge(2, reply({"version": road.version, "labels": admitted}, road.version)) == ""
+    assert "differs" in truth.judge(2, reply({"version": road.version, "labels": whole}, road.version))
+
+
+def test_another_answer_than_the_versions_is_told(truth: Truth, results: list[Any], road: Any) -> None:
+    one, other = results
+    fewer, swapped = {"labels": one["labels"][:-1]}, {"results": [other, one]}
+    for number, body in ((0, other), (0, fewer), (1, swapped), (1, {"results": [one, fewer]})):
+        assert truth.judge(number, reply({"version": road.version, **body}, road.version)) == (
+            "answer differs from the version's"
+        )
+    assert truth.judge(1, reply({"version": road.version, "results": [one]}, road.version)) == "batch of another size"
+
+
+def test_two_versions_in_one_answer_are_told(truth: Truth, results: list[Any], road: Any) -> None:
+    body = {"version": "another", **results[0]}
+    assert truth.judge(0, reply(body, road.version)) == "version in header differs from body"
+    assert truth.judge(0, reply(body, "another")) == "unknown version another"
+
+
+def test_terms_that_do_not_add_up_are_told(truth: Truth, results: list[Any], road: Any) -> None:
+    labels = [label | {"because": label["because"][1:]} for label in results[0]["labels"]]
+    told = truth.judge(3, reply({"version": road.version, "labels": labels}, road.version))
+    assert told == "explanation does not add up"
+
+
+def test_errors_are_told_by_status_and_code_and_a_503_must_say_when_to_come_again(truth: Truth, road: Any) -> None:
+    overloaded, again = {"code": "overloaded"}, {"retry-after": "1"}
+    assert truth.judge(0, reply(overloaded, "", 503, **PROBLEM, **again)) == "503 overloaded"
+    assert truth.judge(0, reply(overloaded, "", 503, **PROBLEM)) == "503 overloaded without Retry-After"
+    assert truth.judge(0, reply("<html>", "", 502)) == "502"
+    assert truth.judge(0, reply("no problem", "", 500, **PROBLEM)) == "500 unreadable"
+    assert truth.judge(0, Reply(200, {}, b"{")) == "200 unreadable"
+    assert truth.judge(0, reply({}, road.version)) == "200 unreadable"
