@@ -30,13 +30,13 @@ def predict(settings: PredictSettings) -> None:
     from service.errors import QueryError
     from service.predictor import Predictor
     from service.schemas import PredictResponse, Query, Result
-    from service.store import Store
+    from service.store import open_store
 
     try:
         query = TypeAdapter(Query).validate_python(settings.text)
     except ValidationError as error:
         raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
     predictor = Predictor.open(store.open(version), threads=1)
     chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
@@ -56,9 +56,9 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store import Store
+    from service.store import open_store
 
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     store.require()
     rows = []
     try:
@@ -91,24 +91,24 @@ def versions(settings: VersionsSettings) -> None:
 
 
 def activate(settings: ActivateSettings) -> None:
-    from service.store import Store
+    from service.store import open_store
 
-    Store(settings.store, settings.verify_key).activate(settings.version)
+    open_store(settings.store, settings.verify_key, settings.bundle_cache).activate(settings.version)
     _say(settings.version)
 
 
 def rollback(settings: RollbackSettings) -> None:
-    from service.store import Store
+    from service.store import open_store
 
-    _say(Store(settings.store, settings.verify_key).rollback())
+    _say(open_store(settings.store, settings.verify_key, settings.bundle_cache).rollback())
 
 
 def verify(settings: VerifySettings) -> None:
     from service.golden import check_golden
     from service.predictor import Predictor
-    from service.store import Store
+    from service.store import open_store
 
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
     predictor = Predictor.open(store.open(version), threads=1)
     share, files = check_golden(predictor), len(predictor.manifest.files)

@@ -76,6 +76,7 @@ class Live:
 
     def close(self) -> None:
         self._stop.set()
+        self._store.close()
         if self._follower:
             self._follower.join()
 

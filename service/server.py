@@ -14,7 +14,7 @@ from service.app import create_app
 from service.errors import AddressError
 from service.live import Live
 from service.settings import ServeSettings, unknown_variables
-from service.store import Store
+from service.store import open_store
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ def serve(settings: ServeSettings, listener: socket.socket) -> None:
         signal.signal(stop, lambda *_: sys.exit(0))  # uvicorn ends by raising again the signal that stopped it
     for name in unknown_variables(settings):
         log.warning("unknown_environment_variable", name=name)
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     live = Live(store, _THREADS_A_BATCH, settings.poll_seconds, settings.device)
     live.open_current()
     log.info("serving", url=url(listener), version=live.version())
