@@ -112,14 +112,15 @@ def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> 
     with tqdm(total=made_up.keys, unit="key", unit_scale=True, desc="make up") as bar:
         made_up.write(settings.run / "memory", bar.update)
     memory = open_memory(settings.run / "memory")
-    settings.store.mkdir()
+    bundle = Path(settings.store)
+    bundle.mkdir()
     start = time.perf_counter()
     with _peak_memory() as peak:
-        manifest, _ = write_bundle(memory, encoder, sample, settings.store, settings, usable_device(settings))
+        manifest, _ = write_bundle(memory, encoder, sample, bundle, settings, usable_device(settings))
     built = time.perf_counter() - start
     say("open, and ask")
     start = time.perf_counter()
-    predictor = Predictor.open(open_bundle(settings.store), threads)
+    predictor = Predictor.open(open_bundle(bundle), threads)
     opened = time.perf_counter() - start
     asked = made_up.queries(queries)
     exact, found = exact_neighbours(memory.keys, asked, _TOP_B), predictor.searcher.search(asked, _TOP_B, _LAMBDA)

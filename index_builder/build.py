@@ -45,7 +45,7 @@ from service.manifest import (
     Point,
 )
 from service.settings import Device
-from service.store import Store
+from service.store import open_store
 from service.threads import threads_or_cores
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
@@ -80,10 +80,10 @@ def build(settings: BuildSettings) -> str:
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
-    store = Store(settings.store)
+    store = open_store(settings.store, bundle_cache=settings.bundle_cache)
     before = baseline(store, settings, threads)
     if settings.gate_dataset and not before:
-        say(f"gate: no version of {settings.store} is current, so there is none to fall behind")
+        say(f"gate: no version of {store.name} is current, so there is none to fall behind")
     with store.incoming() as folder:
         sample = sample_of(memory, encoder)
         manifest, points = write_bundle(memory, encoder, sample, folder, settings, device)

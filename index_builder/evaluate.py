@@ -21,7 +21,7 @@ from service.bundle import LabelTable
 from service.predictor import Predictor
 from service.scoring import Ranking, cast_votes, rank
 from service.searcher import Neighbours
-from service.store import Store
+from service.store import open_store
 from service.threads import threads_or_cores
 from trainer.dataset import Entries, Split
 from trainer.formats import open_dataset
@@ -72,7 +72,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         DatasetError: If the dataset breaks its contract.
         BuildError: If the bundle knows none of the dataset's labels.
     """
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
     predictor = Predictor.open(store.open(version), threads_or_cores(settings.threads))
     dataset = open_dataset(settings.dataset, settings.format)

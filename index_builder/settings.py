@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, S
 
 from service.manifest import Precision
 from service.schemas import Lambda, Temperature, TopB
-from service.settings import NO_WORD, Device
+from service.settings import NO_WORD, Device, Location
 from trainer.settings import Listed
 
 
@@ -32,7 +32,10 @@ class BuildSettings(BuilderSettings):
     """Export, index, check and publish a run as a bundle; the last line printed is its version."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
-    store: Path = Field(description="bundle store to publish in; created when absent")
+    store: Location = Field(description="bundle store to publish in, a folder or a URL; created when absent")
+    bundle_cache: Path | None = Field(
+        None, description="where bundles for a store at a URL are kept; unset: ~/.cache/recollect"
+    )
     index: str = Field(
         "auto",
         min_length=1,
@@ -65,7 +68,10 @@ class EvaluateSettings(BuilderSettings):
     """Measure a bundle on a dataset's test split, through the pipeline that serves; one row a setting, in percent."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
-    store: Path = Field(description="bundle store")
+    store: Location = Field(description="bundle store: a folder, or a URL as in s3://bucket/store")
+    bundle_cache: Path | None = Field(
+        None, description="where bundles of a store at a URL are kept; unset: ~/.cache/recollect"
+    )
     version: str = Field("current", description="version to measure")
     verify_key: Path | None = Field(
         None, description="Ed25519 public key, in PEM, that the bundle must be signed for; unset: it need not be signed"

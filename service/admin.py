@@ -109,7 +109,8 @@ def status(request: Request, activation: ActivationDependency) -> Status:
 def settings(request: Request) -> dict[str, Any]:
     """The effective settings, without secrets."""
     effective: ServeSettings = request.app.state.settings
-    return effective.model_dump(mode="json")
+    store: Store = request.app.state.store
+    return effective.model_dump(mode="json") | {"store": store.name}  # a URL may hold a password
 
 
 def create_admin(store: Store, activation: Activation, settings: ServeSettings) -> ASGIApp:

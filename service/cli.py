@@ -32,13 +32,13 @@ def predict(settings: PredictSettings) -> None:
     from service.errors import QueryError
     from service.predictor import Predictor
     from service.schemas import PredictResponse, Query, Result
-    from service.store import Store
+    from service.store import open_store
 
     try:
         query = TypeAdapter(Query).validate_python(settings.text)
     except ValidationError as error:
         raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
     predictor = Predictor.open(store.open(version), threads=1)
     chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
@@ -58,9 +58,9 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store import Store
+    from service.store import open_store
 
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     store.require()
     rows = []
     try:
@@ -106,9 +106,9 @@ def rollback(settings: RollbackSettings) -> None:
 def verify(settings: VerifySettings) -> None:
     from service.golden import check_golden
     from service.predictor import Predictor
-    from service.store import Store
+    from service.store import open_store
 
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
     predictor = Predictor.open(store.open(version), threads=1)
     share, files = check_golden(predictor), len(predictor.manifest.files)
@@ -119,11 +119,11 @@ def verify(settings: VerifySettings) -> None:
 def _activation(settings: SwitchSettings) -> Activation:
     from service.activation import Activation
     from service.redis_link import RedisLink
-    from service.store import Store
+    from service.store import open_store
 
     url = settings.redis_url
     link = RedisLink(url.get_secret_value(), settings.redis_prefix) if url else None
-    return Activation(Store(settings.store, settings.verify_key), link)
+    return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
 
 
 def _switched(settings: SwitchSettings, activation: Activation, version: str) -> None:

@@ -118,6 +118,7 @@ class Live:
 
     def close(self) -> None:
         self._closed = True
+        self._opener.store.close()
         self.wake()
         if self._follower:
             self._follower.join()

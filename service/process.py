@@ -26,7 +26,7 @@ from service.protocol import BoundedProtocol
 from service.redis_link import RedisLink
 from service.replicas import FolderReplicas, RedisReplicas
 from service.settings import ServeSettings
-from service.store import Store
+from service.store import open_store
 from service.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
         signal.signal(stop, lambda *_: sys.exit(0))  # until there is a loop that can drain
     telemetry = Telemetry(with_redis=settings.redis_url is not None)
     api_keys = read_api_keys(settings.api_keys, settings.rate_limit) if settings.api_keys else []
-    store = Store(settings.store, settings.verify_key)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     link = None
     if settings.redis_url is not None:
         link = RedisLink(settings.redis_url.get_secret_value(), settings.redis_prefix, telemetry)

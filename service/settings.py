@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.addresses import is_loopback
@@ -16,6 +16,11 @@ from service.schemas import Lambda, Temperature, TopB, TopK
 ENV_PREFIX = "RECOLLECT_"
 
 Device = Literal["auto", "cpu", "cuda"]
+
+# A store's folder, or its URL, which may hold a password: show a store's `name` instead.
+Location = Annotated[
+    Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
+]
 
 # What a flag would have to say to mean None. No argument can hold it: `--verify-key null` must not mean no key.
 NO_WORD = "\0"
@@ -38,7 +43,10 @@ class ServiceSettings(BaseSettings):
         cli_parse_none_str=NO_WORD,
     )
 
-    store: Path = Field(description="bundle store")
+    store: Location = Field(description="bundle store: a folder, or a URL as in s3://bucket/store")
+    bundle_cache: Path | None = Field(
+        None, description="where bundles of a store at a URL are kept; unset: ~/.cache/recollect"
+    )
     verify_key: Path | None = Field(
         None, description="Ed25519 public key, in PEM, that bundles must be signed for; unset: none need be signed"
     )

@@ -5,7 +5,8 @@
              HISTORY              the versions that were current, one a line, the current one last
 
 A bundle is written aside in `.incoming-*`, flushed to disk and renamed; CURRENT moves last. So a store is valid
-after every step, and what a killed builder leaves behind is removed by the next one.
+after every step, and what a killed builder leaves behind is removed by the next one. `service/remote.py` keeps the same
+layout at a URL.
 """
 
 from __future__ import annotations
@@ -23,11 +24,34 @@ from service.errors import BundleError, StoreError
 from service.manifest import Manifest, check_version, is_version, read_manifest
 from service.signing import read_verify_key
 
-_INCOMING = ".incoming-"
+INCOMING = ".incoming-"
+
+
+def open_store(location: Path | str, verify_key: Path | None = None, bundle_cache: Path | None = None) -> Store:
+    """The store in a folder or, as in `s3://bucket/store`, at any URL that fsspec knows.
+
+    Args:
+        location: The folder, or the URL.
+        verify_key: Whose signature bundles need; None: nobody's.
+        bundle_cache: Where bundles of a store at a URL are kept; None: in the user's own cache.
+
+    Raises:
+        KeyFileError: If `verify_key` is no Ed25519 public key.
+        StoreError: If nothing here knows the URL's protocol, or there is no folder to keep bundles in.
+    """
+    if isinstance(location, Path) or "://" not in location:
+        return Store(Path(location), verify_key)
+    from service.remote import RemoteStore  # a folder needs no fsspec
+
+    return RemoteStore(location, verify_key, bundle_cache)
 
 
 class Store:
     """A store's folder; with a public key, nothing is taken from there that its private half did not sign.
+
+    Attributes:
+        root: The folder.
+        name: What messages call the store.
 
     Raises:
         KeyFileError: If `verify_key` is no Ed25519 public key.
@@ -35,6 +59,7 @@ class Store:
 
     def __init__(self, root: Path, verify_key: Path | None = None) -> None:
         self.root = root
+        self.name = str(root)
         self.bundles = root / "bundles"
         self._verify_key = read_verify_key(verify_key) if verify_key else None
 
@@ -45,7 +70,7 @@ class Store:
             StoreError: If there is no such folder.
         """
         if not self.root.is_dir():
-            raise StoreError(f"{self.root}: expected a bundle store, found none; run `recollect build`")
+            raise self._no_store()
 
     def versions(self) -> list[str]:
         """All published versions, oldest first."""
@@ -59,12 +84,12 @@ class Store:
         Raises:
             StoreError: If CURRENT holds no version's name.
         """
-        try:
-            return check_version((self.root / "CURRENT").read_text(encoding="utf-8").strip())
-        except FileNotFoundError:
+        content = self._read("CURRENT")
+        if content is None:
             return None
-        except (UnicodeDecodeError, StoreError):
-            raise StoreError(f"{self.root / 'CURRENT'}: expected a version's name; run `recollect activate`") from None
+        if (version := named_in(content)) is None:
+            raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
+        return version
 
     def require_current(self) -> str:
         """The current version.
@@ -72,11 +97,11 @@ class Store:
         Raises:
             StoreError: If there is no store or nothing is current.
         """
-        self.require()
         current = self.current()
         if current is None:
+            self.require()
             known = ", ".join(self.versions()[-3:]) or "no version at all: run `recollect build`"
-            raise StoreError(f"{self.root}: no version is current; `recollect activate` one of: {known}")
+            raise StoreError(f"{self.name}: no version is current; `recollect activate` one of: {known}")
         return current
 
     def resolve(self, version: str) -> str:
@@ -94,10 +119,8 @@ class Store:
             StoreError: If the store has no such version.
         """
         folder = self.bundles / check_version(version)
-        self.require()
         if not folder.is_dir():
-            known = ", ".join(self.versions()[-3:]) or "none"
-            raise StoreError(f"{self.root}: expected a published version, found no {version!r}; the latest: {known}")
+            raise self._no_version(version)
         return folder
 
     def manifest(self, version: str) -> Manifest:
@@ -107,9 +130,7 @@ class Store:
             StoreError: If the store has no such version.
             BundleError: If the manifest cannot be read, lacks its signature, or is another version's.
         """
-        manifest = read_manifest(self.path(version), self._verify_key)
-        self._check_name(version, manifest)
-        return manifest
+        return self._read_manifest(self.path(version), version)
 
     def open(self, version: str) -> Bundle:
         """Check and map a published version.
@@ -118,9 +139,10 @@ class Store:
             StoreError: If the store has no such version.
             BundleError: If it is not what was published, lacks its signature, or is another version.
         """
-        bundle = open_bundle(self.path(version), self._verify_key)
-        self._check_name(version, bundle.manifest)
-        return bundle
+        return self._open(self.path(version), version)
+
+    def close(self) -> None:
+        """Give up what takes long, as the service stops: nothing does in a folder."""
 
     def activate(self, version: str) -> None:
         """Make a version current.
@@ -130,7 +152,7 @@ class Store:
             BundleError: If its manifest is broken.
         """
         self.manifest(version)
-        with self._lock():
+        with self._moving_current():
             history = self._history()
             if history[-1:] != [version]:
                 self._set_current([*history, version])
@@ -142,13 +164,13 @@ class Store:
             StoreError: If there is none.
         """
         self.require()
-        with self._lock():
+        with self._moving_current():
             history = self._history()
             others = set(self.versions()) - set(history[-1:])
             while history and history[-1] not in others:
                 history.pop()  # current, or removed since
             if not history:
-                raise StoreError(f"{self.root}: no version was current before; choose one with `recollect activate`")
+                raise StoreError(f"{self.name}: no version was current before; choose one with `recollect activate`")
             self.manifest(history[-1])
             self._set_current(history)
             return history[-1]
@@ -159,7 +181,7 @@ class Store:
         self.bundles.mkdir(parents=True, exist_ok=True)
         with self._lock():  # or another builder may take a folder that is not locked yet for an abandoned one
             self._remove_abandoned()
-            folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.bundles))
+            folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
             descriptor = os.open(folder, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while its builder lives
         try:
@@ -187,12 +209,26 @@ class Store:
         folder.rename(target)
         _sync(self.bundles)
 
-    def _check_name(self, version: str, manifest: Manifest) -> None:
-        if manifest.version != version:
-            raise BundleError(f"{self.path(version)}: expected version {version}, manifest says {manifest.version}")
+    def _open(self, folder: Path, version: str) -> Bundle:
+        bundle = open_bundle(folder, self._verify_key)
+        _check_name(folder, version, bundle.manifest)
+        return bundle
+
+    def _read_manifest(self, folder: Path, version: str) -> Manifest:
+        manifest = read_manifest(folder, self._verify_key)
+        _check_name(folder, version, manifest)
+        return manifest
+
+    def _no_store(self) -> StoreError:
+        return StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
+
+    def _no_version(self, version: str) -> StoreError:
+        self.require()
+        known = ", ".join(self.versions()[-3:]) or "none"
+        return StoreError(f"{self.name}: expected a published version, found no {version!r}; the latest: {known}")
 
     def _remove_abandoned(self) -> None:
-        for folder in self.bundles.glob(f"{_INCOMING}*"):
+        for folder in self.bundles.glob(f"{INCOMING}*"):
             try:
                 descriptor = os.open(folder, os.O_RDONLY)
             except FileNotFoundError:  # published since
@@ -211,27 +247,46 @@ class Store:
         finally:
             os.close(descriptor)
 
+    def _moving_current(self) -> contextlib.AbstractContextManager[None]:
+        return self._lock()
+
     def _history(self) -> list[str]:
         """Versions that were current; CURRENT, moved last, is the truth where the two disagree."""
-        path = self.root / "HISTORY"
-        history = path.read_text(encoding="utf-8", errors="replace").split() if path.is_file() else []
-        try:
-            current = self.current()
-        except StoreError:  # no name of a version: `activate` writes it anew
-            return []
-        if current is None:
+        history = (self._read("HISTORY") or b"").decode(errors="replace").split()
+        current = named_in(self._read("CURRENT") or b"")
+        if current is None:  # or no name of a version: `activate` writes it anew
             return []
         return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
 
     def _set_current(self, history: list[str]) -> None:
-        _replace(self.root / "HISTORY", "".join(f"{version}\n" for version in history))
-        _replace(self.root / "CURRENT", f"{history[-1]}\n")
+        self._write("HISTORY", "".join(f"{version}\n" for version in history).encode())
+        self._write("CURRENT", f"{history[-1]}\n".encode())
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, content: bytes) -> None:
+        _replace(self.root / name, content)
 
 
-def _replace(path: Path, content: str) -> None:
-    aside = path.with_name(f".{path.name}{_INCOMING}{os.getpid()}")
+def named_in(content: bytes) -> str | None:
+    """The version that CURRENT names; None if it holds no version's name."""
+    name = content.decode(errors="replace").strip()
+    return name if is_version(name) else None
+
+
+def _check_name(folder: Path, version: str, manifest: Manifest) -> None:
+    if manifest.version != version:
+        raise BundleError(f"{folder}: expected version {version}, manifest says {manifest.version}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    aside = path.with_name(f".{path.name}{INCOMING}{os.getpid()}")
     try:
-        aside.write_text(content, encoding="utf-8")
+        aside.write_bytes(content)
         _sync(aside)
         aside.replace(path)
         _sync(path.parent)

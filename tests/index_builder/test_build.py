@@ -20,7 +20,7 @@ from index_builder.errors import BuildError, CheckFailed
 from index_builder.settings import BuildSettings
 from service.bundle import open_bundle
 from service.predictor import Predictor
-from service.store import Store
+from service.store import Store, open_store
 from tests.conftest import TOPICS
 from trainer.checkpoint import load_checkpoint
 from trainer.errors import MemoryFolderError
@@ -65,6 +65,14 @@ def test_last_line_on_stdout_is_the_version(
 def test_activate_makes_the_new_version_current(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     version = build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
     assert Store(tmp_path).current() == version
+
+
+def test_a_bundle_is_published_at_a_url_as_in_a_folder(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+    url, cache = f"file://{tmp_path}/store", tmp_path / "cache"
+    version = build(BuildSettings(run=tiny_run, store=url, bundle_cache=cache, activate=True))
+    for store in (open_store(url, None, cache), Store(tmp_path / "store")):
+        assert (store.current(), store.versions()) == (version, [version])
+        assert store.open(version).manifest.version == version
 
 
 def test_int8_encoder_is_smaller_and_answers_alike(road: Any, tmp_path: Path) -> None:
