@@ -28,7 +28,7 @@ from service.threads import ThreadBudget
 from storm import swap_storm
 from workload import spread
 
-_QUERIES, _CLIENTS, _CONNECTIONS = 512, 16, 64
+_QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
 _WARM_SECONDS = 2.0
 # Requests a second under light load; the share of saturation that a busy server gets.
 _LIGHT_RATE, _BUSY = 20, 0.6

@@ -20,7 +20,7 @@ from service.activation import Activation
 from service.addresses import is_loopback
 from service.errors import BundleError, NotServedError, RedisError, ServiceError, StoreError
 from service.middleware import BodyLimit
-from service.problems import problem_response
+from service.problems import NOT_JSON, problem_response
 from service.replicas import Report
 from service.settings import ServeSettings
 from service.store import Store
@@ -160,7 +160,7 @@ class Guard:
                 403, "without a token, /admin is asked as localhost; set --admin-token for any other name"
             )
         if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return problem_response(422, "body: expected a JSON object, sent as Content-Type: application/json")
+            return problem_response(422, NOT_JSON)
         return None
 
 

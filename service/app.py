@@ -17,14 +17,17 @@ from service.cache import KeptAnswers, LocalAnswers, RedisAnswers
 from service.live import Live
 from service.middleware import BodyLimit, RequestContext
 from service.redis_link import RedisLink
-from service.routes import router
-from service.schemas import Problem
+from service.routes import predict, predict_batch, router
+from service.schemas import PredictBatchRequest, PredictRequest, Problem
 from service.settings import ServeSettings
+from service.shortcut import Endpoints, Shortcut
 from service.telemetry import Telemetry
 from service.threads import ThreadBudget
 from service.tracing import Tracer
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
+# What a page of another origin may read.
+_EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
 
 
 def create_app(
@@ -36,43 +39,41 @@ def create_app(
 ) -> ASGIApp:
     """The service around a live predictor, which it follows while it runs and closes when it stops."""
     tracer = Tracer()
+    budget = ThreadBudget.of(settings.workers, settings.threads)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        threads, window_seconds = (
-            ThreadBudget.of(settings.workers, settings.threads).threads,
-            settings.batch_window_ms / 1e3,
+        window_seconds = settings.batch_window_ms / 1e3
+        app.state.batcher = Batcher(
+            budget.threads, settings.max_queue, settings.encode_together, window_seconds, telemetry
         )
-        app.state.batcher = Batcher(threads, settings.max_queue, settings.encode_together, window_seconds, telemetry)
         live.follow()
         yield
         await asyncio.to_thread(live.close)
         await asyncio.to_thread(app.state.batcher.close)
         await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
-    app.state.live, app.state.settings, app.state.telemetry, app.state.link = live, settings, telemetry, link
-    app.state.kept, app.state.limits, app.state.tracer = (
-        _kept(settings, telemetry, link),
-        RateLimits(settings.max_batch, link),
-        tracer,
-    )
-    app.include_router(router)
-    problems.install(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    framework = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
+    state = framework.state
+    state.live, state.settings, state.telemetry, state.tracer, state.link = live, settings, telemetry, tracer, link
+    state.kept, state.limits = _kept(settings, telemetry, link), RateLimits(settings.max_batch, link)
+    framework.include_router(router)
+    problems.install(framework)
+    _document(framework, guarded=bool(api_keys))
+
+    asked_most: Endpoints = {
+        "/predict": (PredictRequest, predict),
+        "/predict/batch": (PredictBatchRequest, predict_batch),
+    }
+    app: ASGIApp = Shortcut(framework, live, asked_most)
+    app = BodyLimit(app, settings.max_body_bytes)
     if api_keys:
-        app.add_middleware(Access, keys=api_keys)
+        app = Access(app, api_keys)
     if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
-        exposed = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=exposed,
+        app = CORSMiddleware(
+            app, origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED_HEADERS
         )
-    app.add_middleware(RequestContext, live=live, telemetry=telemetry, access_log=settings.access_log)
-    _document(app, guarded=bool(api_keys))
+    app = RequestContext(app, live, telemetry, settings.access_log)
     return tracer.around(app)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -30,6 +31,7 @@ _TITLES = {
     504: ("deadline_passed", "Deadline passed"),
 }
 _RETRY_AFTER_SECONDS = "1"
+NOT_JSON = "body: expected a JSON object, sent as Content-Type: application/json"
 _MEDIA_TYPE = "application/problem+json"
 # What an answer repeats of a request: so many faults, so much of a field's name.
 _MOST_ERRORS = 10
@@ -78,27 +80,11 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def install(app: FastAPI) -> None:
     """Turn every kind of error into a problem; faults of ours are `RequestContext`'s, which knows the request's id."""
 
-    @app.exception_handler(ProblemError)
-    async def on_problem(request: Request, error: ProblemError) -> Response:
-        return problem_response(error.status, error.detail, error.code, headers=error.headers)
+    async def on_error(request: Request, error: Exception) -> Response:
+        return problem_of(error)
 
-    @app.exception_handler(NotReadyError)
-    async def on_not_ready(request: Request, error: NotReadyError) -> Response:
-        return problem_response(503, str(error))
-
-    @app.exception_handler(OverloadError)
-    async def on_overload(request: Request, error: OverloadError) -> Response:
-        return problem_response(503, str(error), "overloaded")
-
-    @app.exception_handler(QueryError)
-    async def on_query(request: Request, error: QueryError) -> Response:
-        return problem_response(422, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        errors = [_field_problem(each) for each in error.errors()[:_MOST_ERRORS]]
-        first = errors[0]
-        return problem_response(422, f"{first['field']}: {first['message']}", errors=errors)
+    for kind in (ProblemError, NotReadyError, OverloadError, QueryError, RequestValidationError):
+        app.add_exception_handler(kind, on_error)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
@@ -108,12 +94,34 @@ def install(app: FastAPI) -> None:
         return problem_response(error.status_code, detail, headers=error.headers)
 
 
+def problem_of(error: Exception) -> Response:
+    """The response to an error of the request's own, or to one that will pass.
+
+    Raises:
+        Exception: The error itself, where it is a fault of ours.
+    """
+    match error:
+        case ProblemError():
+            return problem_response(error.status, error.detail, error.code, headers=error.headers)
+        case NotReadyError():
+            return problem_response(503, str(error))
+        case OverloadError():
+            return problem_response(503, str(error), "overloaded")
+        case QueryError():
+            return problem_response(422, str(error))
+        case RequestValidationError() | ValidationError():
+            errors = [_field_problem(each) for each in error.errors()[:_MOST_ERRORS]]
+            first = errors[0]
+            return problem_response(422, f"{first['field']}: {first['message']}", errors=errors)
+    raise error
+
+
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     """Where and what, without the offending value: it may be huge, or no JSON."""
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
-        return {"field": "body", "message": f"expected JSON: {error['ctx']['error']} at byte {error['loc'][-1]}"}
+        return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}
     if not where:
-        return {"field": "body", "message": "expected a JSON object, sent as Content-Type: application/json"}
+        return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
     return {"field": ".".join(where)[:_FIELD_CHARACTERS], "message": message}
