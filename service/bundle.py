@@ -23,6 +23,7 @@ from jaxtyping import Int
 
 from service.arrays import map_array, map_offsets, map_positions
 from service.errors import BundleError
+from service.leisure import leisurely, rest
 from service.manifest import (
     BUNDLE_FILES,
     MANIFEST,
@@ -36,6 +37,8 @@ from service.signing import VerifyKey
 from service.strings import StringTable
 
 _HASHING_THREADS = 4
+# Read and hashed at a time, without Python's lock: each time it is asked for holds up those that answer meanwhile.
+_HASHED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,19 @@ class Bundle:
 
 
 def describe_files(folder: Path) -> dict[str, FileInfo]:
-    """SHA-256 and size of each of a bundle's files, hashed side by side."""
+    """SHA-256 and size of each of a bundle's files, hashed side by side; at leisure, one after the other."""
 
     def describe(name: str) -> tuple[str, FileInfo]:
-        path = folder / name
-        with path.open("rb") as file:
-            return name, FileInfo(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
+        digest, size, piece = hashlib.sha256(), 0, bytearray(_HASHED_BYTES)
+        with (folder / name).open("rb", buffering=0) as file:
+            while read := file.readinto(piece):
+                digest.update(memoryview(piece)[:read])
+                size += read
+                rest()
+        return name, FileInfo(sha256=digest.hexdigest(), size=size)
 
+    if leisurely():
+        return dict(map(describe, sorted(BUNDLE_FILES)))
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         return dict(pool.map(describe, sorted(BUNDLE_FILES)))
 

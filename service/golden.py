@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.errors import BundleError, WrongAnswersError
+from service.leisure import rest
 from service.predictor import Predictor
 
 GOLDEN = "golden.json"
@@ -70,12 +71,9 @@ def check_golden(predictor: Predictor) -> float:
 
 def agreement(predictor: Predictor, golden: list[GoldenQuery]) -> float:
     """Share of the golden labels that the bundle answers with, over all golden queries; all of none is 1."""
-    if not golden:
-        return 1.0
-    most = max(len(each.labels) for each in golden)
-    answers = predictor.predict([each.query for each in golden], predictor.options(top_k=most)).answers
-    kept = sum(
-        len({*each.labels} & {label.uid for label in answer.labels[: len(each.labels)]})
-        for each, answer in zip(golden, answers, strict=True)
-    )
-    return kept / sum(len(each.labels) for each in golden)
+    kept = 0
+    for each in golden:
+        (answer,) = predictor.predict([each.query], predictor.options(top_k=len(each.labels))).answers
+        kept += len({*each.labels} & {label.uid for label in answer.labels})
+        rest()
+    return kept / sum(len(each.labels) for each in golden) if golden else 1.0

@@ -2,7 +2,7 @@
 
 A new version is opened, checked and warmed beside the old one, then one reference flips. A request takes the
 reference once, so it is answered by one version; the old one goes when its last request has. One thread does all of
-that, and gives way to those that answer. A version that fails is refused, told of, and the old one goes on.
+that, at leisure. A version that fails is refused, told of, and the old one goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
-import os
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ import structlog
 
 from service.current import Current
 from service.errors import NotReadyError, RedisError, ServiceError
+from service.leisure import at_leisure
 from service.opening import Opener
 from service.predictor import Predictor
 from service.replicas import Refusal, Replicas, Report, replica_name, shortened
@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 # A refused version is tried again after so long: what was wrong may have passed, as a full memory does.
 _RETRY_SECONDS = 30.0
 # Queries that were asked last, which warm the next version. They are never written anywhere.
-_RECORDED = 64
-# How nice the following thread is to those that answer; 19 is the most.
-_NICENESS = 15
+_RECORDED = 16
+# Without a query for so long, opening a version is in nobody's way.
+_QUIET_SECONDS = 1.0
 # References to a version that nobody but the list of the retired holds: the list's, and the count's own.
 _HELD_BY_NOBODY = 2
 
@@ -58,6 +58,7 @@ class Live:
         self._serving: tuple[Predictor, datetime] | None = None
         self._retired: list[Predictor] = []
         self._recorded: deque[str] = deque(maxlen=_RECORDED)
+        self._asked_at = -_QUIET_SECONDS
         self._refused: Refusal | None = None
         self._retry_at = 0.0
         self._complaints: dict[str, str] = {}
@@ -99,6 +100,7 @@ class Live:
     def record(self, query: str) -> None:
         """Remember a query for a while, to warm the next version with."""
         self._recorded.append(query)
+        self._asked_at = time.monotonic()
 
     def follow(self) -> None:
         """Watch for another current version, in a thread of its own, until `close`."""
@@ -126,8 +128,6 @@ class Live:
             self._replicas.leave()
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._closed:
             self._news.clear()
             self._try("store_unreadable", self._refresh)
@@ -165,7 +165,8 @@ class Live:
 
     def _open(self, version: str) -> None:
         start = time.monotonic()
-        predictor = self._opener.open(version, [*self._recorded])
+        with at_leisure(self._asked_of_late) if self._serving else contextlib.nullcontext():
+            predictor = self._opener.open(version, [*self._recorded])
         before = self.version()
         if self._serving:
             self._retired.append(self._serving[0])
@@ -177,6 +178,9 @@ class Live:
             self._telemetry.swapped(seconds)
         self._telemetry.serves(version, before, predictor.manifest.created)
         self._telemetry.ready.set(1)
+
+    def _asked_of_late(self) -> bool:
+        return time.monotonic() - self._asked_at < _QUIET_SECONDS
 
     def _free_retired(self) -> None:
         """Let go of versions whose last request has gone: unmapping them costs this thread, and no request."""

@@ -9,6 +9,7 @@ import structlog
 
 from service.golden import check_golden
 from service.headroom import require_headroom
+from service.leisure import rest
 from service.predictor import Predictor
 from service.settings import Device
 from service.store import Store
@@ -30,7 +31,7 @@ class Opener:
     threads: int
     device: Device = "cpu"
 
-    def open(self, version: str, recorded: Sequence[str]) -> Predictor:
+    def open(self, version: str, recorded: Sequence[str] = ()) -> Predictor:
         """Open a version that may be served.
 
         Args:
@@ -48,6 +49,7 @@ class Opener:
         check_golden(predictor)
         for query in recorded:
             predictor.predict([query], predictor.options())
+            rest()
         for why in predictor.on_cpu if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=why)
         return predictor
