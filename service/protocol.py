@@ -20,7 +20,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._refused = True, 0, False
         self._late: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -30,7 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
-            self._refuse(431, f"the request's head is over {_MOST_HEAD_BYTES:,} bytes; send shorter headers")
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -38,12 +38,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
-        super().on_headers_complete()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MOST_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_head = True
-        self._forget_late()
+        if not self._refused:
+            super().on_message_complete()
+            self._in_head = True
+            self._forget_late()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_late()
@@ -51,6 +59,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "expected HTTP/1.1, found something else")
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request's head is over {_MOST_HEAD_BYTES:,} bytes; send shorter headers")
 
     def _give_up(self) -> None:
         self._refuse(408, f"the request did not end within {_REQUEST_SECONDS:.0f} seconds; send it whole")
@@ -62,6 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer, unless an answer to the same request has begun, and hang up."""
+        self._refused = True
         self._forget_late()
         if not self.transport.is_closing():
             if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:

@@ -25,7 +25,14 @@ def _has_words(query: str) -> str:
     return query
 
 
-Query = Annotated[str, AfterValidator(_has_words), Field(examples=["turn an object into a JSON string"])]
+# What `/docs` can say of words: a character that is neither white space nor a control.
+_WORDS = {"minLength": 1, "pattern": r"[^\s\x00-\x1f\x7f-\xa0]"}
+
+Query = Annotated[
+    str,
+    AfterValidator(_has_words),
+    Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS),
+]
 Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1: instances alone")]
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the found keys")]
 TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="keys to retrieve")]

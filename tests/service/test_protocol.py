@@ -49,8 +49,13 @@ def still_answers(server: Server) -> bool:
 
 @pytest.mark.parametrize(
     "head",
-    [HEAD + b"X-Long: " + b"x" * 100_000, HEAD + b"X: y\r\n" * 20_000, b"GET /" + b"x" * 100_000],
-    ids=["long header", "many headers", "long path"],
+    [
+        HEAD + b"X-Long: " + b"x" * 100_000,
+        HEAD + b"X-Long: " + b"x" * 100_000 + b"\r\n\r\n" + BODY,
+        HEAD + b"X: y\r\n" * 20_000,
+        b"GET /" + b"x" * 100_000,
+    ],
+    ids=["endless header", "long header", "many headers", "long path"],
 )
 def test_an_endless_head_is_refused(server: Server, head: bytes) -> None:
     status, problem = answer_to(server, head)

@@ -1,0 +1,38 @@
+"""The service does what `/openapi.json` says: whatever is asked, no answer that it does not document."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.http_helpers import serving
+
+pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+# A 504 is a server error to schemathesis, but what a request asked for with its own `timeout_ms`.
+CHECKS = "status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["anyone", "with keys"])
+def test_no_answer_is_undocumented_and_none_is_a_fault_of_ours(store: Path, tmp_path: Path, keys: bool) -> None:
+    path = tmp_path / "keys"
+    path.write_text("front 0123456789abcdef 50\n")
+    with serving(store, *(("--api-keys", str(path)) if keys else ())) as server:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
+        headers = ["--header", "X-API-Key: 0123456789abcdef"] if keys else []
+        found = subprocess.run(
+            [*command, "--max-examples", "20", "--seed", "1", "--no-color", *headers],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        assert found.returncode == 0, found.stdout[-5000:]
+        counted = re.findall(r'recollect_requests_total\{.*?status="(\d+)"\}', httpx.get(f"{server.url}/metrics").text)
+        assert {status for status in counted if status >= "500"} <= {"504"}
+        assert {"200", "422"} <= set(counted)
+        assert "Traceback" not in server.log()
