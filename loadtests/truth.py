@@ -65,14 +65,8 @@ class Truth:
 
 
 def _labels(predictor: Predictor, request: Request) -> list[Labels]:
-    positions = {
-        name: frozenset(
-            position for uid in request.options[name] if (position := predictor.bundle.labels.position(uid)) is not None
-        )
-        for name in ("allow", "deny")
-        if name in request.options
-    }
-    options = predictor.options(**positions)
+    filters = {name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options}
+    options = predictor.options(**filters)
     return [_pairs(predictor.predict([query], options).answers[0]) for query in request.queries]
 
 

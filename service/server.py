@@ -74,7 +74,12 @@ def _supervise(
         structlog.contextvars.bind_contextvars(worker=number)
         _work(settings, public, None if number else admin, ready)
 
-    return Workers(settings.workers, work, settings.drain_seconds, buried=forget_process).run(tell)
+    def stopping() -> None:
+        for held in (public, admin):  # once no worker accepts any more, nobody seems to
+            if held is not None:
+                held.close()
+
+    return Workers(settings.workers, work, settings.drain_seconds, stopping, buried=forget_process).run(tell)
 
 
 def _work(

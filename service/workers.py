@@ -40,11 +40,20 @@ class Workers:
         count: How many.
         work: What each does.
         stop_seconds: How long they may take to stop.
+        stopping: Called once they are to stop.
         buried: Called with the process id of each that is gone.
     """
 
-    def __init__(self, count: int, work: Work, stop_seconds: float, buried: Callable[[int], None]) -> None:
-        self._count, self._work, self._stop_seconds, self._buried = count, work, stop_seconds, buried
+    def __init__(
+        self,
+        count: int,
+        work: Work,
+        stop_seconds: float,
+        stopping: Callable[[], None],
+        buried: Callable[[int], None],
+    ) -> None:
+        self._count, self._work, self._stop_seconds = count, work, stop_seconds
+        self._tell_stopping, self._buried = stopping, buried
         self._numbers: dict[int, int] = {}
         self._ready: set[int] = set()
         self._due: dict[int, float] = {}
@@ -132,6 +141,7 @@ class Workers:
 
     def _stop(self, signals: socket.socket) -> int:
         """Have them drain; who takes too long is killed, and the status is 1."""
+        self._tell_stopping()
         for process in self._numbers:
             os.kill(process, signal.SIGTERM)
         deadline = time.monotonic() + self._stop_seconds + _GRACE_SECONDS

@@ -287,7 +287,7 @@ def test_memory_whose_texts_are_damaged_is_refused(
         "tune.write_index",
         "build.describe_files",
         "verify.Predictor.open",
-        "build.Store.publish",
+        "verify.Store.publish",
     ],
 )
 def test_error_on_the_way_leaves_no_folder(
@@ -308,6 +308,7 @@ DYING = """
 import os, resource, shutil, signal, sys
 import recollect, index_builder.build as builder, index_builder.tune as tune
 from service.predictor import Predictor
+from service.store import Store
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 
@@ -330,7 +331,7 @@ deaths = {
     "index": kill_at(tune, "write_index"),
     "verify": kill_at(Predictor, "open"),
     "rename": kill_at(Path, "rename"),
-    "activate": kill_at(builder.Store, "activate"),
+    "activate": kill_at(Store, "activate"),
     **{f"full {size}": full_at(size) for size in (0, 600, 2_000, 5_000, 60_000)},
 }
 for name, prepare in deaths.items():

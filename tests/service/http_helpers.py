@@ -71,8 +71,8 @@ def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> It
 
 
 def copy_store(store: Path, to: Path) -> Path:
-    """A store that a test may change."""
-    return shutil.copytree(store, to)
+    """A store that a test may change, and that nobody serves yet."""
+    return shutil.copytree(store, to, ignore=shutil.ignore_patterns("replicas"))
 
 
 def add_version(store: Path, source: str, version: str, change: Callable[[Path, dict[str, Any]], None]) -> str:

@@ -78,8 +78,12 @@ class Load:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Ask no more, once the present request is answered."""
         self._stop.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         for thread in self._threads:
             thread.join()
 
