@@ -67,6 +67,8 @@ def _key(where: str, fields: list[str], rate: float) -> ApiKey:
             f"{where}: expected a key of {SHORTEST_SECRET} characters or more, found {len(secret)}; "
             "`openssl rand -hex 24` makes one"
         )
+    if not secret.isascii():
+        raise SettingsError(f"{where}: expected a key of letters, digits and signs of ASCII, found others")
     try:
         chosen = float(own_rate[0]) if own_rate else rate
     except ValueError:
@@ -110,12 +112,15 @@ class Access:
 
 
 # The generic cell rate algorithm: `theoretical` is when the next query would be due if all came at their rate; who asks
-# is early by no more than `burst` queries' worth. Redis's own clock counts, the same for all replicas.
+# is early by no more than `burst` queries' worth. Redis's own clock counts, the same for all replicas; where it was set
+# back, what no key can owe is forgotten.
 _TAKE = """
 local now = redis.call('TIME')
 now = now[1] + now[2] / 1e6
 local interval, queries, burst = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local theoretical = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now) + queries * interval
+local theoretical = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now)
+if theoretical > now + burst * interval then theoretical = now end
+theoretical = theoretical + queries * interval
 local wait = theoretical - burst * interval - now
 if wait > 0 then return tostring(wait) end
 redis.call('SET', KEYS[1], string.format('%.6f', theoretical), 'PX', math.ceil(1e3 * (theoretical - now)) + 1)
@@ -124,10 +129,16 @@ return '0'
 
 
 class RateLimits:
-    """How soon a key may ask again: over all replicas where they share a Redis that answers, else in this process."""
+    """How soon a key may ask again: over all replicas where they share a Redis that answers, else in this process.
 
-    def __init__(self, most_at_once: int, link: RedisLink | None) -> None:
-        self._most_at_once, self._link = most_at_once, link
+    Args:
+        most_at_once: Queries of the largest batch.
+        workers: Processes that share a replica's part of the rate, where each counts for itself.
+        link: The Redis, if there is one.
+    """
+
+    def __init__(self, most_at_once: int, workers: int, link: RedisLink | None) -> None:
+        self._most_at_once, self._workers, self._link = most_at_once, workers, link
         self._theoretical: dict[str, float] = {}
 
     async def wait_seconds(self, key: ApiKey, queries: int) -> float:
@@ -141,9 +152,10 @@ class RateLimits:
                 return float(await self._link.ask_soon(lambda client: client.eval(_TAKE, 1, name, *arguments)))
             except RedisError:
                 pass
-        now = time.monotonic()
-        theoretical = max(self._theoretical.get(key.name, now), now) + queries / key.rate
-        wait = theoretical - burst / key.rate - now
+        rate, now = key.rate / self._workers, time.monotonic()
+        burst = max(math.ceil(rate), self._most_at_once)
+        theoretical = max(self._theoretical.get(key.name, now), now) + queries / rate
+        wait = theoretical - burst / rate - now
         if wait <= 0:
             self._theoretical[key.name] = theoretical
         return max(0.0, wait)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 
 from service.current import SharedCurrent
 from service.errors import NotServedError, RedisError
 from service.redis_link import RedisLink
-from service.replicas import FolderReplicas, RedisReplicas, Replicas, Report
+from service.replicas import FolderReplicas, RedisReplicas, Refusal, Replicas, Report
 from service.store import Store
 
 _LOOK_SECONDS = 0.1
@@ -18,10 +20,11 @@ _SILENCE_SECONDS = 3.0
 class Activation:
     """A store, the Redis that its replicas share, if they do, and what they tell."""
 
-    def __init__(self, store: Store, link: RedisLink | None) -> None:
-        self._store = store
+    def __init__(self, store: Store, link: RedisLink | None, stopping: Callable[[], bool] = lambda: False) -> None:
+        self._store, self._stopping = store, stopping
         self._shared = SharedCurrent(store, link) if link else None
-        self.replicas: Replicas = RedisReplicas(link, 1.0) if link else FolderReplicas(store.root / "replicas")
+        self._refused_before: list[Refusal] = []
+        self.replicas: Replicas = RedisReplicas(link) if link else FolderReplicas(store.root / "replicas")
 
     def activate(self, version: str) -> None:
         """Make a version current.
@@ -31,6 +34,7 @@ class Activation:
             BundleError: If its manifest is broken.
             RedisError: If the store has it current, but Redis does not answer.
         """
+        self._remember_refusals()
         self._store.activate(version)
         self._announce(version)
 
@@ -41,6 +45,7 @@ class Activation:
             StoreError: If there is none.
             RedisError: If the store has it current, but Redis does not answer.
         """
+        self._remember_refusals()
         version = self._store.rollback()
         self._announce(version)
         return version
@@ -59,11 +64,22 @@ class Activation:
             waited = time.monotonic() - start
             if reports and not behind:
                 return reports
-            if behind and all(report.refused and report.refused.version == version for report in behind):
+            if behind and all(self._refuses(report, version) for report in behind):
                 raise NotServedError(_told(version, behind, len(reports)))
+            if self._stopping():
+                raise NotServedError(f"{version} is current; who serves it is not waited for, as this service stops")
             if waited >= (seconds if reports else min(seconds, _SILENCE_SECONDS)):
                 raise NotServedError(_told(version, behind, len(reports)))
             time.sleep(_LOOK_SECONDS)
+
+    def _remember_refusals(self) -> None:
+        """Refusals from before the switch: what was wrong then may have been mended."""
+        with contextlib.suppress(RedisError):
+            self._refused_before = [report.refused for report in self.replicas.reports() if report.refused]
+
+    def _refuses(self, report: Report, version: str) -> bool:
+        refused = report.refused
+        return refused is not None and refused.version == version and refused not in self._refused_before
 
     def _announce(self, version: str) -> None:
         if self._shared is None:

@@ -18,8 +18,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service import problems
 from service.activation import Activation
 from service.addresses import is_loopback
-from service.errors import BundleError, NotServedError, RedisError, ServiceError, StoreError
-from service.middleware import BodyLimit
+from service.errors import (
+    BundleError,
+    NotServedError,
+    RedisError,
+    ServiceError,
+    StoreError,
+    UnknownVersionError,
+)
+from service.live import Live
+from service.middleware import BodyLimit, RequestContext
 from service.problems import NOT_JSON, problem_response
 from service.replicas import Report
 from service.settings import ServeSettings
@@ -55,6 +63,7 @@ class Versions(BaseModel):
 
     current: str | None
     versions: list[VersionRow]
+    problem: str | None = Field(None, description="why it cannot be told which is current")
 
 
 class Switched(BaseModel):
@@ -65,8 +74,11 @@ class Switched(BaseModel):
 
 
 class Status(BaseModel):
+    """What is current, and what every replica serves."""
+
     current: str | None
     replicas: list[Report]
+    problem: str | None = None
 
 
 async def _activation(request: Request) -> Activation:
@@ -81,8 +93,9 @@ ActivationDependency = Annotated[Activation, Depends(_activation)]
 def versions(request: Request) -> Versions:
     """What `recollect versions` lists."""
     store: Store = request.app.state.store
-    current = store.current()
-    return Versions(current=current, versions=[_row(store, version, current) for version in store.versions()])
+    current, problem = _current(store)
+    rows = [_row(store, version, current) for version in store.versions()]
+    return Versions(current=current, versions=rows, problem=problem)
 
 
 @router.post("/activate")
@@ -101,8 +114,8 @@ def rollback(body: SwitchRequest, activation: ActivationDependency) -> Switched:
 @router.get("/status")
 def status(request: Request, activation: ActivationDependency) -> Status:
     """What every replica serves."""
-    store: Store = request.app.state.store
-    return Status(current=store.current(), replicas=activation.replicas.reports())
+    current, problem = _current(request.app.state.store)
+    return Status(current=current, replicas=activation.replicas.reports(), problem=problem)
 
 
 @router.get("/settings")
@@ -113,7 +126,8 @@ def settings(request: Request) -> dict[str, Any]:
     return effective.model_dump(mode="json") | {"store": store.name}  # a URL may hold a password
 
 
-def create_admin(store: Store, activation: Activation, settings: ServeSettings) -> ASGIApp:
+def create_admin(store: Store, activation: Activation, settings: ServeSettings, live: Live) -> ASGIApp:
+    """The interface to a store, whose replicas `activation` knows; `live` is this process's own."""
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None)
     app.state.store, app.state.activation, app.state.settings = store, activation, settings
     app.include_router(router)
@@ -123,12 +137,20 @@ def create_admin(store: Store, activation: Activation, settings: ServeSettings) 
     async def on_service_error(request: Request, error: ServiceError) -> Any:
         return problem_response(_STATUS.get(type(error), 500), str(error), _CODES.get(type(error)))
 
-    return Guard(BodyLimit(app, _MOST_BODY_BYTES), settings.admin_token)
+    guarded = Guard(BodyLimit(app, _MOST_BODY_BYTES), settings.admin_token)
+    return RequestContext(guarded, live, None, settings.access_log)
 
 
-_STATUS: dict[type[Exception], int] = {StoreError: 404, BundleError: 409, NotServedError: 504, RedisError: 503}
+_STATUS: dict[type[Exception], int] = {
+    UnknownVersionError: 404,
+    StoreError: 503,
+    BundleError: 409,
+    NotServedError: 504,
+    RedisError: 503,
+}
 _CODES: dict[type[Exception], str] = {
-    StoreError: "unknown_version",
+    UnknownVersionError: "unknown_version",
+    StoreError: "store_unreadable",
     BundleError: "broken_bundle",
     NotServedError: "not_served",
     RedisError: "redis_down",
@@ -166,6 +188,14 @@ class Guard:
 
 def _host_name(header: str) -> str:
     return header.rpartition("]")[0].removeprefix("[") if header.startswith("[") else header.partition(":")[0]
+
+
+def _current(store: Store) -> tuple[str | None, str | None]:
+    """The current version, and why it cannot be told."""
+    try:
+        return store.current(), None
+    except StoreError as error:
+        return None, str(error)
 
 
 def _row(store: Store, version: str, current: str | None) -> VersionRow:

@@ -57,9 +57,9 @@ async def answer_queries(
             f"explain: expected at most {_EXPLAINED_KEYS:,} keys to explain, found {len(queries):,} x top_b "
             f"{top_b:,}; ask for fewer",
         )
-    await _charge(request, len(queries))
     try:
         async with asyncio.timeout(None if body.timeout_ms is None else body.timeout_ms / 1000):
+            await _charge(request, len(queries))
             answers, milliseconds = await _kept_or_made(predictor, queries, body, request)
     except TimeoutError:
         request.app.state.telemetry.dropped("deadline")
@@ -172,18 +172,21 @@ def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -
 
 def _keys(predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest) -> list[bytes] | None:
     """What the answers are kept under: all that decides them, said by the request or not."""
-    defaults = predictor.manifest.defaults
-    chosen = [
-        defaults.lambda_ if body.lambda_ is None else body.lambda_,
-        body.temperature or defaults.temperature,
-        body.top_b or defaults.top_b,
-        body.top_k or defaults.top_k,
-        body.threshold,
-        body.explain,
-        None if body.allow is None else sorted({*body.allow}),
-        sorted({*(body.deny or [])}),
-    ]
-    return answer_keys(predictor.version, chosen, [*(body.allow or []), *(body.deny or [])], queries)
+    defaults, allow, deny = predictor.manifest.defaults, body.allow or [], body.deny or []
+
+    def options() -> list[Any]:
+        return [
+            defaults.lambda_ if body.lambda_ is None else body.lambda_,
+            body.temperature or defaults.temperature,
+            body.top_b or defaults.top_b,
+            body.top_k or defaults.top_k,
+            body.threshold,
+            body.explain,
+            None if body.allow is None else sorted({*allow}),
+            sorted({*deny}),
+        ]
+
+    return answer_keys(predictor.version, options, len(allow) + len(deny), queries)
 
 
 def _log_sample(predictor: Predictor, queries: list[str], answers: list[bytes], request: Request) -> None:

@@ -56,7 +56,7 @@ def create_app(
     framework = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan)
     state = framework.state
     state.live, state.settings, state.telemetry, state.tracer, state.link = live, settings, telemetry, tracer, link
-    state.kept, state.limits = _kept(settings, telemetry, link), RateLimits(settings.max_batch, link)
+    state.kept, state.limits = _kept(settings, telemetry, link), RateLimits(settings.max_batch, settings.workers, link)
     framework.include_router(router)
     problems.install(framework)
     _document(framework, guarded=bool(api_keys))
@@ -69,7 +69,7 @@ def create_app(
     app = BodyLimit(app, settings.max_body_bytes)
     if api_keys:
         app = Access(app, api_keys)
-    if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
+    if origins := settings.origins:
         app = CORSMiddleware(
             app, origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_EXPOSED_HEADERS
         )

@@ -123,9 +123,17 @@ class Batcher:
             thread.join()
 
     def _work(self) -> None:
-        while (jobs := self._take()) is not None:
-            for group in _alike(jobs):
-                self._answer_together(group)
+        while self._answer_next():
+            pass
+
+    def _answer_next(self) -> bool:
+        """Take and answer; False once there will be nothing more. A thread that waits holds on to no version."""
+        jobs = self._take()
+        if jobs is None:
+            return False
+        for group in _alike(jobs):
+            self._answer_together(group)
+        return True
 
     def _take(self) -> list[_Job[Any]] | None:
         """A fair share of what waits, without what nobody waits for; None once there will be nothing more."""
@@ -138,9 +146,12 @@ class Batcher:
                 self._changed.wait_for(lambda: self._queries_waiting >= enough or self._closed, self._window_seconds)
             share = min(self._most_together, math.ceil(self._queries_waiting / len(self._threads)))
             taken: list[_Job[Any]] = []
-            while self._waiting and sum(len(job.queries) for job in taken) < share:
+            while self._waiting:
+                queries = len(self._waiting[0].queries)
+                if taken and queries + sum(len(job.queries) for job in taken) > share:
+                    break  # a small request does not wait for a large one that came after it
                 job = self._waiting.popleft()
-                self._queries_waiting -= len(job.queries)
+                self._queries_waiting -= queries
                 if not job.answer.done():
                     taken.append(job)
             self._telemetry.queue.set(self._queries_waiting)

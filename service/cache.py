@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from service.errors import RedisError
@@ -21,22 +21,26 @@ from service.telemetry import Telemetry
 
 # What an entry costs beside its content: a key, a tuple, and their places in the table.
 _ENTRY_BYTES = 300
+# Of what is kept: another one, and what was kept in Redis before is not found any more.
+_FORMAT = 1
 # Labels that a request may name and still be looked up: hashing more would cost what it saves.
 _MOST_LABELS = 1_000
 
 
-def answer_keys(version: str, options: Any, named: Sequence[str], queries: Sequence[str]) -> list[bytes] | None:
+def answer_keys(
+    version: str, options: Callable[[], list[Any]], named: int, queries: Sequence[str]
+) -> list[bytes] | None:
     """What the answers to queries are kept under; None where a request names too many labels for that.
 
     Args:
         version: That answers.
-        options: All that decides the answers beside query and filters, as JSON can hold it.
+        options: Tells all that decides the answers beside the query, as JSON can hold it.
         named: Uids that the filters name.
         queries: One, or a batch.
     """
-    if len(named) > _MOST_LABELS:
+    if named > _MOST_LABELS:
         return None
-    common = hashlib.blake2b(json.dumps([version, options]).encode(), digest_size=16)
+    common = hashlib.blake2b(json.dumps([_FORMAT, version, *options()]).encode(), digest_size=16)
     keys = []
     for query in queries:
         key = common.copy()
@@ -100,11 +104,12 @@ class RedisAnswers:
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """What is kept; nothing, while Redis does not answer."""
         try:
-            found: list[bytes | None] = list(
+            told: list[bytes | None] = list(
                 await self._link.ask_soon(lambda client: client.mget([self._name(key) for key in keys]))
             )
         except RedisError:
             return [None] * len(keys)
+        found = [each if each and each.startswith(b'{"labels":[') and each.endswith(b"}") else None for each in told]
         self._telemetry.looked_up("redis", *_hits_and_misses(found))
         return found
 

@@ -1,8 +1,9 @@
 """Which version is current: the store says so, and where replicas share a Redis, that does.
 
-Whoever activates a version writes the store first, then Redis. A replica follows whichever of the two has changed since
-it last looked, Redis before the store; who finds Redis behind brings it up. So an activation is heard of through
-either, and neither a Redis that was away nor one that came back empty undoes what was activated meanwhile.
+Whoever activates a version writes the store first, then Redis. At a replica's first look Redis counts: a store of its
+own may be a copy that is behind. From then on it follows whichever of the two has changed since it last looked, Redis
+before the store; who finds Redis behind brings it up. So an activation is heard of through either, and neither a Redis
+that was away nor one that came back empty undoes what a replica has seen activated meanwhile.
 """
 
 from __future__ import annotations
@@ -85,8 +86,10 @@ class SharedCurrent:
         return self._followed
 
     def require(self) -> str:
-        self._store.require()
-        return self.version() or self._store.require_current()
+        version = self.version()
+        if version is None or version not in self._store.versions():
+            version = self._followed = self._store.require_current()
+        return version
 
     def announce(self, version: str) -> None:
         """Make a version current in Redis, whatever was, and tell all who listen.

@@ -4,7 +4,8 @@ ServiceError
 ├── BundleError         a bundle's file is missing, altered, of an unknown format, or not signed as it must be
 ├── WrongAnswersError   a bundle opens, but answers otherwise than it was built to
 ├── KeyFileError        a file holds no key of the kind wanted
-├── StoreError          a store lacks the version asked for, or a version's name is malformed
+├── StoreError          a store is none, cannot be read, or does not say what is current
+│   └── UnknownVersionError   it lacks the version asked for, or that is no version's name
 ├── QueryError          a query cannot be answered as asked
 ├── AddressError        the service cannot listen where it was told to
 ├── SettingsError       settings are at odds, or the file or the Redis that one names is not what it must be
@@ -41,6 +42,10 @@ class KeyFileError(ServiceError):
 
 
 class StoreError(ServiceError):
+    pass
+
+
+class UnknownVersionError(StoreError):
     pass
 
 

@@ -13,13 +13,17 @@ _OF_ENCODER, _OF_TOKENIZER, _BESIDE_BYTES = 3.0, 8.0, 64 << 20
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
-def require_headroom(manifest: Manifest) -> None:
+def require_headroom(manifest: Manifest, processes: int = 1) -> None:
     """Refuse to open a version that might not find the memory it needs.
+
+    Args:
+        manifest: The version's.
+        processes: That open it at the same time.
 
     Raises:
         HeadroomError: If less is free than it holds for itself.
     """
-    needed, free = private_bytes(manifest), free_bytes()
+    needed, free = processes * private_bytes(manifest), free_bytes()
     if free < needed:
         raise HeadroomError(
             f"version {manifest.version}: expected {needed / 1e6:,.0f} MB of free memory to open it, "

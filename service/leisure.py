@@ -7,6 +7,7 @@ So work that is done at leisure rests between its steps instead, so many times a
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -16,9 +17,14 @@ from dataclasses import dataclass
 _REST = 9.0
 
 
+class AbandonedError(Exception):
+    """What was done at leisure need not be done any more."""
+
+
 @dataclass
 class _Leisure:
     busy: Callable[[], bool]
+    abandoned: threading.Event
     since: float
 
 
@@ -26,9 +32,13 @@ _leisure: ContextVar[_Leisure | None] = ContextVar("leisure", default=None)
 
 
 @contextlib.contextmanager
-def at_leisure(busy: Callable[[], bool]) -> Iterator[None]:
-    """Have the work of this thread rest wherever it calls `rest`, while `busy` says that it could be in the way."""
-    token = _leisure.set(_Leisure(busy, time.monotonic()))
+def at_leisure(busy: Callable[[], bool], abandoned: threading.Event) -> Iterator[None]:
+    """Have the work of this thread rest wherever it calls `rest`, while `busy` says that it could be in the way.
+
+    Raises:
+        AbandonedError: From `rest`, once the event is set.
+    """
+    token = _leisure.set(_Leisure(busy, abandoned, time.monotonic()))
     try:
         yield
     finally:
@@ -43,6 +53,7 @@ def leisurely() -> bool:
 def rest() -> None:
     """A step is done: rest, where there is leisure."""
     if (leisure := _leisure.get()) is not None:
-        if leisure.busy():
-            time.sleep(_REST * (time.monotonic() - leisure.since))
+        seconds = _REST * (time.monotonic() - leisure.since) if leisure.busy() else 0.0
+        if leisure.abandoned.wait(seconds):
+            raise AbandonedError
         leisure.since = time.monotonic()

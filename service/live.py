@@ -21,10 +21,10 @@ import structlog
 
 from service.current import Current
 from service.errors import NotReadyError, RedisError, ServiceError
-from service.leisure import at_leisure
+from service.leisure import AbandonedError, at_leisure
 from service.opening import Opener
 from service.predictor import Predictor
-from service.replicas import Refusal, Replicas, Report, replica_name, shortened
+from service.replicas import REPORT_SECONDS, Refusal, Replicas, Report, replica_name, shortened
 from service.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class Live:
         self._refused: Refusal | None = None
         self._retry_at = 0.0
         self._complaints: dict[str, str] = {}
-        self.draining = False
+        self._draining = threading.Event()
         self._closed = False
         self._news = threading.Event()
         self._follower: threading.Thread | None = None
@@ -97,6 +97,10 @@ class Live:
     def version(self) -> str | None:
         return self._serving[0].version if self._serving else None
 
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
     def record(self, query: str) -> None:
         """Remember a query for a while, to warm the next version with."""
         self._recorded.append(query)
@@ -114,11 +118,12 @@ class Live:
 
     def drain(self) -> None:
         """Be ready no more, and swap no more; what is asked all the same is answered."""
-        self.draining = True
+        self._draining.set()
         self._telemetry.ready.set(0)
         self.wake()
 
     def close(self) -> None:
+        self._draining.set()
         self._closed = True
         self._opener.store.close()
         self.wake()
@@ -128,13 +133,16 @@ class Live:
             self._replicas.leave()
 
     def _watch(self) -> None:
+        look_at = 0.0
         while not self._closed:
-            self._news.clear()
-            self._try("store_unreadable", self._refresh)
+            if self._news.is_set() or time.monotonic() >= look_at:
+                self._news.clear()
+                self._try("store_unreadable", self._refresh)
+                look_at = time.monotonic() + self._poll_seconds
             self._try("report_unwritable", self._report)
             self._free_retired()
             self._telemetry.tick()
-            self._news.wait(self._poll_seconds)
+            self._news.wait(min(self._poll_seconds, REPORT_SECONDS))
 
     def _try(self, event: str, step: Callable[[], None]) -> None:
         """Take a step; what keeps it from being taken is told once, not at every look."""
@@ -143,10 +151,11 @@ class Live:
             self._complaints.pop(event, None)
         except RedisError:  # told by who asked it
             pass
-        except (ServiceError, OSError) as error:
+        except Exception as error:  # whatever it is, the next look may be better
             if self._complaints.get(event) != str(error):
                 self._complaints[event] = str(error)
-                log.error(event, error=str(error), serving=self.version())
+                ours = not isinstance(error, ServiceError | OSError)
+                log.error(event, error=str(error), serving=self.version(), exc_info=error if ours else None)
 
     def _refresh(self) -> None:
         current = self._current.version()
@@ -157,15 +166,18 @@ class Live:
         elif self._refused is None or self._refused.version != current or time.monotonic() >= self._retry_at:
             try:
                 self._open(current)
+            except AbandonedError:
+                return
             except Exception as error:  # whatever is wrong with it, the old version goes on
-                self._refused = Refusal(version=current, error=shortened(str(error) or repr(error)))
+                reason = shortened(str(error) or repr(error))
+                self._refused = Refusal(version=current, error=reason, at=datetime.now(UTC))
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 self._telemetry.refused()
                 log.error("bundle_refused", version=current, error=str(error), serving=self.version())
 
     def _open(self, version: str) -> None:
         start = time.monotonic()
-        with at_leisure(self._asked_of_late) if self._serving else contextlib.nullcontext():
+        with at_leisure(self._asked_of_late, self._draining) if self._serving else contextlib.nullcontext():
             predictor = self._opener.open(version, [*self._recorded])
         before = self.version()
         if self._serving:
@@ -177,18 +189,18 @@ class Live:
         if before:
             self._telemetry.swapped(seconds)
         self._telemetry.serves(version, before, predictor.manifest.created)
-        self._telemetry.ready.set(1)
+        self._telemetry.ready.set(not self.draining)
 
     def _asked_of_late(self) -> bool:
         return time.monotonic() - self._asked_at < _QUIET_SECONDS
 
     def _free_retired(self) -> None:
         """Let go of versions whose last request has gone: unmapping them costs this thread, and no request."""
-        freed = False
-        while self._retired and sys.getrefcount(self._retired[0]) == _HELD_BY_NOBODY:
-            del self._retired[0]
-            freed = True
-        if freed:
+        before = len(self._retired)
+        for nth in reversed(range(before)):
+            if sys.getrefcount(self._retired[nth]) == _HELD_BY_NOBODY:
+                del self._retired[nth]
+        if len(self._retired) < before:
             _trim()
 
     def _report(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import BundleError, StoreError, opening
+from service.errors import BundleError, UnknownVersionError, opening
 
 if TYPE_CHECKING:  # requests share this module's types, and `--help` must not load cryptography
     from service.signing import VerifyKey
@@ -189,10 +189,10 @@ def check_version(version: str) -> str:
     """A version's name: letters, digits, `_` and `-`, so that it can never lead out of the store.
 
     Raises:
-        StoreError: If it is anything else.
+        UnknownVersionError: If it is anything else.
     """
     if not is_version(version):
-        raise StoreError(
+        raise UnknownVersionError(
             f"version {version[:80]!r}: expected letters, digits, '_' and '-', as `recollect versions` lists them"
         )
     return version

@@ -29,7 +29,7 @@ _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/
 class RequestContext:
     """Sets `X-Request-Id`, echoed or made, and `X-Index-Version` on every response; counts it, and logs faults."""
 
-    def __init__(self, app: ASGIApp, live: Live, telemetry: Telemetry, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, live: Live, telemetry: Telemetry | None, access_log: bool) -> None:
         self._app, self._live, self._telemetry, self._access_log = app, live, telemetry, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +72,8 @@ class RequestContext:
         if not status:  # its client left before it had said all
             return
         path: str = scope["path"]
-        self._telemetry.request(_counted_as(path), status, seconds)
+        if self._telemetry:
+            self._telemetry.request(_counted_as(path), status, seconds)
         if self._access_log:
             key = scope.get("api_key")
             milliseconds = round(1e3 * seconds, 3)

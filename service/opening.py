@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import structlog
 
 from service.golden import check_golden
 from service.headroom import require_headroom
-from service.leisure import rest
+from service.leisure import leisurely, rest
 from service.predictor import Predictor
 from service.settings import Device
 from service.store import Store
@@ -25,11 +26,13 @@ class Opener:
         store: Holds the versions.
         threads: Of each predictor's encoder and indexes.
         device: Where to encode and search.
+        workers: Processes that open it, all at once when they swap.
     """
 
     store: Store
     threads: int
     device: Device = "cpu"
+    workers: int = 1
 
     def open(self, version: str, recorded: Sequence[str] = ()) -> Predictor:
         """Open a version that may be served.
@@ -44,11 +47,12 @@ class Opener:
             BundleError: If it is broken, or not signed as the store wants it.
             WrongAnswersError: If it answers otherwise than it was built to.
         """
-        require_headroom(self.store.manifest(version))
+        require_headroom(self.store.manifest(version), self.workers if leisurely() else 1)
         predictor = Predictor.open(self.store.open(version), self.threads, self.device)
         check_golden(predictor)
         for query in recorded:
-            predictor.predict([query], predictor.options())
+            with contextlib.suppress(Exception):  # who asks it again is told; here it only warms
+                predictor.predict([query], predictor.options())
             rest()
         for why in predictor.on_cpu if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=why)

@@ -42,10 +42,15 @@ class ProblemError(Exception):
     """An answer that is an error; `code` defaults to the status's own."""
 
     def __init__(
-        self, status: int, detail: str, code: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        detail: str,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        errors: list[dict[str, str]] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.code, self.headers = status, detail, code, headers
+        self.status, self.detail, self.code, self.headers, self.errors = status, detail, code, headers, errors
 
 
 def problem_response(
@@ -102,18 +107,23 @@ def problem_of(error: Exception) -> Response:
     """
     match error:
         case ProblemError():
-            return problem_response(error.status, error.detail, error.code, headers=error.headers)
+            return problem_response(error.status, error.detail, error.code, error.errors, error.headers)
         case NotReadyError():
             return problem_response(503, str(error))
         case OverloadError():
             return problem_response(503, str(error), "overloaded")
         case QueryError():
             return problem_response(422, str(error))
-        case RequestValidationError() | ValidationError():
-            errors = [_field_problem(each) for each in error.errors()[:_MOST_ERRORS]]
-            first = errors[0]
-            return problem_response(422, f"{first['field']}: {first['message']}", errors=errors)
+        case RequestValidationError():
+            return problem_of(invalid(error))
     raise error
+
+
+def invalid(error: RequestValidationError | ValidationError) -> ProblemError:
+    """The problem of a body that is not what it must be."""
+    errors = [_field_problem(each) for each in error.errors()[:_MOST_ERRORS]]
+    first = errors[0]
+    return ProblemError(422, f"{first['field']}: {first['message']}", errors=errors)
 
 
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:

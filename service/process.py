@@ -67,16 +67,18 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
         link = RedisLink(settings.redis_url.get_secret_value(), settings.redis_prefix, telemetry)
         link.require_access()
     live = Live(
-        Opener(store, _THREADS_A_BATCH, settings.device),
+        Opener(store, _THREADS_A_BATCH, settings.device, settings.workers),
         SharedCurrent(store, link) if link else StoreCurrent(store),
-        RedisReplicas(link, settings.poll_seconds) if link else FolderReplicas(store.root / "replicas"),
+        RedisReplicas(link) if link else FolderReplicas(store.root / "replicas"),
         telemetry,
         settings.poll_seconds,
     )
     live.open_current()
     apps = [(create_app(live, settings, telemetry, link, api_keys), sockets.public)]
     if sockets.admin is not None:
-        apps.append((create_admin(store, Activation(store, link), settings), sockets.admin))
+        apps.append(
+            (create_admin(store, Activation(store, link, lambda: live.draining), settings, live), sockets.admin)
+        )
     ready()
     with asyncio.Runner(loop_factory=_config(apps[0][0]).get_loop_factory()) as runner:
         runner.run(_run(apps, live, link, settings.drain_seconds))

@@ -6,6 +6,7 @@ tried: a Redis that is down or slow costs one short wait a second, not one a req
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ log = structlog.get_logger(__name__)
 _REQUEST_SECONDS, _FOLLOWER_SECONDS = 0.05, 2.0
 # How long Redis is left alone after it failed.
 _REST_SECONDS = 1.0
+
+
+# Requests that ask at once; the others wait their turn, as there are only so many connections.
+_MOST_AT_ONCE = 50
 
 
 @dataclass
@@ -51,6 +56,8 @@ class RedisLink:
                 "write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
         self._follower, self._requests = _Health(), _Health()
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._told: set[str] = set()
         self._tell(True)
 
     @property
@@ -83,6 +90,8 @@ class RedisLink:
         start = time.monotonic()
         try:
             answer = do(self._threads)
+        except redis.ResponseError as error:
+            raise self._refused(error) from error
         except (redis.RedisError, OSError) as error:
             raise self._failed(self._follower, error) from error
         self._answered(self._follower)
@@ -98,10 +107,13 @@ class RedisLink:
         """
         if time.monotonic() < self._requests.rests_until:
             raise RedisError(self._requests.problem)
-        try:
-            answer = await do(self._loop)
-        except (redis.RedisError, OSError) as error:
-            raise self._failed(self._requests, error) from error
+        async with self._turns:
+            try:
+                answer = await do(self._loop)
+            except redis.ResponseError as error:
+                raise self._refused(error) from error
+            except (redis.RedisError, OSError) as error:
+                raise self._failed(self._requests, error) from error
         self._answered(self._requests)
         return answer
 
@@ -121,9 +133,20 @@ class RedisLink:
         self._threads.close()
         await self._loop.aclose()
 
+    def _refused(self, error: redis.ResponseError) -> RedisError:
+        """Redis answers, but will not do it: it is full, or we may not. Its own words may quote what we sent."""
+        reason = f"Redis refuses a command: {type(error).__name__}"
+        if reason not in self._told:
+            self._told.add(reason)
+            log.error("redis_refuses", error=reason)
+        if self._telemetry:
+            self._telemetry.redis_errors.inc()
+        return RedisError(reason)
+
     def _failed(self, health: _Health, error: Exception) -> RedisError:
         was = self.problem
-        health.problem = f"Redis does not answer: {error}".splitlines()[0]
+        late = isinstance(error, TimeoutError | redis.TimeoutError)
+        health.problem = "Redis does not answer: " + ("it takes too long" if late else "it cannot be reached")
         health.rests_until = time.monotonic() + _REST_SECONDS
         if not was:
             log.error("redis_down", error=health.problem)

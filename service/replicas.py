@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
+import secrets
 import socket
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,9 +24,10 @@ from service.redis_link import RedisLink
 
 # A report's file has this size whatever it says, so that one write replaces it.
 _FILE_BYTES = 8192
-_MOST_REASON = 2_000
-# A replica in Redis is forgotten after this many of its reports did not come, and after so many seconds at least.
-_MISSED_REPORTS, _SHORTEST_SECONDS = 5, 10.0
+_MOST_REASON = 1_000
+# How often a replica tells, even if it looks for another version less often; in Redis it is forgotten after so long.
+REPORT_SECONDS = 5.0
+_FORGOTTEN_SECONDS = 15.0
 
 
 class Refusal(BaseModel):
@@ -32,6 +35,7 @@ class Refusal(BaseModel):
 
     version: str
     error: str
+    at: datetime
 
 
 class Report(BaseModel):
@@ -48,7 +52,14 @@ class Report(BaseModel):
 
 def replica_name() -> str:
     """This process's name among its store's replicas."""
-    return f"{re.sub(r'[^0-9A-Za-z.-]', '-', socket.gethostname())[:128]}-{os.getpid()}"
+    return _named(os.getpid())
+
+
+@functools.cache
+def _named(process: int) -> str:
+    """Host, process, and what tells apart containers that share both."""
+    host = re.sub(r"[^0-9A-Za-z.-]", "-", socket.gethostname())[:128]
+    return f"{host}-{process}-{secrets.token_hex(2)}"
 
 
 class Replicas(Protocol):
@@ -82,14 +93,15 @@ class FolderReplicas:
         self._told: Report | None = None
 
     def tell(self, report: Report) -> None:
-        if report == self._told:
-            return
+        if self._file is not None and not self._is_ours(self._file):  # somebody removed it
+            os.close(self._file)
+            self._file = self._told = None
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.pwrite(self._file, report.model_dump_json().encode().ljust(_FILE_BYTES), 0)
-        self._told = report
+            self._file = self._locked()
+        if report != self._told:
+            os.pwrite(self._file, report.model_dump_json().encode().ljust(_FILE_BYTES), 0)
+            self._told = report
 
     def leave(self) -> None:
         if self._file is not None:
@@ -100,6 +112,21 @@ class FolderReplicas:
     def reports(self) -> list[Report]:
         found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
         return [report for report in found if report is not None]
+
+    def _locked(self) -> int:
+        """The file, locked; a reader that found it before it was may have removed it, so that is looked at."""
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if self._is_ours(file):
+                return file
+            os.close(file)
+
+    def _is_ours(self, file: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
     def _read(self, path: Path) -> Report | None:
         """What a living replica says; a dead one's file is removed where that is allowed."""
@@ -115,23 +142,31 @@ class FolderReplicas:
 
 
 class RedisReplicas:
-    """Reports in Redis, each renewed as often as its replica looks for the current version."""
+    """Reports in Redis: a key each, which expires, and a set of their names."""
 
-    def __init__(self, link: RedisLink, poll_seconds: float) -> None:
+    def __init__(self, link: RedisLink) -> None:
         self._link = link
-        self._key = link.key("replica", replica_name())
-        self._milliseconds = int(1e3 * max(_SHORTEST_SECONDS, _MISSED_REPORTS * poll_seconds))
+        self._name, self._all = replica_name(), link.key("replicas")
 
     def tell(self, report: Report) -> None:
-        self._link.ask(lambda client: client.set(self._key, report.model_dump_json(), px=self._milliseconds))
+        def write(client: Any) -> Any:
+            pipeline = client.pipeline().sadd(self._all, self._name)
+            key, milliseconds = self._link.key("replica", self._name), int(1e3 * _FORGOTTEN_SECONDS)
+            return pipeline.set(key, report.model_dump_json(), px=milliseconds).execute()
+
+        self._link.ask(write)
 
     def leave(self) -> None:
         with contextlib.suppress(RedisError):
-            self._link.ask(lambda client: client.delete(self._key))
+            self._link.ask(lambda client: client.delete(self._link.key("replica", self._name)))
 
     def reports(self) -> list[Report]:
-        keys = self._link.ask(lambda client: sorted(client.scan_iter(match=self._link.key("replica", "*"), count=1000)))
+        names = sorted(name.decode() for name in self._link.ask(lambda client: client.smembers(self._all)))
+        keys = [self._link.key("replica", name) for name in names]
         told = self._link.ask(lambda client: client.mget(keys)) if keys else []
+        gone = [name for name, each in zip(names, told, strict=True) if each is None]
+        if gone:
+            self._link.ask(lambda client: client.srem(self._all, *gone))
         found = []
         for each in told:
             with contextlib.suppress(ValidationError):

@@ -90,7 +90,7 @@ async def health_ready(live: LiveDependency, request: Request) -> Health:
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}})
-async def metrics(request: Request) -> Response:
+def metrics(request: Request) -> Response:  # in a thread: the numbers of many workers take a while to add up
     """Requests, latencies, queue, batches, kept answers, swaps and the version, over all workers."""
     telemetry: Telemetry = request.app.state.telemetry
     return Response(telemetry.exposition(), media_type=CONTENT_TYPE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +26,10 @@ Location = Annotated[
 # What a flag would have to say to mean None. No argument can hold it: `--verify-key null` must not mean no key.
 NO_WORD = "\0"
 
+_ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
+
+# Where workers share their metrics: the metrics' library reads this variable when it is loaded.
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 # A secret that can be guessed is none.
 SHORTEST_SECRET = 16
@@ -90,7 +95,10 @@ class ServeSettings(RedisSettings):
         None, description="file of keys, a line each: NAME KEY [QUERIES_PER_SECOND]; unset: anyone may ask"
     )
     rate_limit: float = Field(
-        0.0, ge=0, description="queries a second of each key that its line gives no limit; 0: no limit"
+        0.0,
+        ge=0,
+        description="queries a second of each key that its line gives no limit, over all replicas where they share a "
+        "Redis, else for each; 0: no limit",
     )
     cors_origins: str = Field("", description="web origins whose pages may ask, as https://a.example,https://b.example")
     admin_port: int | None = Field(None, ge=0, le=65535, description="port of /admin; unset: there is none")
@@ -98,6 +106,11 @@ class ServeSettings(RedisSettings):
     admin_token: SecretStr | None = Field(None, description="what /admin is asked with, 16 characters or more")
     log_queries: float = Field(0.0, ge=0, le=1, description="share of queries that are logged, with their answers")
     access_log: CliImplicitFlag[bool] = Field(False, description="log every request")
+
+    @property
+    def origins(self) -> list[str]:
+        """The web origins that may ask."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
 
 class PredictSettings(ServiceSettings):
@@ -164,6 +177,11 @@ def require_consistent(settings: ServeSettings) -> None:
         )
     if port and port == settings.port:
         raise SettingsError(f"--admin-port {port}: expected another than --port, found the same")
+    if token is not None and not token.get_secret_value().isascii():
+        raise SettingsError("--admin-token: expected letters, digits and signs of ASCII, found others")
+    for origin in settings.origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise SettingsError(f"--cors-origins: expected origins as https://shop.example, found {origin!r}")
     if settings.rate_limit and settings.api_keys is None:
         raise SettingsError("--rate-limit: expected --api-keys, whose queries it counts, found none")
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ServiceError
 from service.live import Live
-from service.problems import NOT_JSON, ProblemError, problem_of
+from service.problems import NOT_JSON, ProblemError, invalid, problem_of
 
 # An endpoint's path, what its body holds, and the endpoint itself.
 Endpoints = Mapping[str, tuple[type[BaseModel], Callable[[Any, Live, Request], Awaitable[Response]]]]
@@ -38,7 +38,7 @@ class Shortcut:
         response: ASGIApp
         try:
             response = await endpoint(await _body(model, request), self._live, request)
-        except (ServiceError, ProblemError, ValidationError) as error:
+        except (ServiceError, ProblemError) as error:
             response = problem_of(error)
         await response(scope, receive, send)
 
@@ -47,12 +47,14 @@ async def _body(model: type[BaseModel], request: Request) -> BaseModel:
     """What the request says.
 
     Raises:
-        ProblemError: If it does not say that it is JSON.
-        ValidationError: If it is none, or not what the endpoint takes.
+        ProblemError: If it does not say that it is JSON, is none, or not what the endpoint takes.
     """
     media_type = Headers(scope=request.scope).get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise ProblemError(422, NOT_JSON)
-    return model.model_validate_json(await request.body())
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise invalid(error) from None

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from service.bundle import Bundle, open_bundle
-from service.errors import BundleError, StoreError
+from service.errors import BundleError, StoreError, UnknownVersionError
 from service.manifest import Manifest, check_version, is_version, read_manifest
 from service.signing import read_verify_key
 
@@ -170,7 +170,9 @@ class Store:
             while history and history[-1] not in others:
                 history.pop()  # current, or removed since
             if not history:
-                raise StoreError(f"{self.name}: no version was current before; choose one with `recollect activate`")
+                raise UnknownVersionError(
+                    f"{self.name}: no version was current before; choose one with `recollect activate`"
+                )
             self.manifest(history[-1])
             self._set_current(history)
             return history[-1]
@@ -225,7 +227,9 @@ class Store:
     def _no_version(self, version: str) -> StoreError:
         self.require()
         known = ", ".join(self.versions()[-3:]) or "none"
-        return StoreError(f"{self.name}: expected a published version, found no {version!r}; the latest: {known}")
+        return UnknownVersionError(
+            f"{self.name}: expected a published version, found no {version!r}; the latest: {known}"
+        )
 
     def _remove_abandoned(self) -> None:
         for folder in self.bundles.glob(f"{INCOMING}*"):

@@ -14,8 +14,8 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
-# Names the folder in which workers share their numbers; the metrics' library reads it when it is loaded.
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+from service.settings import SHARED_METRICS
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # How the numbers of several workers become one.
@@ -35,7 +35,7 @@ class Telemetry:
     """
 
     def __init__(self, with_redis: bool = False) -> None:
-        self._shared = SHARED_FOLDER in os.environ
+        self._shared = SHARED_METRICS in os.environ
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, help_: str, *labels: str) -> Counter:
@@ -67,7 +67,7 @@ class Telemetry:
         self._rate_limited = counter("rate_limited_total", "Requests over their key's rate.", "key")
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
-            self._redis_errors = counter("redis_errors_total", "Calls that Redis did not answer.")
+            self.redis_errors = counter("redis_errors_total", "Calls that Redis did not answer.")
         self._created: datetime | None = None
 
     def exposition(self) -> bytes:
@@ -124,7 +124,7 @@ class Telemetry:
         """Redis answers again, or it failed to."""
         self._redis_up.set(answers)
         if not answers:
-            self._redis_errors.inc()
+            self.redis_errors.inc()
 
     def rate_limited(self, key: str) -> None:
         self._rate_limited.labels(key).inc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 log = structlog.get_logger(__name__)
 
 _WHERE = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_CLOSE_SECONDS = 1.0
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.instrumentation.asgi")
 
 
@@ -58,9 +60,11 @@ class Tracer:
             span.end(end_time=start)
 
     def close(self) -> None:
-        """Send what is not sent yet."""
+        """Send what is not sent yet, if that takes no longer than a stop may."""
         if self._provider is not None:
-            self._provider.shutdown()
+            sending = threading.Thread(target=self._provider.shutdown, name="send-spans", daemon=True)
+            sending.start()
+            sending.join(_CLOSE_SECONDS)
 
 
 def _installed(name: str) -> bool:

@@ -102,6 +102,7 @@ def test_a_page_of_another_origin_may_ask_only_where_it_was_let(client: httpx.Cl
         ("front\n", "line 1: expected NAME KEY"),
         (f"front {FRONT} 5 6\n", "found 4 words"),
         ("front short-secret\n", "line 1: expected a key of 16 characters or more, found 12"),
+        (f"front {FRONT}\u00e9\n", "expected a key of letters, digits and signs of ASCII"),
         (f"front {FRONT} many\n", "expected queries a second, 0 for no limit, found 'many'"),
         (f"front {FRONT} -1\n", "found '-1'"),
         (f"front {FRONT} inf\n", "found 'inf'"),
@@ -125,7 +126,7 @@ def test_a_file_of_keys_that_is_none_is_refused_without_its_secrets(tmp_path: Pa
 def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(access.time, "monotonic", lambda: now)
-    limits, key = RateLimits(most_at_once=4, link=None), ApiKey("front", b"", 10.0)
+    limits, key = RateLimits(most_at_once=4, workers=1, link=None), ApiKey("front", b"", 10.0)
 
     def ask(queries: int = 1) -> float:
         return asyncio.run(limits.wait_seconds(key, queries))
@@ -139,6 +140,9 @@ def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatc
     assert ask(10) == 0.0
     assert ask(4) == pytest.approx(0.4)
     assert asyncio.run(limits.wait_seconds(ApiKey("free", b"", 0.0), 10_000)) == 0.0
+    of_two = RateLimits(most_at_once=4, workers=2, link=None)
+    assert [asyncio.run(of_two.wait_seconds(key, 1)) for _ in range(5)] == [0.0] * 5
+    assert asyncio.run(of_two.wait_seconds(key, 1)) == pytest.approx(0.2)
 
 
 def settings_refused(*flags: str, capsys: Any) -> str:
@@ -157,6 +161,7 @@ def settings_refused(*flags: str, capsys: Any) -> str:
         (("--admin-port", "0", "--admin-token", "too-short"), "expected 16 characters or more, found 9"),
         (("--admin-token", "0123456789abcdef"), "expected an --admin-port that it guards"),
         (("--admin-port", "0", "--admin-host", "0.0.0.0"), "expected an --admin-token where others can reach it"),
+        (("--cors-origins", "shop.example"), "expected origins as https://shop.example, found 'shop.example'"),
         (("--device", "tpu"), "--device: expected"),
         (("--workers", "0"), "--workers: expected"),
     ],

@@ -58,6 +58,7 @@ def test_a_version_that_is_refused_is_told_with_the_reason(admin: httpx.Client, 
     problem = is_refused(admin.post("/admin/activate", json=asked), 504, "not_served")
     assert "serves v3" in problem["detail"]
     assert "label_keys.faiss" in problem["detail"]
+    assert admin.get("/admin/status", headers={"X-Request-Id": "r-1"}).headers["x-request-id"] == "r-1"
     (replica,) = admin.get("/admin/status").json()["replicas"]
     assert (replica["version"], replica["refused"]["version"]) == ("v3", "v5")
 
@@ -71,6 +72,11 @@ def test_what_cannot_be_done_is_a_problem(admin: httpx.Client, store: Path) -> N
     is_refused(admin.get("/admin/nowhere"), 404, "not_found")
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
     is_refused(admin.post("/admin/activate", json={"version": "v5"}), 409, "broken_bundle")
+    (store / "CURRENT").write_bytes(b"\xff")
+    for path in ("/admin/versions", "/admin/status"):
+        told = admin.get(path).json()
+        assert (told["current"], "expected a version's name" in told["problem"]) == (None, True)
+    (store / "CURRENT").write_text("v3\n")
     (store / "HISTORY").unlink()
     is_refused(admin.post("/admin/rollback", json={}), 404, "unknown_version")
 

@@ -97,6 +97,20 @@ def test_threads_share_what_waits_and_none_takes_more_than_it_may(make: Any) -> 
     asyncio.run(ask())
 
 
+def test_a_small_request_does_not_wait_for_a_large_one_behind_it(make: Any) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), make()
+        first = batcher.submit(gate, ["first"], OPTIONS, said)
+        await gate.busy()
+        small = batcher.submit(gate, ["small"], OPTIONS, said)
+        large = batcher.submit(gate, ["large"] * 64, OPTIONS, said)
+        gate.open.set()
+        await asyncio.gather(first, small, large)
+        assert [len(batch) for batch in gate.batches] == [1, 1, 64]
+
+    asyncio.run(ask())
+
+
 def test_what_nobody_waits_for_any_more_costs_nothing(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make()

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from service import leisure
-from service.leisure import at_leisure, leisurely, rest
+from service.leisure import AbandonedError, at_leisure, leisurely, rest
+
+
+class Clock(threading.Event):
+    """Each look at it is two seconds of work later; it waits at once, and remembers how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.waited = 100.0, [0.0]
+
+    def monotonic(self) -> float:
+        self.now += 2.0
+        return self.now
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout or 0.0)
+        self.now += timeout or 0.0
+        return self.is_set()
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now, slept = [100.0], []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    def work(seconds: float = 2.0) -> float:
-        now[0] += seconds
-        return now[0]
-
-    monkeypatch.setattr(leisure.time, "monotonic", work)  # each look at the clock is two seconds of work later
-    monkeypatch.setattr(leisure.time, "sleep", sleep)
-    return slept
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(leisure.time, "monotonic", clock.monotonic)
+    return clock
 
 
-def test_it_rests_nine_times_as_long_as_it_worked(slept: list[float]) -> None:
-    with at_leisure(lambda: True):
+def test_it_rests_nine_times_as_long_as_it_worked(clock: Clock) -> None:
+    with at_leisure(lambda: True, clock):
         assert leisurely()
         rest()
         rest()
-    assert slept == [18.0, 18.0]
+    assert clock.waited[1:] == [18.0, 18.0]
     assert not leisurely()
 
 
-def test_nobody_busy_nobody_rests(slept: list[float]) -> None:
-    with at_leisure(lambda: False):
+def test_nobody_busy_nobody_rests(clock: Clock) -> None:
+    with at_leisure(lambda: False, clock):
         rest()
     rest()
-    assert slept == []
+    assert sum(clock.waited) == 0
+
+
+def test_what_need_not_be_done_any_more_is_given_up(clock: Clock) -> None:
+    clock.set()
+    with pytest.raises(AbandonedError), at_leisure(lambda: False, clock):
+        rest()

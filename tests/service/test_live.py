@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import threading
@@ -99,6 +100,41 @@ def test_fifty_activations_under_load_fail_no_request_and_mix_no_versions(store:
     swaps = server.events("bundle_swapped")
     assert [swap["version"] for swap in swaps] == ["v5", "v3"] * 25
     assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
+
+
+def test_versions_go_while_nobody_asks(store: Path, server: Server) -> None:
+    def mapped() -> set[str]:
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+        return set(re.findall(r"/bundles/(v\d)/", maps))
+
+    with httpx.Client(base_url=server.url) as client:
+        client.post("/predict", json={"query": "bread"}).raise_for_status()
+        for version in ("v5", "v3", "v5"):
+            Store(store).activate(version)
+            until_serves(client, version)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while mapped() != {"v5"}:
+            assert time.monotonic() < deadline, mapped()
+            time.sleep(0.02)
+
+
+FAULTY_STORE = """
+from service import current
+version, times = current.StoreCurrent.version, iter(range(3))
+def faulty(self):
+    if next(times, None) is not None:
+        raise KeyError("a fault of a driver's")
+    return version(self)
+current.StoreCurrent.version = faulty
+"""
+
+
+def test_a_fault_while_following_is_logged_and_following_goes_on(store: Path) -> None:
+    with serving(store, *POLL, prelude=FAULTY_STORE) as server, httpx.Client(base_url=server.url) as client:
+        assert "KeyError" in server.wait_for("store_unreadable")["exception"]
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+        assert len(server.events("store_unreadable")) == 1
 
 
 def wrong_dim(folder: Path, manifest: dict[str, Any]) -> None:

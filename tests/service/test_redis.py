@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_the_service_goes_on_without_redis_says_so_and_recovers(store: Path, red
     with replica(store, redis_server, *POLLS) as (server, client):
         redis_server.stop()
         degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
-        assert "Redis does not answer" in degraded[0]
+        assert "Redis does not answer: it cannot be reached" in degraded[0]
         assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
         assert metric(client, "recollect_redis_up") == 0
         Store(store).activate("v5")  # followed all the same
@@ -171,6 +172,61 @@ def test_rates_are_counted_over_replicas_and_by_each_without_redis(
         assert int(refused.headers["retry-after"]) >= 1
         redis_server.stop()
         assert 200 in [ask(first).status_code for _ in range(3)]
+
+
+def test_a_version_that_the_store_lacks_does_not_keep_a_replica_from_starting(
+    store: Path, redis_server: RedisServer
+) -> None:
+    redis_server.client().set("recollect:current", "removed")
+    with replica(store, redis_server, *POLLS) as (server, client):
+        assert client.get("/version").json()["version"] == "v3"
+        assert "removed" not in [event["version"] for event in server.events("bundle_opened")]
+
+
+def test_a_redis_that_refuses_to_keep_answers_is_told_without_them(store: Path, redis_server: RedisServer) -> None:
+    with redis_server.client() as owner, replica(store, redis_server, *NEVER_POLLS) as (server, client):
+        owner.config_set("maxmemory", "1")
+        answer = client.post("/predict", json={"query": "bread"}).json()
+        refused = server.wait_for("redis_refuses")
+        assert "OutOfMemory" in refused["error"]
+        told = client.get("/health/ready").text + server.log()
+        assert answer["labels"][0]["uid"] not in told
+        assert str(redis_server.port) not in told
+        assert metric(client, "recollect_redis_errors_total") >= 1
+
+
+def test_many_requests_at_once_take_turns(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *NEVER_POLLS) as (server, client), ThreadPoolExecutor(150) as pool:
+        limits = httpx.Limits(max_connections=200)
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, limits=limits) as many:
+            asked = [pool.submit(many.post, "/predict", json={"query": f"bread {n % 7}"}) for n in range(600)]
+            assert {each.result().status_code for each in asked} <= {200, 503}
+        assert server.events("redis_down") == []
+        assert metric(client, "recollect_redis_errors_total") == 0
+
+
+@pytest.mark.parametrize("kept", ["", '{"labels":1', "[]", "\x00"])
+def test_what_is_no_answer_in_redis_is_made_anew(store: Path, redis_server: RedisServer, kept: str) -> None:
+    with (
+        replica(store, redis_server, "--cache-seconds", "1", *NEVER_POLLS) as (_, client),
+        redis_server.client() as owner,
+    ):
+        made = client.post("/predict", json={"query": "bread"})
+        key = until(lambda: owner.keys("recollect:answer:*"))[0]
+        owner.set(key, kept)
+        time.sleep(1.1)  # until the process itself has forgotten
+        assert client.post("/predict", json={"query": "bread"}).json() == made.json()
+
+
+def test_a_rate_outlives_a_clock_that_is_set_back(store: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("front 0123456789abcdef 2\n")
+    with replica(store, redis_server, "--api-keys", str(keys)) as (_, client):
+        headers = {"X-API-Key": "0123456789abcdef"}
+        client.post("/predict", json={"query": "a"}, headers=headers).raise_for_status()
+        (key,) = redis_server.client().keys("recollect:rate:*")
+        redis_server.client().set(key, str(time.time() + 3600))
+        assert client.post("/predict", json={"query": "b"}, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])

@@ -29,12 +29,34 @@ def report(version: str = "v3", **changes: object) -> Report:
 def test_the_last_report_stands_whatever_its_length(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path / "replicas")
     assert replicas.reports() == []
-    for said in (report(refused=Refusal(version="v5", error=shortened("x" * 9_000))), report("v5")):
+    for said in (report(refused=Refusal(version="v5", error=shortened("\x01" * 9_000), at=SINCE)), report("v5")):
         replicas.tell(said)
         assert replicas.reports() == FolderReplicas(tmp_path / "replicas").reports() == [said]
     replicas.leave()
     assert replicas.reports() == []
     assert list((tmp_path / "replicas").iterdir()) == []
+
+
+def test_a_report_that_a_reader_removed_too_early_is_told_again(tmp_path: Path) -> None:
+    replicas = FolderReplicas(tmp_path)
+    replicas.tell(report())
+    for path in tmp_path.iterdir():
+        path.unlink()
+    replicas.tell(report())
+    assert FolderReplicas(tmp_path).reports() == [report()]
+
+
+def test_a_mended_version_that_is_activated_again_is_waited_for_anew(store: Path) -> None:
+    encoder = store / "bundles" / "v5" / "encoder.onnx"
+    content = encoder.read_bytes()
+    encoder.write_bytes(b"broken")
+    with serving(store, *POLLS, prelude="from service import live\nlive._RETRY_SECONDS = 1.0") as server:
+        Activation(Store(store), None).activate("v5")
+        server.wait_for("bundle_refused")
+        encoder.write_bytes(content)
+        again = Activation(Store(store), None)
+        again.activate("v5")
+        assert [each.version for each in again.wait("v5", PATIENCE_SECONDS)] == ["v5"]
 
 
 def test_a_killed_replica_is_forgotten(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ POLLS = ("--workers", "2", "--poll-seconds", "0.05")
 
 
 def processes(store: Path) -> set[int]:
-    return {int(report.replica.rpartition("-")[2]) for report in Activation(Store(store), None).replicas.reports()}
+    return {int(report.replica.split("-")[-2]) for report in Activation(Store(store), None).replicas.reports()}
 
 
 def until_two_tell(store: Path, killed: int = 0) -> set[int]:
