@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
+import math
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from service.protocol import BoundedProtocol
 from service.redis_link import RedisLink
 from service.replicas import FolderReplicas, RedisReplicas
 from service.settings import ServeSettings
+from service.signals import STOPPING
 from service.store import open_store
 from service.telemetry import Telemetry
 
@@ -36,7 +36,7 @@ _THREADS_A_BATCH = 1
 # How long an idle connection is kept: longer than proxies keep theirs, so that it is they who hang up.
 _KEEP_ALIVE_SECONDS = 75
 # Without a request for so long, whoever routes them has seen that this process is not ready.
-_QUIET_SECONDS = 0.5
+_QUIET_SECONDS = 1.0
 
 
 class Sockets(NamedTuple):
@@ -57,8 +57,6 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
     Raises:
         ServiceError: If the current version cannot be served, or a setting names what cannot be used.
     """
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: sys.exit(0))  # until there is a loop that can drain
     telemetry = Telemetry(with_redis=settings.redis_url is not None)
     api_keys = read_api_keys(settings.api_keys, settings.rate_limit) if settings.api_keys else []
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
@@ -81,29 +79,29 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
         )
     ready()
     with asyncio.Runner(loop_factory=_config(apps[0][0]).get_loop_factory()) as runner:
-        runner.run(_run(apps, live, link, settings.drain_seconds))
+        runner.run(_run(apps, live, link, settings))
 
 
 async def _run(
-    apps: list[tuple[ASGIApp, socket.socket]], live: Live, link: RedisLink | None, drain_seconds: float
+    apps: list[tuple[ASGIApp, socket.socket]], live: Live, link: RedisLink | None, settings: ServeSettings
 ) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     servers = [_Server(_config(app)) for app, _ in apps]
 
     def asked_to_stop() -> None:
-        if stop.is_set():  # asked twice: at once, then
+        if stop.is_set() and settings.workers == 1:  # asked twice: at once, then; of several, the watcher sees to it
             for server in servers:
                 server.force_exit = True
         stop.set()
 
-    for signal_ in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_, asked_to_stop)
+    for number in STOPPING:
+        loop.add_signal_handler(number, asked_to_stop)
     serving = [asyncio.create_task(server.serve([at])) for server, (_, at) in zip(servers, apps, strict=True)]
     with _listening(live, link):
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
-            await _drain(servers, live, drain_seconds)
+            await _drain(servers, live, settings.drain_seconds)
         await asyncio.gather(*serving)
     if link:
         await link.close()
@@ -117,11 +115,10 @@ async def _drain(servers: list[_Server], live: Live, seconds: float) -> None:
     log.info("draining", seconds=seconds)
     live.drain()
     public = servers[0]
-    asked, since = public.server_state.total_requests, loop.time()
-    while public.server_state.connections and loop.time() < deadline - seconds / 2 and not public.force_exit:
-        if (now_asked := public.server_state.total_requests) != asked or public.server_state.tasks:
-            asked, since = now_asked, loop.time()
-        if loop.time() - since >= _QUIET_SECONDS:
+    # Who keeps a connection may be about to ask; where nobody does, and nobody has asked of late, nobody will.
+    since = loop.time() if public.server_state.connections else -math.inf
+    while loop.time() - max(since, public.asked_at()) < _QUIET_SECONDS:
+        if loop.time() >= deadline - seconds / 2 or public.force_exit:
             break
         await asyncio.sleep(0.02)
     for server in servers:
@@ -146,6 +143,23 @@ def _listening(live: Live, link: RedisLink | None) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
+    """Uvicorn's, which knows when it was asked last."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._requests, self._asked_at = 0, -math.inf
+
+    def asked_at(self) -> float:
+        """When the last request came, or was still being answered, by the event loop's clock."""
+        state = self.server_state
+        if state.total_requests != self._requests or state.tasks:
+            self._requests, self._asked_at = state.total_requests, asyncio.get_running_loop().time()
+        return self._asked_at
+
+    async def on_tick(self, counter: int) -> bool:
+        self.asked_at()
+        return await super().on_tick(counter)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # they are ours

@@ -15,6 +15,7 @@ import structlog
 from service.addresses import listen, url
 from service.logs import configure_logs
 from service.settings import ServeSettings, require_consistent, unknown_variables
+from service.signals import exit_when_told
 from service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
@@ -37,6 +38,7 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
         AddressError: If it cannot listen where it was told to.
         ServiceError: If the current version cannot be served.
     """
+    exit_when_told()  # until there is a loop that can drain
     require_consistent(settings)
     with contextlib.ExitStack() as stack:
         public = listener or stack.enter_context(listen(settings.host, settings.port))

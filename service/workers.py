@@ -14,27 +14,38 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from service.errors import ServiceError
+from service.signals import STOPPING, exit_when_told, heard, hold_back, release, stop_hearing
 
 log = structlog.get_logger(__name__)
 
 # What a worker does: given its number and what to call once it answers.
 Work = Callable[[int, Callable[[], None]], None]
 
-# Before a worker that died is started again; twice as long after each that never answered.
+# Before a worker that died is started again; twice as long after each that did not answer for a while.
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
+# A worker that answered for so long was sound: that it died does not say that the next one will.
+_SOUND_SECONDS = 10.0
 # What workers may take to stop beyond the time they were given.
 _GRACE_SECONDS = 5.0
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
+# Exit statuses of a worker that was told to stop, or said itself what is wrong.
+_EXPLAINED = (0, 1, 2)
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass
+class _Worker:
+    number: int
+    answers_since: float | None = None
+
+
 class Workers:
-    """So many processes doing the same work, until SIGTERM or SIGINT.
+    """So many processes doing the same work, until SIGTERM or SIGINT; a second one kills who has not stopped yet.
 
     Args:
         count: How many.
@@ -54,11 +65,12 @@ class Workers:
     ) -> None:
         self._count, self._work, self._stop_seconds = count, work, stop_seconds
         self._tell_stopping, self._buried = stopping, buried
-        self._numbers: dict[int, int] = {}
-        self._ready: set[int] = set()
+        self._living: dict[int, _Worker] = {}
+        self._answered: set[int] = set()
         self._due: dict[int, float] = {}
         self._pauses: dict[int, float] = {}
-        self._stopping = False
+        self._failure: int | None = None
+        self._asked_to_stop = 0
 
     def run(self, all_ready: Callable[[], None]) -> int:
         """Run them; the exit status.
@@ -66,111 +78,119 @@ class Workers:
         The first is alone until it answers: where it cannot, no other could, and its status is the whole's.
 
         Args:
-            all_ready: Called once all of them answer.
+            all_ready: Called once each of them has answered; never, as long as there is one that has not.
         """
         self._reader, self._writer = os.pipe()
-        with _signals() as signals:
+        with heard() as signals:
             self._start(0)
-            while not self._stopping and len(self._ready) < self._count:
-                if (status := self._look(signals)) is not None and not self._ready:
-                    return status
-                if self._ready and len(self._numbers) + len(self._due) < self._count:
-                    for number in range(1, self._count):
-                        self._start(number)
-            if not self._stopping:
+            while not (self._asked_to_stop or self._answered or self._failure is not None):
+                self._look(signals)
+            if self._failure is not None:
+                return self._failure
+            if not self._asked_to_stop:
+                for number in range(1, self._count):
+                    self._start(number)
+            while not self._asked_to_stop and len(self._answered) < self._count:
+                self._look(signals)
+            if not self._asked_to_stop:
                 all_ready()
-            while not self._stopping:
+            while not self._asked_to_stop:
                 self._look(signals)
             return self._stop(signals)
 
     def _start(self, number: int) -> None:
+        hold_back()  # until the new process has handlers of its own
         if process := os.fork():
-            self._numbers[process] = number
+            release()
+            self._living[process] = _Worker(number)
             return
         status = 1
         try:
-            _end_with_parent()
-            for each in (*_STOPPING, signal.SIGCHLD):
-                signal.signal(each, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
-            self._work(number, lambda: _tell(self._writer, number))
-            status = 0
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else 1
-        except ServiceError as error:
-            print(f"recollect serve: {error}", file=sys.stderr)  # noqa: T201
-            status = error.exit_status
-        except Exception as error:
-            log.error("worker_failed", worker=number, exc_info=error)
+            status = self._outcome(number)
         finally:
-            sys.stderr.flush()
             os._exit(status)
 
-    def _look(self, signals: socket.socket) -> int | None:
-        """Wait for news, and act on it; the status of a worker that ended, if one did."""
+    def _outcome(self, number: int) -> int:
+        """Work; the exit status. What is wrong is said here."""
+        try:
+            stop_hearing()
+            exit_when_told()
+            release()
+            _end_with_parent()
+            self._work(number, lambda: _tell(self._writer, number))
+        except SystemExit as error:
+            return error.code if isinstance(error.code, int) else 1
+        except ServiceError as error:
+            print(f"recollect serve: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            return error.exit_status
+        except Exception as error:
+            log.error("worker_failed", worker=number, exc_info=error)
+            return 1
+        return 0
+
+    def _look(self, signals: socket.socket) -> None:
+        """Wait for news, and act on it."""
         now = time.monotonic()
         soon = min([due - now for due in self._due.values()], default=1.0)
         readable, _, _ = select.select([signals.fileno(), self._reader], [], [], max(0.0, min(soon, 1.0)))
         if signals.fileno() in readable:
-            self._stopping |= any(number in _STOPPING for number in signals.recv(4096))
+            self._asked_to_stop += sum(number in STOPPING for number in signals.recv(4096))
         if self._reader in readable:
-            for number in os.read(self._reader, 4096):
-                self._ready.add(number)
-                self._pauses.pop(number, None)
-        status = self._bury()
-        if not self._stopping:
+            self._hear_answering(os.read(self._reader, 4096))
+        self._bury()
+        if not self._asked_to_stop:
             for number in [each for each, due in self._due.items() if due <= time.monotonic()]:
                 del self._due[number]
                 self._start(number)
-        return status
 
-    def _bury(self) -> int | None:
-        ended = None
-        while self._numbers:
+    def _hear_answering(self, numbers: bytes) -> None:
+        self._answered.update(numbers)
+        for worker in self._living.values():
+            if worker.number in numbers:
+                worker.answers_since = time.monotonic()
+
+    def _bury(self) -> None:
+        """Take note of who died."""
+        while self._living:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            number, ended = self._numbers.pop(process), os.waitstatus_to_exitcode(status)
-            self._buried(process)
-            if self._ready and not self._stopping:
-                pause = self._pauses.get(number, _SHORTEST_PAUSE_SECONDS)
-                self._pauses[number] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                self._due[number] = time.monotonic() + pause
-                log.error("worker_died", worker=number, process=process, status=ended, again_in_seconds=pause)
-        return ended
+            if worker := self._living.pop(process, None):  # else an orphan that a container's first process inherits
+                self._buried(process)
+                if not self._asked_to_stop:
+                    self._mourn(process, worker, os.waitstatus_to_exitcode(status))
+
+    def _mourn(self, process: int, worker: _Worker, status: int) -> None:
+        """Have a worker that died be replaced, or, where none has ever answered, remember its status as the whole's."""
+        number = worker.number
+        if not self._answered:
+            self._failure = status if status >= 0 else 1
+            if status not in _EXPLAINED:
+                log.error("worker_died", worker=number, process=process, status=status)
+            return
+        if worker.answers_since is not None and time.monotonic() - worker.answers_since >= _SOUND_SECONDS:
+            self._pauses.pop(number, None)
+        pause = self._pauses.get(number, _SHORTEST_PAUSE_SECONDS)
+        self._pauses[number] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._due[number] = time.monotonic() + pause
+        log.error("worker_died", worker=number, process=process, status=status, again_in_seconds=pause)
 
     def _stop(self, signals: socket.socket) -> int:
-        """Have them drain; who takes too long is killed, and the status is 1."""
+        """Have them drain; who takes too long, or is not waited for any more, is killed, and the status is 1."""
+        self._due.clear()
         self._tell_stopping()
-        for process in self._numbers:
+        for process in self._living:
             os.kill(process, signal.SIGTERM)
         deadline = time.monotonic() + self._stop_seconds + _GRACE_SECONDS
-        while self._numbers and time.monotonic() < deadline:
+        while self._living and self._asked_to_stop == 1 and time.monotonic() < deadline:
             self._look(signals)
-        late = list(self._numbers)
+        late = list(self._living)
         for process in late:
-            log.error("worker_killed", worker=self._numbers[process], process=process)
+            log.error("worker_killed", worker=self._living[process].number, process=process)
             os.kill(process, signal.SIGKILL)
-        while self._numbers:
+        while self._living:
             self._look(signals)
         return 1 if late else 0
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket to read the numbers of signals from; none of them interrupts anything."""
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in (*_STOPPING, signal.SIGCHLD)}
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(-1)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        reader.close()
-        writer.close()
 
 
 def _end_with_parent() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,46 @@ def test_sigterm_stops_all_workers_after_their_last_answer(store: Path) -> None:
             with pytest.raises(ProcessLookupError):
                 os.kill(worker, 0)
     assert load.wrong == []  # what had been asked was answered
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+from service import server
+work = server._work
+def work_slowly(*arguments):
+    from service.predictor import Predictor
+    answer = Predictor.predict_together
+    def predict_together(self, requests):
+        if any(query == "slow" for queries, _ in requests for query in queries):
+            Path(os.environ["ASKED"]).touch()
+            while not Path(os.environ["GO"]).exists():
+                time.sleep(0.01)
+        return answer(self, requests)
+    Predictor.predict_together = predict_together
+    work(*arguments)
+server._work = work_slowly
+"""
+
+
+def test_a_signal_to_all_processes_interrupts_no_answer(store: Path, tmp_path: Path) -> None:
+    asked, go = tmp_path / "asked", tmp_path / "go"
+    with serving(store, *POLLS, prelude=SLOW, ASKED=str(asked), GO=str(go)) as server, ThreadPoolExecutor() as pool:
+        workers = until_two_tell(store)
+        body = {"query": "slow"}
+        answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
+        try:
+            while not asked.exists():
+                time.sleep(0.01)
+            for process in (*workers, server.process.pid):
+                os.kill(process, signal.SIGTERM)
+            server.wait_for("draining", count=2)
+            for _ in range(30):  # and the watcher's own signal has reached the one that is at work
+                assert httpx.get(f"{server.url}/health/ready").status_code == 503
+        finally:
+            go.touch()
+        assert answer.result().status_code == 200
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
 def test_workers_end_with_their_watcher(store: Path) -> None:
