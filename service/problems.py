@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def problem_bytes(status: int, detail: str) -> bytes:
     code, title = _TITLES[status]
     body = Problem(title=title, status=status, code=code, detail=detail).model_dump_json(exclude_none=True).encode()
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
+    return f"{head}X-Request-Id: {uuid.uuid4().hex}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
