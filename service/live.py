@@ -34,7 +34,7 @@ _RETRY_SECONDS = 30.0
 # Queries that were asked last, which warm the next version. They are never written anywhere.
 _RECORDED = 16
 # Without a query for so long, opening a version is in nobody's way.
-_QUIET_SECONDS = 1.0
+_ASKED_SECONDS = 1.0
 # References to a version that nobody but the list of the retired holds: the list's, and the count's own.
 _HELD_BY_NOBODY = 2
 
@@ -58,7 +58,7 @@ class Live:
         self._serving: tuple[Predictor, datetime] | None = None
         self._retired: list[Predictor] = []
         self._recorded: deque[str] = deque(maxlen=_RECORDED)
-        self._asked_at = -_QUIET_SECONDS
+        self._asked_at = -_ASKED_SECONDS
         self._refused: Refusal | None = None
         self._retry_at = 0.0
         self._complaints: dict[str, str] = {}
@@ -192,7 +192,7 @@ class Live:
         self._telemetry.ready.set(not self.draining)
 
     def _asked_of_late(self) -> bool:
-        return time.monotonic() - self._asked_at < _QUIET_SECONDS
+        return time.monotonic() - self._asked_at < _ASKED_SECONDS
 
     def _free_retired(self) -> None:
         """Let go of versions whose last request has gone: unmapping them costs this thread, and no request."""

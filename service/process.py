@@ -36,7 +36,7 @@ _THREADS_A_BATCH = 1
 # How long an idle connection is kept: longer than proxies keep theirs, so that it is they who hang up.
 _KEEP_ALIVE_SECONDS = 75
 # Without a request for so long, whoever routes them has seen that this process is not ready.
-_QUIET_SECONDS = 1.0
+_QUIET_SECONDS = 0.5
 
 
 class Sockets(NamedTuple):

@@ -14,14 +14,11 @@ import structlog
 
 from service.addresses import listen, url
 from service.logs import configure_logs
-from service.settings import ServeSettings, require_consistent, unknown_variables
+from service.settings import SHARED_METRICS, ServeSettings, require_consistent, unknown_variables
 from service.signals import exit_when_told
 from service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
-
-# Where workers share their metrics: the metrics' library reads this when it is loaded.
-_SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int:
@@ -103,7 +100,7 @@ def _raise_file_limit() -> None:
 def _shared_metrics() -> Iterator[None]:
     """A folder in which workers share their metrics, gone with the process that made it."""
     folder = tempfile.mkdtemp(prefix="recollect-metrics-")
-    os.environ[_SHARED_METRICS] = folder
+    os.environ[SHARED_METRICS] = folder
     try:
         yield
     finally:
