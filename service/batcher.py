@@ -74,7 +74,8 @@ class Batcher:
         self._waiting: deque[_Job[Any]] = deque()
         self._queries_waiting = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle: list[threading.Condition] = []
         self._threads = [
             threading.Thread(target=self._work, name=f"predict-{number}", daemon=True) for number in range(threads)
         ]
@@ -105,45 +106,57 @@ class Batcher:
         """
         loop = asyncio.get_running_loop()
         job: _Job[Composed] = _Job(predictor, queries, options, compose, loop, loop.create_future())
-        with self._changed:
+        with self._lock:
             if self._waiting and self._queries_waiting + len(queries) > self._most_waiting:
                 raise OverloadError(f"{self._queries_waiting:,} queries wait already; try again shortly")
             self._waiting.append(job)
             self._queries_waiting += len(queries)
             self._telemetry.queue.set(self._queries_waiting)
-            self._changed.notify()
+            if self._idle:
+                self._idle.pop().notify()  # who fell idle last: its core's caches hold the most
         return job.answer
 
     def close(self) -> None:
         """Answer what waits, then stop."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for idle in self._idle:
+                idle.notify()
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
-        while self._answer_next():
+        called = threading.Condition(self._lock)
+        while self._answer_next(called):
             pass
 
-    def _answer_next(self) -> bool:
+    def _answer_next(self, called: threading.Condition) -> bool:
         """Take and answer; False once there will be nothing more. A thread that waits holds on to no version."""
-        jobs = self._take()
+        jobs = self._take(called)
         if jobs is None:
             return False
         for group in _alike(jobs):
             self._answer_together(group)
         return True
 
-    def _take(self) -> list[_Job[Any]] | None:
+    def _wait(self, called: threading.Condition, until: Callable[[], bool], seconds: float | None = None) -> None:
+        """Be idle, until it holds or the time is up."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not until() and (end is None or time.monotonic() < end):
+            self._idle.append(called)
+            called.wait(None if end is None else end - time.monotonic())
+            if called in self._idle:  # nobody called: the time is up
+                self._idle.remove(called)
+
+    def _take(self, called: threading.Condition) -> list[_Job[Any]] | None:
         """A fair share of what waits, without what nobody waits for; None once there will be nothing more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+        with self._lock:
+            self._wait(called, lambda: bool(self._waiting) or self._closed)
             if not self._waiting:
                 return None
             if self._window_seconds:
                 enough = self._most_together * len(self._threads)
-                self._changed.wait_for(lambda: self._queries_waiting >= enough or self._closed, self._window_seconds)
+                self._wait(called, lambda: self._queries_waiting >= enough or self._closed, self._window_seconds)
             share = min(self._most_together, math.ceil(self._queries_waiting / len(self._threads)))
             taken: list[_Job[Any]] = []
             while self._waiting:
