@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import RedisError, SettingsError
 from service.problems import problem_response
 from service.redis_link import RedisLink
-from service.settings import SHORTEST_SECRET
+from service.settings import require_strong
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
 # Paths that need a key, where there are keys: what answers from the memory, but not what tells of the service.
@@ -62,13 +62,7 @@ def _key(where: str, fields: list[str], rate: float) -> ApiKey:
     if len(fields) not in (2, 3) or not _NAME.fullmatch(fields[0]):
         raise SettingsError(f"{where}: expected NAME KEY [QUERIES_PER_SECOND], found {len(fields)} words")
     name, secret, *own_rate = fields
-    if len(secret) < SHORTEST_SECRET:
-        raise SettingsError(
-            f"{where}: expected a key of {SHORTEST_SECRET} characters or more, found {len(secret)}; "
-            "`openssl rand -hex 24` makes one"
-        )
-    if not secret.isascii():
-        raise SettingsError(f"{where}: expected a key of letters, digits and signs of ASCII, found others")
+    require_strong(secret, f"{where}: expected a key of")
     try:
         chosen = float(own_rate[0]) if own_rate else rate
     except ValueError:
@@ -80,6 +74,12 @@ def _key(where: str, fields: list[str], rate: float) -> ApiKey:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
+
+
+def bearer_of(headers: Headers) -> str | None:
+    """What follows `Authorization: Bearer`; None where that is not said."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else None
 
 
 class Access:
@@ -102,8 +102,8 @@ class Access:
 
     def _identify(self, headers: Headers) -> ApiKey | None:
         """The key that a request has; every known one is compared, so that the time tells nothing."""
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        digest = _digest(bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
+        bearer = bearer_of(headers)
+        digest = _digest(headers.get("x-api-key", "") if bearer is None else bearer)
         found = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
@@ -145,17 +145,19 @@ class RateLimits:
         """0 if so many queries may be asked now, and are counted; else how long until they may."""
         if not key.rate:
             return 0.0
-        burst = max(math.ceil(key.rate), self._most_at_once)  # a second's worth, and the largest batch
         if self._link:
-            name, arguments = self._link.key("rate", key.name), (1 / key.rate, queries, burst)
+            name, arguments = self._link.key("rate", key.name), (1 / key.rate, queries, self._burst(key.rate))
             try:
                 return float(await self._link.ask_soon(lambda client: client.eval(_TAKE, 1, name, *arguments)))
             except RedisError:
                 pass
         rate, now = key.rate / self._workers, time.monotonic()
-        burst = max(math.ceil(rate), self._most_at_once)
         theoretical = max(self._theoretical.get(key.name, now), now) + queries / rate
-        wait = theoretical - burst / rate - now
+        wait = theoretical - self._burst(rate) / rate - now
         if wait <= 0:
             self._theoretical[key.name] = theoretical
         return max(0.0, wait)
+
+    def _burst(self, rate: float) -> int:
+        """Queries that may come at once: a second's worth, and the largest batch."""
+        return max(math.ceil(rate), self._most_at_once)

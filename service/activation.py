@@ -9,7 +9,7 @@ from collections.abc import Callable
 from service.current import SharedCurrent
 from service.errors import NotServedError, RedisError
 from service.redis_link import RedisLink
-from service.replicas import FolderReplicas, RedisReplicas, Refusal, Replicas, Report
+from service.replicas import Refusal, Report, replicas_of
 from service.store import Store
 
 _LOOK_SECONDS = 0.1
@@ -24,7 +24,7 @@ class Activation:
         self._store, self._stopping = store, stopping
         self._shared = SharedCurrent(store, link) if link else None
         self._refused_before: list[Refusal] = []
-        self.replicas: Replicas = RedisReplicas(link) if link else FolderReplicas(store.root / "replicas")
+        self.replicas = replicas_of(store, link)
 
     def activate(self, version: str) -> None:
         """Make a version current.

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import problems
+from service.access import bearer_of
 from service.activation import Activation
 from service.addresses import is_loopback
 from service.errors import (
@@ -135,25 +136,19 @@ def create_admin(store: Store, activation: Activation, settings: ServeSettings, 
 
     @app.exception_handler(ServiceError)
     async def on_service_error(request: Request, error: ServiceError) -> Any:
-        return problem_response(_STATUS.get(type(error), 500), str(error), _CODES.get(type(error)))
+        status, code = _PROBLEMS.get(type(error), (500, None))
+        return problem_response(status, str(error), code)
 
     guarded = Guard(BodyLimit(app, _MOST_BODY_BYTES), settings.admin_token)
     return RequestContext(guarded, live, None, settings.access_log)
 
 
-_STATUS: dict[type[Exception], int] = {
-    UnknownVersionError: 404,
-    StoreError: 503,
-    BundleError: 409,
-    NotServedError: 504,
-    RedisError: 503,
-}
-_CODES: dict[type[Exception], str] = {
-    UnknownVersionError: "unknown_version",
-    StoreError: "store_unreadable",
-    BundleError: "broken_bundle",
-    NotServedError: "not_served",
-    RedisError: "redis_down",
+_PROBLEMS: dict[type[ServiceError], tuple[int, str]] = {
+    UnknownVersionError: (404, "unknown_version"),
+    StoreError: (503, "store_unreadable"),
+    BundleError: (409, "broken_bundle"),
+    NotServedError: (504, "not_served"),
+    RedisError: (503, "redis_down"),
 }
 
 
@@ -173,8 +168,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         if self._token is not None:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token):
+            if hmac.compare_digest((bearer_of(headers) or "").encode(), self._token):
                 return None
             return problem_response(401, "expected `Authorization: Bearer TOKEN`, found none that is right")
         if not is_loopback(_host_name(headers.get("host", ""))):

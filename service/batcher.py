@@ -159,14 +159,16 @@ class Batcher:
                 self._wait(called, lambda: self._queries_waiting >= enough or self._closed, self._window_seconds)
             share = min(self._most_together, math.ceil(self._queries_waiting / len(self._threads)))
             taken: list[_Job[Any]] = []
+            room = share
             while self._waiting:
                 queries = len(self._waiting[0].queries)
-                if taken and queries + sum(len(job.queries) for job in taken) > share:
+                if taken and queries > room:
                     break  # a small request does not wait for a large one that came after it
                 job = self._waiting.popleft()
                 self._queries_waiting -= queries
                 if not job.answer.done():
                     taken.append(job)
+                    room -= queries
             self._telemetry.queue.set(self._queries_waiting)
             return taken
 

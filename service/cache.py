@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ def answer_keys(
 
 
 class LocalAnswers:
-    """Answers in this process: the least recently asked go first, and the old.
+    """Answers in this process, for its event loop alone: the least recently asked go first, and the old.
 
     Args:
         most_bytes: They take together.
@@ -62,23 +61,20 @@ class LocalAnswers:
         self._most_bytes, self._seconds, self._telemetry = most_bytes, seconds, telemetry
         self._kept: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        with self._lock:
-            found = [self._get(key) for key in keys]
+        found = [self._get(key) for key in keys]
         self._telemetry.looked_up("local", *_hits_and_misses(found))
         return found
 
     def put(self, answers: dict[bytes, bytes]) -> None:
         expires = time.monotonic() + self._seconds
-        with self._lock:
-            for key, answer in answers.items():
-                self._drop(key)
-                self._kept[key] = (answer, expires)
-                self._bytes += len(answer) + _ENTRY_BYTES
-            while self._bytes > self._most_bytes:
-                self._drop(next(iter(self._kept)))
+        for key, answer in answers.items():
+            self._drop(key)
+            self._kept[key] = (answer, expires)
+            self._bytes += len(answer) + _ENTRY_BYTES
+        while self._bytes > self._most_bytes:
+            self._drop(next(iter(self._kept)))
         self._telemetry.cache_bytes.set(self._bytes)
 
     def _get(self, key: bytes) -> bytes | None:

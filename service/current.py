@@ -113,7 +113,7 @@ class SharedCurrent:
         if found is None:
             return None
         try:
-            return check_version(found.decode(errors="replace") if isinstance(found, bytes) else str(found))
+            return check_version(found.decode(errors="replace"))
         except StoreError:
             raise StoreError(f"Redis, {self._key}: expected a version's name; run `recollect activate`") from None
 

@@ -23,7 +23,7 @@ from service.live import Live
 from service.opening import Opener
 from service.protocol import BoundedProtocol
 from service.redis_link import RedisLink
-from service.replicas import FolderReplicas, RedisReplicas
+from service.replicas import replicas_of
 from service.settings import ServeSettings
 from service.signals import STOPPING
 from service.store import open_store
@@ -67,7 +67,7 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
     live = Live(
         Opener(store, _THREADS_A_BATCH, settings.device, settings.workers),
         SharedCurrent(store, link) if link else StoreCurrent(store),
-        RedisReplicas(link) if link else FolderReplicas(store.root / "replicas"),
+        replicas_of(store, link),
         telemetry,
         settings.poll_seconds,
     )

@@ -27,8 +27,6 @@ log = structlog.get_logger(__name__)
 _REQUEST_SECONDS, _FOLLOWER_SECONDS = 0.05, 2.0
 # How long Redis is left alone after it failed.
 _REST_SECONDS = 1.0
-
-
 # Requests that ask at once; the others wait their turn, as there are only so many connections.
 _MOST_AT_ONCE = 50
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import RedisError
 from service.redis_link import RedisLink
+from service.store import Store
 
 # A report's file has this size whatever it says, so that one write replaces it.
 _FILE_BYTES = 8192
@@ -81,6 +82,11 @@ class Replicas(Protocol):
         Raises:
             RedisError: If it cannot be read.
         """
+
+
+def replicas_of(store: Store, link: RedisLink | None) -> Replicas:
+    """Where a store's replicas tell what they serve: in the Redis that they share, if they do, else beside it."""
+    return RedisReplicas(link) if link else FolderReplicas(store.root / "replicas")
 
 
 class FolderReplicas:

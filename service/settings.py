@@ -32,7 +32,7 @@ _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 # A secret that can be guessed is none.
-SHORTEST_SECRET = 16
+_SHORTEST_SECRET = 16
 
 
 class ServiceSettings(BaseSettings):
@@ -164,11 +164,8 @@ def require_consistent(settings: ServeSettings) -> None:
         SettingsError: Naming them, but no secret.
     """
     token, port = settings.admin_token, settings.admin_port
-    if token is not None and len(token) < SHORTEST_SECRET:
-        raise SettingsError(
-            f"--admin-token: expected {SHORTEST_SECRET} characters or more, found {len(token)}; `openssl rand -hex 24` "
-            "makes one"
-        )
+    if token is not None:
+        require_strong(token.get_secret_value(), "--admin-token: expected")
     if token is not None and port is None:
         raise SettingsError("--admin-token: expected an --admin-port that it guards, found none")
     if token is None and port is not None and not is_loopback(settings.admin_host):
@@ -177,13 +174,29 @@ def require_consistent(settings: ServeSettings) -> None:
         )
     if port and port == settings.port:
         raise SettingsError(f"--admin-port {port}: expected another than --port, found the same")
-    if token is not None and not token.get_secret_value().isascii():
-        raise SettingsError("--admin-token: expected letters, digits and signs of ASCII, found others")
     for origin in settings.origins:
         if not _ORIGIN.fullmatch(origin):
             raise SettingsError(f"--cors-origins: expected origins as https://shop.example, found {origin!r}")
     if settings.rate_limit and settings.api_keys is None:
         raise SettingsError("--rate-limit: expected --api-keys, whose queries it counts, found none")
+
+
+def require_strong(secret: str, expected: str) -> None:
+    """Refuse a secret that can be guessed, or that no header can hold.
+
+    Args:
+        secret: Which no message repeats.
+        expected: How the message begins.
+
+    Raises:
+        SettingsError: If it is too short, or not of ASCII.
+    """
+    if len(secret) < _SHORTEST_SECRET:
+        raise SettingsError(
+            f"{expected} {_SHORTEST_SECRET} characters or more, found {len(secret)}; `openssl rand -hex 24` makes one"
+        )
+    if not secret.isascii():
+        raise SettingsError(f"{expected} letters, digits and signs of ASCII, found others")
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

@@ -21,7 +21,7 @@ from service.app import create_app
 from service.current import StoreCurrent
 from service.live import Live
 from service.opening import Opener
-from service.replicas import FolderReplicas
+from service.replicas import replicas_of
 from service.settings import ServeSettings
 from service.store import Store
 from service.telemetry import Telemetry
@@ -46,8 +46,7 @@ def server(store: Path) -> Iterator[Server]:
 
 def following(root: Path, poll_seconds: float) -> Live:
     store = Store(root)
-    replicas = FolderReplicas(root / "replicas")
-    return Live(Opener(store, threads=1), StoreCurrent(store), replicas, Telemetry(), poll_seconds)
+    return Live(Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Telemetry(), poll_seconds)
 
 
 class Load:

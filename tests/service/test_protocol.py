@@ -90,6 +90,12 @@ def statuses(received: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
+def is_refused(server: Server, sent: bytes, status: int, code: str) -> None:
+    line, problem = answer_to(server, sent)
+    assert line.startswith(b"HTTP/1.1 %d " % status)
+    assert problem["code"] == code
+
+
 def still_answers(server: Server) -> bool:
     return httpx.post(f"{server.url}/predict", content=BODY, headers={"content-type": "application/json"}).is_success
 
@@ -105,9 +111,7 @@ def still_answers(server: Server) -> bool:
     ids=["endless header", "long header", "many headers", "long path"],
 )
 def test_an_endless_head_is_refused(server: Server, head: bytes) -> None:
-    status, problem = answer_to(server, head)
-    assert status.startswith(b"HTTP/1.1 431 ")
-    assert problem["code"] == "head_too_large"
+    is_refused(server, head, 431, "head_too_large")
     assert still_answers(server)
 
 
@@ -117,17 +121,13 @@ def test_an_endless_head_is_refused(server: Server, head: bytes) -> None:
     ids=["line", "head", "no body", "half a body"],
 )
 def test_half_a_request_is_given_up(server: Server, half: bytes) -> None:
-    status, problem = answer_to(server, half)
-    assert status.startswith(b"HTTP/1.1 408 ")
-    assert problem["code"] == "request_timeout"
+    is_refused(server, half, 408, "request_timeout")
     assert still_answers(server)
 
 
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), b"hello\r\n\r\n"])
 def test_what_is_no_http_is_refused(server: Server, noise: bytes) -> None:
-    status, problem = answer_to(server, noise)
-    assert status.startswith(b"HTTP/1.1 400 ")
-    assert problem["code"] == "invalid_http"
+    is_refused(server, noise, 400, "invalid_http")
 
 
 def test_slow_bytes_are_read_while_they_come_in_time(server: Server) -> None:
