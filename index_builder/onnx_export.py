@@ -111,6 +111,7 @@ class _Half(nn.Module):
 
     def __init__(self, transformer: PreTrainedModel) -> None:
         super().__init__()
+        self.config = transformer.config
         self.transformer: nn.Module = copy.deepcopy(transformer)
         for weights in self.transformer.parameters():
             weights.data = weights.data.half()
@@ -120,7 +121,8 @@ class _Half(nn.Module):
 
 
 def _in_half(model: UnitVectorModel) -> UnitVectorModel:
-    return UnitVectorModel(cast(PreTrainedModel, _Half(model.transformer)), model.pooling, model.adapter).eval()
+    half = cast(PreTrainedModel, _Half(model.transformer))
+    return UnitVectorModel(half, model.pooling, model.adapter, model.head).eval()
 
 
 def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, sample: Sample) -> None:

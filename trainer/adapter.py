@@ -14,7 +14,7 @@ from torch import Tensor, nn
 Side = Literal["queries", "labels"]
 
 
-class Head(nn.Module):
+class ResidualHead(nn.Module):
     """z = unit(x + W2 gelu(W1 x + b1) + b2); W2 and b2 are zero at first, so z starts as x."""
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
@@ -36,8 +36,8 @@ class Adapter(nn.Module):
     def __init__(self, dim: int, hidden: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.hidden = hidden
-        self.queries = Head(dim, hidden, dropout)
-        self.labels = Head(dim, hidden, dropout)
+        self.queries = ResidualHead(dim, hidden, dropout)
+        self.labels = ResidualHead(dim, hidden, dropout)
 
     def forward(self, vectors: Float[Tensor, "batch dim"], side: Side = "queries") -> Float[Tensor, "batch dim"]:
         adapted: Tensor = self.labels(vectors) if side == "labels" else self.queries(vectors)

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from torch import Tensor
 
 from trainer.dataset import LabelSets
 from trainer.negatives import HardNegatives
 from trainer.randomness import Purpose, generator
+
+# For labels of no weight, or less, as the propensities of fewer than 3 instances give them: these are drawn last.
+_LEAST_WEIGHT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Batch:
 
 
 class Batches:
-    """All steps of a training: the instances in random order, epoch after epoch.
+    """All steps of a training: the instances in random order, or cluster by cluster, epoch after epoch.
 
     Args:
         label_sets: Of every instance of the dataset.
@@ -75,6 +78,7 @@ class Batches:
         positives: True labels drawn for each query; 0: all.
         hard_negatives: Mined labels drawn for each query. None: the pool is the whole label space.
         seed: Decides every draw.
+        label_weights: Positives are drawn in proportion to them, without replacement. None: every label alike.
     """
 
     def __init__(
@@ -86,21 +90,31 @@ class Batches:
         positives: int,
         hard_negatives: int | None,
         seed: int,
+        label_weights: Float[np.ndarray, " label"] | None = None,
     ) -> None:
         self._relevance = label_sets.to_csr(labels)
         self._labels = labels
         self._rows = rows
         self._positives, self._hard_negatives = positives, hard_negatives
         self._seed = seed
+        self._weights = None if label_weights is None else np.maximum(label_weights, _LEAST_WEIGHT)
         self.per_epoch = -(-len(rows) // batch_size)
         self._epoch, self._order = -1, rows
+        self._clusters: Int[np.ndarray, " instance"] | None = None
 
-    def at(self, step: int, mined: HardNegatives | None) -> Batch:
-        """The batch of a step, the first of which is 0."""
-        rows = self._queries(step)
+    def at(self, step: int, mined: HardNegatives | None, clusters: Int[np.ndarray, " instance"] | None = None) -> Batch:
+        """The batch of a step, the first of which is 0.
+
+        Args:
+            step: Its number.
+            mined: What hard negatives are drawn from.
+            clusters: The cluster of each instance of the dataset, -1 where it is not trained on. Its epoch goes
+                through the clusters in random order, so that neighbours share a batch (NGAME).
+        """
+        rows = self._queries(step, clusters)
         sets = self._relevance[rows]
         query = np.repeat(np.arange(len(rows)), np.diff(sets.indptr))
-        chosen = self._choose_positives(query, step)
+        chosen = self._choose_positives(query, sets.indices, step)
         if self._hard_negatives is None:
             pool = np.arange(self._labels)
         else:
@@ -118,19 +132,39 @@ class Batches:
             label_sets=sets,
         )
 
-    def _queries(self, step: int) -> Int[np.ndarray, " query"]:
+    def _queries(self, step: int, clusters: Int[np.ndarray, " instance"] | None) -> Int[np.ndarray, " query"]:
         epoch, number = divmod(step, self.per_epoch)
-        if epoch != self._epoch:
-            self._order = generator(self._seed, Purpose.ORDER, epoch).permutation(self._rows)
-            self._epoch = epoch
+        if epoch != self._epoch or clusters is not self._clusters:
+            self._epoch, self._clusters, self._order = epoch, clusters, self._shuffle(epoch, clusters)
         start, stop = (len(self._order) * place // self.per_epoch for place in (number, number + 1))
         return self._order[start:stop]
 
-    def _choose_positives(self, query: Int[np.ndarray, " pair"], step: int) -> Int[np.ndarray, " chosen"]:
-        """Which pairs to pull closer: the first few of each query, once its pairs are shuffled."""
+    def _shuffle(self, epoch: int, clusters: Int[np.ndarray, " instance"] | None) -> Int[np.ndarray, " row"]:
+        random = generator(self._seed, Purpose.ORDER, epoch)
+        order = random.permutation(self._rows)
+        if clusters is None:
+            return order
+        numbers = clusters[order]
+        if numbers.min() < 0:
+            raise ValueError("clusters: expected one for each instance that is trained on, found -1")
+        turn = random.permutation(numbers.max() + 1)
+        return order[np.argsort(turn[numbers], kind="stable")]
+
+    def _choose_positives(
+        self, query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"], step: int
+    ) -> Int[np.ndarray, " chosen"]:
+        """Which pairs to pull closer: the first few of each query, once its pairs are shuffled.
+
+        Weighted draws are a race: whoever arrives after Exp(1) / weight wins as often as its share of the weights.
+        """
         if self._positives == 0:
             return np.arange(len(query))
-        order = np.lexsort((generator(self._seed, Purpose.POSITIVES, step).random(len(query)), query))
+        random = generator(self._seed, Purpose.POSITIVES, step)
+        if self._weights is None:
+            arrival = random.random(len(query))
+        else:
+            arrival = random.standard_exponential(len(query)) / self._weights[label]
+        order = np.lexsort((arrival, query))
         first = np.searchsorted(query, query)
         chosen: np.ndarray = np.sort(order[np.arange(len(query)) - first < self._positives])
         return chosen

@@ -1,8 +1,9 @@
 """The checkpoint folder: an encoder in the Hugging Face layout, and how its vectors are made.
 
-    checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json  [adapter.safetensors]
+    checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
+                  [adapter.safetensors]  [head.safetensors]
 
-`recollect.json` holds pooling, length limits and, where there is an adapter, the width of its hidden layer.
+`recollect.json` holds pooling, length limits and, where there are an adapter and a head, what to make them of.
 """
 
 from __future__ import annotations
@@ -12,22 +13,30 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainer.adapter import Adapter
+from trainer.classifier import Classifier
 from trainer.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
 from trainer.errors import EncoderError
 from trainer.files import flush_files
 from trainer.pretrained import check_lengths, load_pretrained, load_transformer
+from trainer.prototypes import Prototypes
+from trainer.refinement import Head
 
-_CONFIG, _ADAPTER = "recollect.json", "adapter.safetensors"
+_CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
+# What a head is made of again, by the name of its kind.
+_HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier)}
 _FORMAT_VERSION = 1
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 def save_checkpoint(encoder: Encoder, folder: Path) -> None:
@@ -50,10 +59,14 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         adapter = encoder.model.adapter
         if adapter is not None:
             save_file(adapter.state_dict(), aside / _ADAPTER)
+        head = encoder.model.head
+        if head is not None:
+            save_file(head.state_dict(), aside / _HEAD)
         config = {
             "format_version": _FORMAT_VERSION,
             "pad_id": encoder.pad_id,
             "adapter_hidden": adapter and adapter.hidden,
+            "head": head and {"kind": head.kind, **head.shape()},
             **dataclasses.asdict(encoder.config),
         }
         (aside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -87,6 +100,8 @@ def load_encoder(
 ) -> Encoder:
     """Load an encoder to start from: a checkpoint folder of ours, with its adapter, or what `load_pretrained` finds.
 
+    A head belongs to the labels that it was trained on, and stays behind.
+
     Raises:
         EncoderError: If it cannot be found, read or trusted, or knows fewer positions than the lengths ask for.
     """
@@ -118,6 +133,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         hidden = saved.pop("adapter_hidden", None)
         if not (hidden is None or (type(hidden) is int and hidden > 0)):
             raise ValueError(f"adapter_hidden {hidden!r}")
+        head = saved.pop("head", None)
         config = EncoderConfig(**saved)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None
@@ -126,19 +142,34 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise EncoderError(f"{folder}/tokenizer.json: expected a tokenizer, found: {error}; train again") from None
-    adapter = None if hidden is None else _load_adapter(folder, int(transformer.config.hidden_size), hidden)
-    return Encoder(config, UnitVectorModel(transformer, config.pooling, adapter), tokenizer, pad_id, device)
+    dim = int(transformer.config.hidden_size)
+    model = UnitVectorModel(
+        transformer,
+        config.pooling,
+        None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER),
+        None if head is None else _load_weights(_make_head(path, dim, head), folder / _HEAD),
+    )
+    return Encoder(config, model, tokenizer, pad_id, device)
 
 
-def _load_adapter(folder: Path, dim: int, hidden: int) -> Adapter:
-    adapter = Adapter(dim, hidden)
+def _make_head(path: Path, dim: int, described: Any) -> Head:
+    """An untrained head of the kind and shape that a checkpoint describes."""
     try:
-        adapter.load_state_dict(load_file(folder / _ADAPTER))
+        shape = dict(described)
+        return _HEADS[shape.pop("kind")](dim, **shape)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise EncoderError(f"{path}: expected the description of a head, found: {error!r}; train again") from None
+
+
+def _load_weights(module: _Module, path: Path) -> _Module:
+    try:
+        module.load_state_dict(load_file(path))
     except (OSError, RuntimeError, SafetensorError) as error:
+        found = " ".join(str(error).split())  # torch lists what is missing line by line
         raise EncoderError(
-            f"{folder / _ADAPTER}: expected an adapter of {dim} dimensions, found: {error}; train again"
+            f"{path}: expected weights of the shapes that {_CONFIG} tells, found: {found}; train again"
         ) from None
-    return adapter
+    return module
 
 
 def encoder_digest(encoder: Encoder) -> str:

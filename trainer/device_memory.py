@@ -26,9 +26,9 @@ def kept_tokens(embedder: Embedder, part: Part) -> int:
     places = next(part.micro_batches(embedder.micro_tokens, embedder.micro_rows))
     lengths = part.inputs.lengths_of(part.rows[places])
     state = random_state(embedder.device)
-    embedder.vectors(part, places)  # the first time, cuBLAS takes memory of its own, and keeps it
+    embedder.views(part, places)  # the first time, cuBLAS takes memory of its own, and keeps it
     before = torch.cuda.memory_allocated()
-    graph = embedder.vectors(part, places)
+    graph = embedder.views(part, places)
     taken = torch.cuda.memory_allocated() - before
     del graph
     restore(state)

@@ -6,6 +6,7 @@ length, so little is spent on padding.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -19,7 +20,8 @@ from transformers import PreTrainedModel
 
 from trainer.adapter import Adapter, Side
 from trainer.errors import EncoderError
-from trainer.tokens import Inputs, Texts, TokenTable, batches_by_length
+from trainer.refinement import Head, Refinement, VectorModel
+from trainer.tokens import Inputs, Texts, TokenTable, VectorTable, batches_by_length
 
 Pooling = Literal["mean", "cls"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -38,29 +40,43 @@ class EncoderConfig:
     label_max_length: int
 
 
-class UnitVectorModel(nn.Module):
+class UnitVectorModel(Refinement):
     """Token ids in, unit vectors out: the graph that is trained, exported and served."""
 
-    def __init__(self, transformer: PreTrainedModel, pooling: Pooling, adapter: Adapter | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        transformer: PreTrainedModel,
+        pooling: Pooling,
+        adapter: Adapter | None = None,
+        head: Head | None = None,
+    ) -> None:
+        super().__init__(int(transformer.config.hidden_size), adapter, head)
         self.transformer: PreTrainedModel = transformer
         self.pooling = pooling
-        self.adapter = adapter
 
-    def forward(
+    def views(
         self,
         input_ids: Int[Tensor, "batch token"],
         attention_mask: Int[Tensor, "batch token"],
         side: Side = "queries",
-    ) -> Float[Tensor, "batch dim"]:
+        rows: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch view dim"]:
         hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.pooling == "cls":
             pooled = hidden[:, 0]
         else:
             mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-        vectors = nn.functional.normalize(pooled, dim=-1)
-        return vectors if self.adapter is None else self.adapter(vectors, side)
+        return self.refine(nn.functional.normalize(pooled, dim=-1), side, rows)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch token"],
+        attention_mask: Int[Tensor, "batch token"],
+        side: Side = "queries",
+        rows: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch key"]:
+        return self.key(self.views(input_ids, attention_mask, side, rows))
 
     def learning(self) -> UnitVectorModel:
         """Itself, with gradients for all weights that have a part in the vectors."""
@@ -77,7 +93,7 @@ class Encoder:
         config: Pooling and length limits.
         model: The graph, in evaluation mode.
         tokenizer: Does not pad; where it truncates depends on the latest call.
-        dim: Size of a vector.
+        dim: Size of a key.
     """
 
     def __init__(
@@ -89,7 +105,7 @@ class Encoder:
         self.tokenizer.no_padding()
         self.pad_id = pad_id
         self.device = device
-        self.dim = int(model.transformer.config.hidden_size)
+        self.dim = model.key_dim
 
     def encode(
         self,
@@ -97,6 +113,7 @@ class Encoder:
         max_length: int,
         progress: Callable[[int], object] | None = None,
         side: Side = "queries",
+        first: int = 0,
     ) -> Float[np.ndarray, "text dim"]:
         """Encode texts, each cut at `max_length` tokens, special tokens included.
 
@@ -104,12 +121,14 @@ class Encoder:
             texts: Any number; they are batched here.
             max_length: Tokens.
             progress: Told after each batch how many texts it held.
-            side: What the texts are; instances are queries. It matters where there is an adapter.
+            side: What the texts are; instances are queries. It matters where there is an adapter or a head.
+            first: Which label the first text is of; it matters where there is a head.
 
         Raises:
             EncoderError: If the model answers with something that is no finite number.
         """
-        vectors = embed(self.model, self.tokenise(texts, max_length, side), self.dim, self.device, progress)
+        inputs = self.tokenise(texts, max_length, side, first)
+        vectors = embed(self.model, inputs, self.dim, self.device, progress)
         if not np.isfinite(vectors).all():
             row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
             raise EncoderError(
@@ -118,16 +137,26 @@ class Encoder:
         return vectors
 
     def without_adapter(self) -> Encoder:
-        """The encoder that the adapter, if there is one, stands on; the weights are shared."""
+        """The encoder that adapter and head, if there are any, stand on; the weights are shared."""
         return self.with_adapter(None)
 
-    def with_adapter(self, adapter: Adapter | None) -> Encoder:
-        """This encoder's transformer under another adapter; the weights are shared."""
-        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter)
+    def with_adapter(self, adapter: Adapter | None, head: Head | None = None) -> Encoder:
+        """This encoder's transformer under another adapter and head; the weights are shared."""
+        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
 
-    def tokenise(self, texts: Texts, max_length: int, side: Side = "queries") -> TokenTable:
-        return TokenTable.of(texts, self.tokenizer, max_length, self.pad_id, side)
+    def above(self) -> VectorModel:
+        """What stands on the encoder, to read the bare encoder's vectors; the weights are shared."""
+        return VectorModel(self.model.dim, self.model.adapter, self.model.head)
+
+    def refine(self, vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text key"]:
+        """The keys of queries whose vectors the bare encoder made."""
+        queries = VectorTable(torch.from_numpy(np.array(vectors, dtype=np.float32)))
+        return embed(self.above().to(self.device).eval(), queries, self.dim, self.device)
+
+    def tokenise(self, texts: Texts, max_length: int, side: Side = "queries", first: int = 0) -> TokenTable:
+        table = TokenTable.of(texts, self.tokenizer, max_length, self.pad_id, side)
+        return dataclasses.replace(table, first=first)
 
 
 def embed(
@@ -143,7 +172,7 @@ def embed(
     Args:
         model: Takes what `Inputs.batch` gives.
         inputs: All rows.
-        dim: Size of a vector.
+        dim: Size of a key.
         device: Where the model is.
         progress: Told after each batch how many rows it held.
         autocast: bfloat16 in the matrix products, as in training; a memory's keys are made without.

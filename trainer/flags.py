@@ -37,8 +37,36 @@ def _complaints(settings: TrainSettings) -> Iterator[str]:
         yield "--label-inputs: expected --train adapter, as a whole encoder reads a label's text, found --train full"
     if "label_key_alpha" in given and settings.label_keys == "text":
         yield "--label-key-alpha: expected --label-keys enriched, which it is a weight of, found --label-keys text"
+    method = METHODS[settings.method]
+    for name in sorted(given & set().union(*(each.flags for each in METHODS.values())) - method.flags):
+        heeding = " or ".join(each.name for each in METHODS.values() if name in each.flags)
+        yield f"--{name}: expected --method {heeding}, found --method {settings.method}; leave it out"
+    if "temperature" in given and method.temperature is None:
+        yield f"--temperature: expected a method with a softmax, found --method {settings.method}; leave it out"
+    yield from _prototype_complaints(settings)
+    if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
+        found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
+        yield f"--tune: expected something held out to ask, found {found}; use `recollect tune` afterwards"
+    clustering = [name for name in ("cluster_from", "cluster_every") if name in given]
+    if clustering and (method.clusters == "none" if settings.clusters is None else settings.clusters == 0):
+        flag = clustering[0].replace("_", "-")
+        found = f"--method {settings.method} without any" if settings.clusters is None else "--clusters 0"
+        yield f"--{flag}: expected clusters to make batches of, found {found}; leave it out, or give --clusters"
     mining = [name for name in ("mine_every", "mine_top", "mine_search") if name in given]
-    if mining and not METHODS[settings.method].mined(settings.hard_negatives):
+    if mining and not method.mined(settings.hard_negatives):
         flag = mining[0].replace("_", "-")
         found = f"--method {settings.method} without any" if settings.hard_negatives is None else "--hard-negatives 0"
         yield f"--{flag}: expected hard negatives to mine, found {found}; leave it out, or give --hard-negatives"
+
+
+def _prototype_complaints(settings: TrainSettings) -> Iterator[str]:
+    """What PRIME's own flags may hold."""
+    tokens, (low, high) = settings.prototype, settings.margin
+    if len(set(tokens)) < len(tokens):
+        yield f"--prototype: expected each of its parts once, found {','.join(tokens)}; leave the second out"
+    if tokens == ["free"]:
+        yield "--prototype free: expected a part that tells labels of a cluster apart, found none; add text or centroid"
+    if "bank" in settings.model_fields_set and "free" not in tokens:
+        yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; leave it out"
+    if low > high:
+        yield f"--margin: expected the lower bound first, found {low:g},{high:g}; turn them round"

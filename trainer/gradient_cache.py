@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.randomness import RandomState, random_state, restore
+from trainer.refinement import Refinement
 from trainer.tokens import Inputs, batches_by_length
 
 
@@ -42,8 +43,7 @@ class Embedder:
     """How a model turns rows into vectors while it learns.
 
     Attributes:
-        model: Takes what `Inputs.batch` gives.
-        dim: Size of its vectors.
+        model: Its views are learnt; they take what `Inputs.batch` gives.
         device: Where it is.
         autocast: bfloat16 in the matrix products.
         micro_tokens: Tokens, padding included, that go through the model at once.
@@ -51,26 +51,25 @@ class Embedder:
         cache: Recompute each micro-batch's graph instead of keeping them all.
     """
 
-    model: nn.Module
-    dim: int
+    model: Refinement
     device: str
     autocast: bool
     micro_tokens: int
     micro_rows: int
     cache: bool
 
-    def vectors(self, part: Part, places: Int[np.ndarray, " micro"]) -> Float[Tensor, "micro dim"]:
+    def views(self, part: Part, places: Int[np.ndarray, " micro"]) -> Float[Tensor, "micro view dim"]:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
-            vectors: Tensor = self.model(*part.inputs.batch(part.rows[places], self.device))
-        return vectors.float()
+            views = self.model.views(*part.inputs.batch(part.rows[places], self.device))
+        return views.float()
 
     def backward(self, parts: list[Part], loss: Callable[[list[Tensor]], float]) -> float:
-        """Add the gradient of a loss over the parts' vectors to the model's.
+        """Add the gradient of a loss over the parts' views to the model's.
 
         Args:
             parts: What to embed.
-            loss: Takes the vectors of each part, "row dim", as leaves of a graph; adds to their gradients and returns
-                the loss.
+            loss: Takes the views of each part, "row view dim", as leaves of a graph; adds to their gradients and
+                returns the loss.
 
         Returns:
             The loss.
@@ -80,7 +79,7 @@ class Embedder:
             for n, part in enumerate(parts)
             for places in part.micro_batches(self.micro_tokens, self.micro_rows)
         ]
-        leaves = [torch.zeros((len(part.rows), self.dim), device=self.device) for part in parts]
+        leaves = [torch.zeros(self._shape(part), device=self.device) for part in parts]
         # In one tensor: were each by itself, it would keep the memory around it from going back in one piece.
         states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}
         graphs: list[Tensor] = []
@@ -89,10 +88,10 @@ class Embedder:
                 if self.cache:
                     for name, state in random_state(self.device).items():
                         states[name][number] = state
-                vectors = self.vectors(parts[n], places)
-                leaves[n][places] = vectors.detach()
+                views = self.views(parts[n], places)
+                leaves[n][places] = views.detach()
                 if not self.cache:
-                    graphs.append(vectors)
+                    graphs.append(views)
         value = loss([leaf.requires_grad_() for leaf in leaves])
         if self.cache:
             self._backward_again(parts, chunks, states, leaves)
@@ -100,14 +99,17 @@ class Embedder:
             torch.autograd.backward(graphs, [_gradient(leaves[n])[places] for n, places in chunks])
         return value
 
+    def _shape(self, part: Part) -> tuple[int, int, int]:
+        return len(part.rows), self.model.view_count(part.inputs.side), self.model.dim
+
     def _backward_again(
         self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: RandomState, leaves: list[Tensor]
     ) -> None:
-        """Embed each micro-batch once more, with the dropout it had, and push its vectors' gradient through."""
+        """Embed each micro-batch once more, with the dropout it had, and push its views' gradient through."""
         after = random_state(self.device)
         for number, (n, places) in enumerate(chunks):
             restore({name: state[number] for name, state in states.items()})
-            self.vectors(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
+            self.views(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
         restore(after)
 
 

@@ -88,9 +88,11 @@ class _Block:
         codes += np.concatenate([rows.indices, labels.keys.ravel()])
         candidates, targets = np.unique(codes, return_inverse=True)
         self._targets, self._own_targets = targets[: len(voter)], targets[len(voter) :]
-        self._row, self._label = np.divmod(candidates, n_labels)
+        self._row, label = np.divmod(candidates, n_labels)
         self._column = np.arange(len(candidates)) - np.searchsorted(self._row, self._row)
         self._shape = (queries, int(self._column.max(initial=0)) + 1)
+        self._label_of = np.zeros(self._shape, dtype=np.int64)
+        self._label_of[self._row, self._column] = label
         self._shares: dict[tuple[bool, bool], tuple[Tensor, Tensor]] = {}
         self._shared_at = (0.0, 0)
 
@@ -98,10 +100,8 @@ class _Block:
         instances, labels = self._shared(setting)
         scores = setting.lambda_ * instances + (1 - setting.lambda_) * labels
         top = scores.topk(min(depth, scores.shape[1]))
-        labels_of = np.zeros(self._shape, dtype=np.int64)
-        labels_of[self._row, self._column] = self._label
         best = np.full((len(scores), depth), -1, dtype=np.int64)
-        named = np.take_along_axis(labels_of, top.indices.numpy(), axis=1)
+        named = np.take_along_axis(self._label_of, top.indices.numpy(), axis=1)
         best[:, : named.shape[1]] = np.where(top.values.numpy() > 0, named, -1)
         return best
 

@@ -1,4 +1,4 @@
-"""Where a memory's keys come from: texts through an encoder, or a frozen encoder's vectors through an adapter."""
+"""Where a memory's keys come from: texts through an encoder, or its vectors through what was trained on them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from trainer.adapter import Adapter, Side
+from trainer.adapter import Side
 from trainer.dataset import Entries
 from trainer.encoder import Encoder, embed
 from trainer.ranks import ALONE, Ranks
+from trainer.refinement import VectorModel
 from trainer.tokens import Inputs, VectorTable
 
 
@@ -36,15 +37,17 @@ class EncodedTexts:
             self.ranks,
             len(texts),
             self.encoder.device,
-            lambda own: self.encoder.encode(texts[own].to_pylist(), max_length, progress, side),
+            lambda own: self.encoder.encode(
+                texts[own].to_pylist(), max_length, progress, side, start - first_label + own.start
+            ),
         )
 
 
 @dataclass(frozen=True)
 class AdaptedKeys:
-    """Keys from what an adapter reads of instances and labels; each rank makes its share."""
+    """Keys from what an adapter and its head read of instances and labels; each rank makes its share."""
 
-    adapter: Adapter
+    model: VectorModel
     instances: Float[np.ndarray, "instance dim"]
     labels: Inputs
     device: str
@@ -61,7 +64,7 @@ class AdaptedKeys:
             self.ranks,
             len(table),
             self.device,
-            lambda own: embed(self.adapter, table[own], self.instances.shape[1], self.device, progress),
+            lambda own: embed(self.model, table[own], self.model.key_dim, self.device, progress),
         )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from torch import nn
 
 from trainer.encoder import embed
 from trainer.ranks import Ranks
+from trainer.refinement import Refinement
 from trainer.tokens import Inputs
 
 
@@ -35,7 +35,6 @@ class KeyMaker:
         model: What learns.
         queries: Its inputs for all instances.
         labels: Its inputs for all labels.
-        dim: Size of its vectors.
         device: Where it is.
         ranks: The processes that share the work.
         autocast: bfloat16 in the matrix products, as in the steps.
@@ -43,15 +42,14 @@ class KeyMaker:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Refinement,
         queries: Inputs,
         labels: Inputs,
-        dim: int,
         device: str,
         ranks: Ranks,
         autocast: bool = False,
     ) -> None:
-        self._model, self._dim, self._device, self._ranks, self._autocast = model, dim, device, ranks, autocast
+        self._model, self._device, self._ranks, self._autocast = model, device, ranks, autocast
         self._queries, self._labels = queries, labels
         self._made: tuple[int, Keys] | None = None
 
@@ -73,4 +71,4 @@ class KeyMaker:
 
     def _embed_share(self, inputs: Inputs) -> Float[np.ndarray, "row dim"]:
         start, stop = self._ranks.bounds(len(inputs))
-        return embed(self._model, inputs[start:stop], self._dim, self._device, autocast=self._autocast)
+        return embed(self._model, inputs[start:stop], self._model.key_dim, self._device, autocast=self._autocast)

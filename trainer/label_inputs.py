@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from trainer.adapter import Side
 from trainer.dataset import LabelSets
 from trainer.label_keys import LabelKeys, mix
-from trainer.tokens import VectorTable
+from trainer.tokens import VectorTable, numbers
 
 _NOBODY = np.empty(0, dtype=np.int64)
 
@@ -44,6 +45,7 @@ class LabelInputs:
     sums: Float[np.ndarray, "label dim"]
     counts: Int[np.ndarray, " label"]
     left_out: Int[np.ndarray, " left_out"] = dataclasses.field(default_factory=lambda: _NOBODY)
+    side: ClassVar[Side] = "labels"
 
     @classmethod
     def of(
@@ -61,7 +63,7 @@ class LabelInputs:
         return len(self.texts)
 
     def __getitem__(self, rows: slice) -> VectorTable:
-        return VectorTable(torch.from_numpy(self.vectors(rows)), "labels")
+        return VectorTable(torch.from_numpy(self.vectors(rows)), self.side, rows.indices(len(self))[0])
 
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
@@ -70,9 +72,9 @@ class LabelInputs:
     def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
         return np.ones(len(rows), dtype=np.int64)
 
-    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side]:
-        """Unit vectors of these labels, "row dim", and whose they are."""
-        return torch.from_numpy(self.vectors(rows)).to(device), "labels"
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
+        """Unit vectors of these labels, "row dim"; whose they are, and which."""
+        return torch.from_numpy(self.vectors(rows)).to(device), self.side, numbers(0, rows, device)
 
     def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> LabelInputs:
         """The same labels as if these instances were not there."""

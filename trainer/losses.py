@@ -1,9 +1,9 @@
 """The losses: from the similarities of queries and keys to one number a query.
 
-Notation: s are inner products of unit vectors divided by the temperature; P_i are all true labels of query i that the
-pool of keys holds ("relevant"), T_i those of them that this visit pulls closer ("positives"). A loss averages over
-T_i, so that a query weighs the same however many labels it has, and so that the expectation over one sampled positive
-is the loss over all of them; a query without positives has loss 0.
+Notation: s are inner products of unit vectors divided by the temperature (PRIME's have none); P_i are all true labels
+of query i that the pool of keys holds ("relevant"), T_i those of them that this visit pulls closer ("positives"). A
+loss averages over T_i, so that a query weighs the same however many labels it has, and so that the expectation over one
+sampled positive is the loss over all of them; a query without positives has loss 0.
 
 Where several processes share a pool, each holds some of its columns: the functions give this process's part of each
 query's loss, and the parts add up (`Ranks`).
@@ -24,6 +24,9 @@ _NOTHING = -1e9
 
 # Halvings of the interval that holds SoftTop-k's threshold (DEXML, appendix B.7).
 _BISECTIONS = 32
+
+# How sharply the hardest violators of a margin outweigh the others: the temperature of their softmax.
+_SHARPNESS = 0.1
 
 # How far a key is in the top k where there are no more than k keys: sigmoid(10).
 _WHOLE = 0.99995
@@ -46,6 +49,25 @@ def softmax_cross_entropy(
     """
     everything = ranks.log_sum_exp(_log_sum_exp(scores, torch.ones_like(positives)))
     return _mean_over(positives, everything[:, None] - scores, ranks)
+
+
+def pal(
+    scores: Float[Tensor, "query key"], positives: Bool[Tensor, "query key"], ranks: Ranks = ALONE
+) -> Float[Tensor, " query"]:
+    """Pull each positive against the whole pool, and add up: a query with many labels weighs more (UniDEC's PAL).
+
+    sum over l in T_i of  -log( e^{s_il} / sum_m e^{s_im} )
+
+    Its normalised form, PAL-N, divides by |T_i|: `softmax_cross_entropy` over every true label of the pool. UniDEC
+    finds that better.
+
+    Args:
+        scores: Similarities over tau.
+        positives: T_i; UniDEC counts every true label that the pool holds, whoever drew it.
+        ranks: The processes that share the pool.
+    """
+    everything = ranks.log_sum_exp(_log_sum_exp(scores, torch.ones_like(positives)))
+    return (everything[:, None] - scores).masked_fill(~positives, 0).sum(dim=1)
 
 
 def decoupled_softmax(
@@ -149,6 +171,75 @@ class _LogSoftTopK(torch.autograd.Function):
         v = ctx.alpha * inside * (1 - inside)  # dt/ds_m = -v_m / sum v, as the sum stays k
         sum_u, sum_v = (ctx.ranks.sum(part.sum(dim=1, keepdim=True)) for part in (u, v))
         return u - v * sum_u / sum_v.clamp_min(torch.finfo(v.dtype).tiny), None, None, None
+
+
+def clipped_triplet(
+    scores: Float[Tensor, "query key"],
+    positives: Bool[Tensor, "query key"],
+    relevant: Bool[Tensor, "query key"],
+    margin: tuple[float, float] = (0.1, 0.3),
+    hardest: int = 100,
+    ranks: Ranks = ALONE,
+) -> Float[Tensor, " query"]:
+    """Keep each positive ahead of the hardest negatives by a margin that follows how far ahead it is (PRIME, Eq. 3).
+
+    mean over p in T_i of  sum over n of  w_n v_n,    v_n = max(0, s_in - s_ip + m),    m = clamp(|s_ip - s_in|)
+
+    The margin is a constant for the gradient, and so are the weights: a softmax of s_n / .1 over the n that violate,
+    v_n > 0. Where the positive leads by something between the bounds, v_n is 0 to the bit.
+
+    Args:
+        scores: Similarities as they are.
+        positives: T_i.
+        relevant: P_i; holds the positives.
+        margin: Bounds of m; where they are equal it is a fixed margin.
+        hardest: Negatives of a query that are looked at, those of the greatest similarity.
+        ranks: The processes that share the pool.
+    """
+    negatives = ranks.top_k(_top_k(scores.masked_fill(relevant, _NOTHING), hardest), hardest)
+    query, key = positives.nonzero(as_tuple=True)
+    ahead = scores[query, key][:, None] - negatives[query]
+    violations = torch.relu(ahead.detach().abs().clamp(*margin) - ahead)
+    violates = (violations > 0) & (negatives[query] > _NOTHING)
+    logits = (negatives[query].detach() / _SHARPNESS).masked_fill(~violates, _NOTHING)
+    weights = torch.softmax(logits, dim=1).masked_fill(~violates, 0)
+    losses = scores.new_zeros(len(scores)).index_add(0, query, (weights * violations).sum(dim=1))
+    return losses / ranks.sum(positives.sum(dim=1)).clamp_min(1)
+
+
+def prototype_regulariser(
+    to_prototypes: Float[Tensor, "query key"],
+    to_texts: Float[Tensor, "query key"],
+    positives: Bool[Tensor, "query key"],
+    relevant: Bool[Tensor, "query key"],
+    margin: float = 0.1,
+    ranks: Ranks = ALONE,
+) -> Float[Tensor, " query"]:
+    """Make a prototype better than its text by a margin: nearer to its queries, farther from all others (PRIME).
+
+    1/2 ( mean over p in T_i of max(0, s_ip - b_ip + m)  +  mean over n not in P_i of max(0, b_in - s_in + m) )
+
+    b are similarities to prototypes, s to texts; each mean is over the terms that are not 0, and 0 where all are. PRIME
+    takes the means over a whole batch; here they are a query's own, so that each query weighs the same.
+
+    Args:
+        to_prototypes: b, as they are.
+        to_texts: s, as they are.
+        positives: T_i.
+        relevant: P_i; holds the positives.
+        margin: m.
+        ranks: The processes that share the pool.
+    """
+    learns = ranks.sum(positives.sum(dim=1)) > 0
+    nearer = torch.relu(to_texts - to_prototypes + margin).masked_fill(~positives, 0)
+    farther = torch.relu(to_prototypes - to_texts + margin).masked_fill(relevant | ~learns[:, None], 0)
+    means = [part.sum(dim=1) / ranks.sum((part > 0).sum(dim=1)).clamp_min(1) for part in (nearer, farther)]
+    return (means[0] + means[1]) / 2
+
+
+def _top_k(scores: Float[Tensor, "query key"], k: int) -> Float[Tensor, "query top"]:
+    """The greatest of each row, as many as there are, at most `k`."""
+    return scores.topk(min(k, scores.shape[1]), dim=1).values
 
 
 def _largest(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query 1"]:

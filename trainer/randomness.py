@@ -18,6 +18,8 @@ class Purpose(IntEnum):
     NEGATIVES = 3
     DROPOUT = 4
     TUNING = 5
+    CLUSTERS = 6
+    BANK = 7
 
 
 def generator(seed: int, purpose: Purpose, number: int = 0) -> np.random.Generator:

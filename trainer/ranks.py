@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -117,6 +117,19 @@ class Ranks:
         joined: Tensor = _LogSumExp.apply(values)  # type: ignore[no-untyped-call]
         return joined
 
+    def top_k(self, values: Float[Tensor, "query own"], k: int) -> Float[Tensor, "query top"]:
+        """The k greatest of each row, of all ranks' own; differentiable on every rank.
+
+        Args:
+            values: The greatest of this rank, falling, k at most; other ranks may have more or fewer.
+            k: How many to keep; where there are fewer, one that is alone keeps fewer, and several pad them with the
+                least number that there is.
+        """
+        if self.size == 1:
+            return values
+        joined: Tensor = _Joined.apply(values, k)  # type: ignore[no-untyped-call]
+        return joined.topk(k, dim=1).values
+
     def add_gradients(self, model: nn.Module) -> None:
         """Give every rank the sum of all ranks' gradients, in one message."""
         if self.size == 1:
@@ -130,6 +143,12 @@ class Ranks:
         dist.all_reduce(flat)
         for gradient, total in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
+
+    def spread(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the first one's numbers, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def agree(self, value: Any) -> Any:
         """The first rank's value, on every rank."""
@@ -160,6 +179,25 @@ class _LogSumExp(torch.autograd.Function):
         gradient = gradients[0].clone()
         dist.all_reduce(gradient)
         return gradient * torch.exp(values - total)
+
+
+class _Joined(torch.autograd.Function):
+    """The columns of all ranks, each padded to k with what is no one's greatest; a column's gradient goes home."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, k: int) -> Tensor:
+        padded = values.new_full((len(values), k), torch.finfo(values.dtype).min)
+        padded[:, : values.shape[1]] = values
+        parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, padded)
+        ctx.start, ctx.columns = dist.get_rank() * k, values.shape[1]
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient)
+        return gradient[:, ctx.start : ctx.start + ctx.columns], None
 
 
 @contextlib.contextmanager

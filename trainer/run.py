@@ -32,13 +32,17 @@ from trainer.memory import (
     open_memory,
     write_memory,
 )
+from trainer.methods import METHODS
 from trainer.ranks import Ranks, joined_ranks
 from trainer.recipe import Recipe
-from trainer.run_folder import RunFolder
-from trainer.settings import TrainSettings
+from trainer.refinement import Head
+from trainer.room import check_room
+from trainer.run_folder import Finished, RunFolder
+from trainer.settings import TrainSettings, TuneSettings
 from trainer.stopwatch import Stopwatch, peak_memory_bytes
 from trainer.tokens import VectorTable
 from trainer.train import Machine, Task, train
+from trainer.tune import tune
 from trainer.validation import Validation, hold_out
 
 # Width of an adapter's hidden layer.
@@ -98,6 +102,7 @@ def write_run(settings: TrainSettings) -> None:
                 _train_whole(run, *plan)
             if plan is not None and ranks.first:
                 run.folder.drop_unfinished()
+                _tune(run, plan[1])
 
 
 def _remember_untrained(run: Run) -> None:
@@ -117,9 +122,9 @@ def _train_whole(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         with watch("tokenise"):
             queries = encoder.tokenise(run.instances.entries.texts, config.max_length)
             labels = encoder.tokenise(run.dataset.labels.texts, config.label_max_length, "labels")
+        encoder = encoder.with_adapter(encoder.model.adapter, _new_head(run, recipe))
         task = Task(
             encoder.model.learning(),
-            encoder.dim,
             queries,
             labels,
             run.instances.labels,
@@ -141,13 +146,12 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     frozen, watch = run.encoder.without_adapter(), Stopwatch()
     with watch("encode"):
         vectors = _frozen_vectors(run, frozen)
-    label_inputs = _label_inputs(run, vectors, held_out)
+    label_inputs = _label_inputs(run, recipe, vectors, held_out)
     if begins:
         adapter = run.encoder.model.adapter or _new_adapter(run, frozen.dim)
-        encoder = frozen.with_adapter(adapter)
+        encoder = frozen.with_adapter(adapter, _new_head(run, recipe))
         task = Task(
-            adapter,
-            encoder.dim,
+            encoder.above(),
             VectorTable(_tensor(vectors.instance_keys)),
             label_inputs,
             run.instances.labels,
@@ -156,8 +160,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
-    assert best.model.adapter is not None
-    source = AdaptedKeys(best.model.adapter, vectors.instance_keys, label_inputs, best.device, run.ranks)
+    source = AdaptedKeys(best.above(), vectors.instance_keys, label_inputs, best.device, run.ranks)
     _remember(run, run.plan(best, run.settings.key_dtype), source)
 
 
@@ -165,7 +168,7 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
     """The recipe, and which instances are held out.
 
     Raises:
-        TrainingError: If the dataset is too small to learn from.
+        TrainingError: If the dataset is too small to learn from, or its labels are too many for the memory there is.
     """
     settings, labels = run.settings, len(run.dataset.labels)
     pairs = len(run.instances.labels.indices)
@@ -189,6 +192,8 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
         device=run.encoder.device,
         ranks=run.ranks.size,
     )
+    if settings.overwrite or not run.folder.is_trained():
+        _check_head(run, recipe)
     return recipe, held_out
 
 
@@ -210,9 +215,10 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
         f"{int(task.validation.held_out.sum()):,} instances held out"
     )
     machine = Machine(run.ranks, run.encoder.device, settings.save_minutes)
+    learnt = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
-        run.folder.write_training(recipe, progress)
+        run.folder.write_training(recipe, Finished(progress, peak_memory_bytes(), learnt))
     progress = run.ranks.agree(progress)  # the other ranks wait until all is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.say(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
@@ -231,13 +237,26 @@ def _remember(run: Run, plan: MemoryPlan, source: KeySource) -> None:
     run.say(f"{memory}: {plan.keys:,} keys, {made:,} made now at {rate:,.0f} keys/s")
 
 
+def _tune(run: Run, held_out: np.ndarray) -> None:
+    """Tune a memory that never was, if that is asked for; only what training held out is asked."""
+    settings, memory = run.settings, run.folder.memory
+    asked = METHODS[settings.method].tuned if settings.tune == "auto" else settings.tune == "yes"
+    if not asked or not held_out.any() or (memory / "tuning.json").is_file():
+        return
+    best = tune(TuneSettings(run=run.folder.path)).best
+    run.say(
+        f"tune: lambda {best.lambda_:g}, tau {best.temperature:g}, b {best.top_b}, alpha {best.label_key_alpha:g}: "
+        f"nDCG@5 {best.score:.2f} on what was held out"
+    )
+
+
 def _is_whole(run: Run, memory: Path) -> bool:
     """Whether a memory is finished; one that was, but does not open any more, is removed to be made again."""
     if run.ranks.first and is_complete(memory):
         try:
             open_memory(memory)
         except MemoryFolderError:
-            run.say(f"{memory}: finished, but damaged; made again, untuned")
+            run.say(f"{memory}: finished, but damaged; made again")
             shutil.rmtree(memory)
     return bool(run.ranks.agree(is_complete(memory)))
 
@@ -274,9 +293,9 @@ def _check_vectors(plan: MemoryPlan, given: Path) -> Memory:
     return memory
 
 
-def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
+def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
     """What the adapter reads of each label; of what was held out nothing, so that it can still be asked."""
-    alpha = _INPUT_ALPHA if run.settings.label_inputs == "enriched" else 0.0
+    alpha = _INPUT_ALPHA if recipe.label_inputs == "enriched" else 0.0
     return LabelInputs.of(
         vectors.label_keys(0.0)[:], vectors.instance_keys, run.instances.labels.where(~held_out), alpha
     )
@@ -285,6 +304,28 @@ def _label_inputs(run: Run, vectors: Memory, held_out: np.ndarray) -> LabelInput
 def _new_adapter(run: Run, dim: int) -> Adapter:
     torch.manual_seed(run.settings.seed)
     return Adapter(dim, _HIDDEN)
+
+
+def _check_head(run: Run, recipe: Recipe) -> None:
+    """Refuse a method whose part for this dataset's labels does not fit, before anything is written.
+
+    Raises:
+        TrainingError: If the memory that is free does not hold it.
+    """
+    with torch.device("meta"):  # its size, before it is made
+        head = _new_head(run, recipe)
+    if head is not None:
+        what = f"--method {recipe.method}: {len(run.dataset.labels):,} labels of {head.dim} dimensions"
+        check_room(head, what, run.encoder.device)
+
+
+def _new_head(run: Run, recipe: Recipe) -> Head | None:
+    """What the method adds above the encoder, for this dataset's labels."""
+    make = METHODS[recipe.method].head
+    if make is None:
+        return None
+    torch.manual_seed(run.settings.seed)
+    return make(run.encoder.model.dim, len(run.dataset.labels), recipe.options)
 
 
 def _tensor(vectors: np.ndarray) -> torch.Tensor:

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,28 @@ from trainer.recipe import Recipe
 from trainer.training_state import Progress
 
 _FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a training ended.
+
+    Attributes:
+        progress: Where it stands.
+        peak_memory_bytes: The most memory that the process held.
+        trainable_parameters: Numbers that gradients moved.
+    """
+
+    progress: Progress
+    peak_memory_bytes: int
+    trainable_parameters: int
+
+    def measured(self) -> dict[str, float]:
+        return {
+            "seconds": self.progress.seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "trainable_parameters": self.trainable_parameters,
+        }
 
 
 class RunFolder:
@@ -138,15 +161,21 @@ class RunFolder:
             ) from None
         return saved
 
-    def write_training(self, recipe: Recipe, progress: Progress | None) -> None:
-        """Note a training as begun, or as done when it has made its `progress`."""
+    def is_trained(self) -> bool:
+        """Whether the training that the folder holds is done."""
+        saved = self.training()
+        return saved is not None and bool(saved["done"])
+
+    def write_training(self, recipe: Recipe, finished: Finished | None) -> None:
+        """Note a training as begun, or as done when it has `finished`."""
         write_json(
             self._training,
             {
                 "format_version": _FORMAT_VERSION,
                 "recipe": dataclasses.asdict(recipe),
-                "done": progress is not None,
-                "progress": progress and dataclasses.asdict(progress),
+                "done": finished is not None,
+                "progress": finished and dataclasses.asdict(finished.progress),
+                "measured": finished and finished.measured(),
             },
         )
 

@@ -20,7 +20,8 @@ class RunLog:
     """Open while a training goes on; silent on every rank but the first.
 
     `metrics.jsonl` holds one JSON object a line: `step` with `loss` (mean since the line before), `learning_rate` and
-    `examples_per_second`, or with `validation_ndcg_5` in percent. A resumed run first drops what came after its state.
+    `examples_per_second`, or with `validation_ndcg_5` in percent and the
+    `seconds` of training until then. A resumed run first drops what came after its state.
     """
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool) -> None:
@@ -55,13 +56,13 @@ class RunLog:
             if self._board is not None:
                 self._board.close()
 
-    def step(self, loss: float, learning_rate: float, examples: int, seconds: float) -> None:
-        """A step is done, with so many queries, in so many seconds."""
+    def step(self, loss: float, learning_rate: float, examples: int, seconds: float, last: bool) -> None:
+        """A step is done, with so many queries, in so many seconds; the last one is told in any case."""
         self._losses.append(loss)
         self._examples += examples
         self._seconds += seconds
         self._bar.update()
-        if time.monotonic() - self._last_line < _SECONDS_BETWEEN_LINES and self._progress.step < self._bar.total:
+        if time.monotonic() - self._last_line < _SECONDS_BETWEEN_LINES and not last:
             return
         mean, rate = sum(self._losses) / len(self._losses), self._examples / self._seconds
         self._bar.set_postfix_str(f"loss {mean:.3f}, {rate:,.0f} examples/s")

@@ -59,28 +59,68 @@ class TrainSettings(TrainerSettings):
     train: Literal["adapter", "full"] = Field(
         "adapter", description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"
     )
-    method: Literal["rae", "dexml", "softtopk", "infonce"] = Field("rae", description="loss and pool of keys")
+    method: Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"] = Field(
+        "rae", description="loss, pool of keys, and what is learnt above the encoder"
+    )
     epochs: int | None = Field(
-        None, ge=0, description="passes over the instances; 0 trains nothing; unset: 15 for an adapter, 3 for full"
+        None,
+        ge=0,
+        description="passes over the instances; 0: no training; unset: --max-seconds, or 15 for an adapter, 3 for full",
     )
     max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: as many as the epochs have")
+    max_seconds: float = Field(
+        0, ge=0, description="seconds at which training ends, its learning rate falling with the time; 0: no limit"
+    )
     batch_size: int | None = Field(
         None, ge=1, description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"
     )
     learning_rate: float | None = Field(
         None, gt=0, description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full"
     )
-    temperature: float | None = Field(None, gt=0, description="tau of the loss; unset: the method's, 0.04 or 0.05")
+    temperature: float | None = Field(
+        None, gt=0, description="tau of the loss; unset: the method's, from 0.04 to 0.056; prime has none"
+    )
     positives: int | None = Field(
-        None, ge=0, description="true labels pulled closer a query and visit; 0: all; unset: the method's"
+        None, ge=0, description="true labels drawn for the pool a query and visit; 0: all; unset: the method's"
+    )
+    positive_sampling: Literal["uniform", "propensity"] | None = Field(
+        None, description="how they are drawn: all alike, or rare ones more often; unset: the latter for prime"
     )
     hard_negatives: int | None = Field(
-        None, ge=0, description="mined labels pushed away a query; unset: 2 for rae, for dexml and softtopk all labels"
+        None,
+        ge=0,
+        description="mined labels pushed away a query; unset: the method's; for dexml and softtopk all labels",
     )
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: an epoch")
     mine_top: int = Field(50, ge=1, description="nearest labels of an instance among which its negatives are drawn")
     mine_search: Literal["auto", "exact", "approximate"] = Field(
         "auto", description="how to find them: brute force, or inverted lists; auto: these for many on a CPU"
+    )
+    clusters: int | None = Field(
+        None,
+        ge=0,
+        description="clusters of near queries that batches are made of; 0: random batches; unset: the method's",
+    )
+    cluster_from: int = Field(
+        0, ge=0, description="epoch from which on they are; an encoder that knows no texts yet needs random ones first"
+    )
+    cluster_every: int | None = Field(
+        None, ge=1, description="epochs between two clusterings, each of half as many; unset: a sixth of all, 5 at most"
+    )
+    symmetric: CliImplicitFlag[bool] = Field(
+        True, description="prime, unidec, supcon: learn from labels that are asked for queries as well"
+    )
+    psl: Literal["pal-n", "pal"] = Field(
+        "pal-n", description="unidec, supcon: the mean over a query's true labels, or their sum"
+    )
+    prototype: Annotated[list[Literal["text", "free", "centroid"]], *Listed, NotEmpty] = Field(
+        ["text", "free", "centroid"], description="prime: what a label's prototype is made of"
+    )
+    bank: int | None = Field(
+        None, ge=1, description="prime: free vectors that labels share; unset: a power of two, one for 2 or 3 labels"
+    )
+    margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
+        (0.1, 0.3), description="prime: bounds of the triplets' margin; a fixed one where they are equal"
     )
     micro_batch: int = Field(
         0, ge=0, description="texts that go through the encoder at once, by gradient cache; 0: as memory allows"
@@ -93,8 +133,9 @@ class TrainSettings(TrainerSettings):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"
     )
-    label_inputs: Literal["text", "enriched"] = Field(
-        "enriched", description="what an adapter reads of a label: its text's vector, or half that, half its instances'"
+    label_inputs: Literal["text", "enriched"] | None = Field(
+        None,
+        description="what an adapter reads of a label: its text's vector (prime), or half that, half its instances'",
     )
     label_keys: Literal["text", "enriched"] = Field(
         "text", description="a label's key: its text's vector, or that mixed with the mean of its instances'"
@@ -103,6 +144,9 @@ class TrainSettings(TrainerSettings):
     key_dtype: Literal["float32", "float16"] = Field("float32", description="type in which keys are stored")
     vectors: Path | None = Field(
         None, description="memory/ of a run with --epochs 0 whose keys an adapter trains on, instead of encoding again"
+    )
+    tune: Literal["auto", "yes", "no"] = Field(
+        "auto", description="let what is held out choose the memory's lambda, as `recollect tune` does; auto: for prime"
     )
     save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training's state")
     resume: CliImplicitFlag[bool] = Field(False, description="go on with the training that the run folder holds")

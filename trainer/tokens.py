@@ -27,12 +27,13 @@ _PADDING, _FEWEST_TOKENS = 0.1, 128
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Row i holds the ids `ids[starts[i] : starts[i + 1]]`, special tokens included."""
+    """Row i, number `first` + i of all, holds the ids `ids[starts[i] : starts[i + 1]]`, special tokens included."""
 
     ids: Int[np.ndarray, " token"]
     starts: Int[np.ndarray, " pointer"]
     pad_id: int
     side: Side = "queries"
+    first: int = 0
 
     @classmethod
     def of(cls, texts: Texts, tokenizer: Tokenizer, max_length: int, pad_id: int, side: Side = "queries") -> TokenTable:
@@ -52,7 +53,7 @@ class TokenTable:
     def __getitem__(self, rows: slice) -> TokenTable:
         """A stretch of rows; the ids stay where they are."""
         start, stop, _ = rows.indices(len(self))
-        return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id, self.side)
+        return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id, self.side, self.first + start)
 
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
@@ -66,28 +67,30 @@ class TokenTable:
     def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> TokenTable:
         return self  # a row holds nothing but its own text
 
-    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side]:
-        """Ids and attention mask, "row token" each, padded to the longest of these rows, and whose they are."""
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side, Tensor]:
+        """Ids and attention mask, "row token" each, padded to the longest of these rows; whose they are, and which."""
         starts, lengths = self.starts[rows], self.lengths_of(rows)
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
         # Within a row, token t lies t places after the row's start.
         input_ids[mask] = self.ids[np.repeat(starts, lengths) + np.nonzero(mask)[1]]
-        return torch.from_numpy(input_ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device), self.side
+        tokens = torch.from_numpy(input_ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+        return *tokens, self.side, numbers(self.first, rows, device)
 
 
 @dataclass(frozen=True)
 class VectorTable:
-    """Vectors that were encoded before: what an adapter reads in the place of tokens."""
+    """Vectors that were encoded before: what an adapter reads in the place of tokens; row i is number `first` + i."""
 
     vectors: Tensor
     side: Side = "queries"
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def __getitem__(self, rows: slice) -> VectorTable:
-        return VectorTable(self.vectors[rows], self.side)
+        return VectorTable(self.vectors[rows], self.side, self.first + rows.indices(len(self))[0])
 
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
@@ -99,13 +102,16 @@ class VectorTable:
     def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> VectorTable:
         return self  # a row holds nothing but its own text
 
-    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side]:
-        return self.vectors[torch.from_numpy(rows)].to(device), self.side
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
+        return self.vectors[torch.from_numpy(rows)].to(device), self.side, numbers(self.first, rows, device)
 
 
 @runtime_checkable
 class Inputs(Protocol):
     """What a model reads, a row an instance or a label."""
+
+    @property
+    def side(self) -> Side: ...
 
     def __len__(self) -> int: ...
 
@@ -121,12 +127,17 @@ class Inputs(Protocol):
         ...
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor | Side, ...]:
-        """What the model takes of these rows."""
+        """What the model takes of these rows; last come their side and their numbers."""
         ...
 
     def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> Inputs:
         """The same rows as if these instances were not there."""
         ...
+
+
+def numbers(first: int, rows: Int[np.ndarray, " row"], device: str) -> Int[Tensor, " row"]:
+    """Which of all instances, or labels, the rows of a table are that begins with number `first`."""
+    return torch.from_numpy(rows + first).to(device)
 
 
 def batches_by_length(

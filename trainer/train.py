@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import nn
 
 from trainer.batches import Batches
+from trainer.clustering import balanced_clusters
+from trainer.curriculum import Curriculum
 from trainer.dataset import LabelSets
 from trainer.device_memory import kept_tokens
 from trainer.encoder import embed
@@ -21,11 +24,14 @@ from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
 from trainer.keys import KeyMaker
 from trainer.methods import METHODS
+from trainer.metrics import propensity_weights
 from trainer.negatives import HardNegatives, mine
 from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
 from trainer.ranks import Ranks
 from trainer.recipe import Recipe
+from trainer.refinement import Refinement
+from trainer.room import trim_heap
 from trainer.run_log import RunLog
 from trainer.stopwatch import Stopwatch
 from trainer.tokens import Inputs
@@ -36,6 +42,10 @@ from trainer.validation import Validation
 _PROBED = 64
 # DEXML: weight decay .01, but none on norms and biases. The clip is the customary one.
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
+# Steps between two looks for memory to give back.
+_TRIM_EVERY = 64
+# A and B of the propensity model, as most datasets have them.
+_PROPENSITY = 0.55, 1.5
 # Tokens of one micro-batch: enough to fill the cores, few enough to hold little padding.
 _MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
@@ -45,8 +55,7 @@ class Task:
     """What there is to learn, and from what.
 
     Attributes:
-        model: What learns: the whole encoder, or an adapter.
-        dim: Size of its vectors.
+        model: What learns: the whole encoder, or what stands on a frozen one.
         queries: Its inputs for all instances.
         labels: Its inputs for all labels.
         label_sets: The labels of each instance.
@@ -54,8 +63,7 @@ class Task:
         keep: Writes the model's checkpoint; called when it is the best so far.
     """
 
-    model: nn.Module
-    dim: int
+    model: Refinement
     queries: Inputs
     labels: Inputs
     label_sets: LabelSets
@@ -105,37 +113,52 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         recipe.positives,
         recipe.hard_negatives,
         recipe.seed,
+        _label_weights(task, recipe),
     )
     embedder = _embedder(model, task, recipe, machine)
-    objective = Objective(METHODS[recipe.method], recipe.temperature, embedder, task.queries, task.labels, ranks)
-    keys = KeyMaker(model, task.queries, task.labels, task.dim, device, ranks, embedder.autocast)
-    learner = Learner(model, _optimizer(model), negatives=None, device=device)
+    objective = Objective(
+        METHODS[recipe.method], recipe.options, recipe.temperature, embedder, task.queries, task.labels, ranks
+    )
+    keys = KeyMaker(model, task.queries, task.labels, device, ranks, embedder.autocast)
+    curriculum = Curriculum(recipe.clusters, recipe.cluster_from, recipe.cluster_every, fewest=batches.per_epoch)
+    learner = Learner(model, _optimizer(model, recipe), device)
     progress = load_state(folder / "state", learner, ranks)
-    began, saved = time.monotonic() - progress.seconds, time.monotonic()
+    saved = time.monotonic()
 
     with RunLog(folder, recipe.steps, progress, ranks.first) as log:
         if progress.step == 0:
+            with watch("start"):
+                tick = time.monotonic()
+                _start_head(task, keys, recipe, machine)
+                progress.seconds = ranks.agree(time.monotonic() - tick)
             with watch("validate"):
                 _validate(task, keys, progress, ranks, log)
-        while progress.step < recipe.steps:
+        while not recipe.ended(progress.step, progress.seconds):
             step, tick = progress.step, time.monotonic()
+            if step % batches.per_epoch == 0 and (clusters := curriculum.due(step // batches.per_epoch)):
+                with watch("cluster"):
+                    learner.clusters = _cluster(task, keys, step, clusters, recipe, machine)
             if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
                 with watch("mine"):
                     learner.negatives = _mine(task, keys, step, recipe, machine)
             keys.forget()  # this step changes the model
             with watch("batch"):
-                batch = batches.at(step, learner.negatives)
+                batch = batches.at(step, learner.negatives, learner.clusters)
             with watch("gradient"):
                 loss = objective.backward(batch)
             with watch("optimizer"):
-                norm = _descend(learner, recipe.rate(step))
+                rate = recipe.rate(step, progress.seconds)
+                norm = _descend(learner, rate)
             if not math.isfinite(loss):
                 raise _diverged(f"a loss of {loss}", step, recipe, progress, folder)
             if not math.isfinite(norm):
                 raise _diverged(f"a gradient of length {norm}", step, recipe, progress, folder)
-            progress.step, progress.seconds = step + 1, time.monotonic() - began
-            log.step(loss, recipe.rate(step), len(batch.rows), time.monotonic() - tick)
-            if progress.step % batches.per_epoch == 0 or progress.step == recipe.steps:
+            if step % _TRIM_EVERY == 0:
+                trim_heap()
+            progress.step, progress.seconds = step + 1, progress.seconds + ranks.agree(time.monotonic() - tick)
+            last = recipe.ended(progress.step, progress.seconds)
+            log.step(loss, rate, len(batch.rows), time.monotonic() - tick, last)
+            if progress.step % batches.per_epoch == 0 or last:
                 with watch("validate"):
                     if not _answers(model, task, device):
                         raise _diverged("vectors that are not", step, recipe, progress, folder)
@@ -152,10 +175,47 @@ def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machin
     return mine(now.instances, now.labels, task.label_sets, recipe.mine_top, recipe.mine_search, *where)
 
 
-def _answers(model: nn.Module, task: Task, device: str) -> bool:
+def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, machine: Machine) -> None:
+    """Let a method's head begin with the vectors below it; what is held out has no part in that."""
+    model, ranks = task.model, machine.ranks
+    if (head := model.head) is None:
+        return
+    model.head = None
+    below = keys.at(0)
+    model.head = head
+    keys.forget()
+    instances = ranks.join_arrays(below.instances, len(task.label_sets), machine.device)
+    values = task.label_sets.where(~task.validation.held_out).to_csr(len(task.labels))
+    head.start(below.labels, instances, values, recipe.seed)
+    ranks.spread(head.state_dict().values())  # so that rounding cannot make ranks differ in what means what
+
+
+def _cluster(
+    task: Task, keys: KeyMaker, step: int, clusters: int, recipe: Recipe, machine: Machine
+) -> Int[np.ndarray, " instance"]:
+    """The cluster of each instance to train on, -1 for all others; the first rank, which has all keys, finds them."""
+    now, ranks = keys.at(step), machine.ranks
+    numbers = np.full(len(task.label_sets), -1, dtype=np.int32)
+    if ranks.first:
+        rows = np.flatnonzero(~task.validation.held_out)
+        numbers[rows] = balanced_clusters(now.joined, rows, clusters, generator(recipe.seed, Purpose.CLUSTERS, step))
+    agreed: np.ndarray = ranks.agree(numbers)
+    return agreed
+
+
+def _label_weights(task: Task, recipe: Recipe) -> Float[np.ndarray, " label"] | None:
+    """By how much positives are drawn the more often, the rarer their label is among the instances to train on."""
+    if recipe.positive_sampling == "uniform":
+        return None
+    taught = ~task.validation.held_out
+    counts = np.bincount(task.label_sets.where(taught).indices, minlength=len(task.labels))
+    return propensity_weights(counts, int(taught.sum()), *_PROPENSITY)
+
+
+def _answers(model: Refinement, task: Task, device: str) -> bool:
     """Whether the last step left weights that still make vectors; its loss was taken before it."""
     model.eval()
-    vectors = embed(model, task.queries[:_PROBED], task.dim, device)
+    vectors = embed(model, task.queries[:_PROBED], model.key_dim, device)
     model.train()
     return bool(np.isfinite(vectors).all())
 
@@ -165,7 +225,7 @@ def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log:
     if task.validation.held_out.any():
         now = keys.at(progress.step)
         score = ranks.agree(task.validation.score(now) if ranks.first else None)
-        log.write(validation_ndcg_5=score)
+        log.write(validation_ndcg_5=score, seconds=progress.seconds)
         if progress.best is not None and score <= progress.best:
             return
         progress.best = score
@@ -178,28 +238,33 @@ def _descend(learner: Learner, rate: float) -> float:
     """One step down the gradient; returns the gradient's length before it was clipped."""
     norm = nn.utils.clip_grad_norm_(learner.model.parameters(), _CLIP)
     for group in learner.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["pace"]
     learner.optimizer.step()
     learner.optimizer.zero_grad()
     return float(norm)
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW; matrices decay, norms and biases do not."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+def _optimizer(model: Refinement, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, norms, biases and what a head looks up do not; heads have a pace of their own."""
+    head = [] if model.head is None else list(model.head.parameters())
+    lookups = {id(weight) for weight in ([] if model.head is None else model.head.lookups())}
+    above = {id(weight) for weight in head}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for weight in model.parameters():
+        if weight.requires_grad and weight.numel():
+            lookup = id(weight) in lookups
+            pace = recipe.pace(lookup) if id(weight) in above else 1.0
+            decay = 0.0 if lookup or weight.ndim < 2 else _WEIGHT_DECAY
+            groups.setdefault((pace, decay), []).append(weight)
     return torch.optim.AdamW(
-        [
-            {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": _WEIGHT_DECAY},
-            {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
-        ]
+        [{"params": weights, "pace": pace, "weight_decay": decay} for (pace, decay), weights in groups.items()]
     )
 
 
-def _embedder(model: nn.Module, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
+def _embedder(model: Refinement, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
     """Keep every graph of a batch that is small, and recompute those of a large one."""
     embedder = Embedder(
         model,
-        task.dim,
         machine.device,
         autocast=recipe.precision == "bf16",
         micro_tokens=_MICRO_TOKENS[machine.device],

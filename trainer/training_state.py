@@ -5,8 +5,10 @@
                            optimizer.safetensors AdamW's moments
                            random.safetensors    each rank's random states
                            negatives.npy         the mined labels
+                           clusters.npy          the cluster of each instance
+                           head-*.npy            what a head needs beside its weights
 
-The sampler has no state but the step (`trainer.batches`), the learning rate none either (`Recipe.rate`).
+The sampler has no state but the step (`trainer.batches`), the learning rate none but step and seconds (`Recipe.rate`).
 """
 
 from __future__ import annotations
@@ -19,15 +21,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.errors import TrainingError
 from trainer.files import flush_files, save_array
 from trainer.negatives import HardNegatives
 from trainer.randomness import random_state, restore
 from trainer.ranks import Ranks
+from trainer.refinement import Refinement
+
+_HEAD = "head-"
 
 
 @dataclass
@@ -38,7 +44,7 @@ class Progress:
         step: Steps done.
         best: The best validation score so far; None before the first.
         best_step: Steps done when it was reached.
-        seconds: Time spent, over all interruptions.
+        seconds: Time spent on learning, over all interruptions; validation and saving do not count.
     """
 
     step: int = 0
@@ -51,10 +57,11 @@ class Progress:
 class Learner:
     """What changes as a training goes on."""
 
-    model: nn.Module
+    model: Refinement
     optimizer: torch.optim.Optimizer
-    negatives: HardNegatives | None
     device: str
+    negatives: HardNegatives | None = None
+    clusters: Int[np.ndarray, " instance"] | None = None
 
 
 def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks) -> None:
@@ -76,6 +83,11 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         save_file(random, aside / "random.safetensors")
         if learner.negatives is not None:
             save_array(aside / "negatives.npy", learner.negatives.labels)
+        if learner.clusters is not None:
+            save_array(aside / "clusters.npy", learner.clusters)
+        if learner.model.head is not None:
+            for name, array in learner.model.head.scratch().items():
+                save_array(aside / f"{_HEAD}{name}.npy", array)
         (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
         flush_files(aside)
         older = _saved(folder)
@@ -109,8 +121,11 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
         learner.model.load_state_dict(load_file(newest / "model.safetensors"))
         _restore_moments(learner.optimizer, load_file(newest / "optimizer.safetensors"))
         restore({name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()})
-        negatives = newest / "negatives.npy"
-        learner.negatives = HardNegatives(np.load(negatives, allow_pickle=False)) if negatives.is_file() else None
+        negatives, learner.clusters = (_array(newest / f"{name}.npy") for name in ("negatives", "clusters"))
+        if learner.model.head is not None:
+            arrays = {path.stem.removeprefix(_HEAD): _array(path) for path in newest.glob(f"{_HEAD}*.npy")}
+            learner.model.head.restore({name: array for name, array in arrays.items() if array is not None})
+        learner.negatives = None if negatives is None else HardNegatives(negatives)
     except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise TrainingError(
             f"{newest}: expected a training's state, found: {error}; remove it, or --overwrite"
@@ -121,6 +136,13 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
 def _saved(folder: Path) -> list[Path]:
     """Saved states, oldest first."""
     return sorted(folder.glob("step-*"))
+
+
+def _array(path: Path) -> np.ndarray | None:
+    if not path.is_file():
+        return None
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    return array
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

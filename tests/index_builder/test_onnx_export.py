@@ -21,8 +21,10 @@ from service.manifest import EncoderInfo, Precision
 from tests.index_builder.conftest import write_tiny_encoder
 from trainer.adapter import Adapter
 from trainer.checkpoint import load_checkpoint
+from trainer.classifier import Classifier
 from trainer.encoder import Encoder, UnitVectorModel
 from trainer.pretrained import load_pretrained
+from trainer.prototypes import Prototypes
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
 
@@ -192,3 +194,31 @@ def test_an_adapter_is_exported_in_every_precision(
     vectors = served.encode(served.tokenise(TEXTS))
     assert cosines(vectors, frozen.with_adapter(adapter).encode(TEXTS, 128)).min() >= WORST_COSINE[precision]
     assert cosines(vectors, frozen.encode(TEXTS, 128)).min() < 0.9
+
+
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 0), ("fp16", 0), ("int8", 0), ("int8", 1.1)])
+def test_a_classifiers_query_is_exported_beside_the_dual_encoders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, close: float
+) -> None:
+    monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
+    bare = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
+    torch.manual_seed(7)
+    head = Classifier(bare.dim, labels=5)
+    torch.nn.init.normal_(head.project.weight, std=0.5)
+    torch.nn.init.normal_(head.project.bias, std=0.1)
+    encoder = bare.with_adapter(None, head)
+    served = export(encoder, tmp_path, precision)
+    vectors = served.encode(served.tokenise(TEXTS))
+    assert vectors.shape == (len(TEXTS), 2 * bare.dim)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
+    assert cosines(vectors, encoder.encode(TEXTS, 128)).min() >= WORST_COSINE[precision]
+    np.testing.assert_allclose(np.linalg.norm(vectors[:, : bare.dim], axis=1), np.sqrt(0.5), atol=1e-3)
+    assert cosines(vectors[:, : bare.dim], bare.encode(TEXTS, 128)).min() >= WORST_COSINE[precision]
+    assert cosines(vectors[:, bare.dim :], bare.encode(TEXTS, 128)).min() < 0.9
+
+
+def test_a_prototype_head_leaves_queries_as_they_are(tmp_path: Path) -> None:
+    bare = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
+    encoder = bare.with_adapter(None, Prototypes(bare.dim, 5, ("text", "free", "centroid"), 2))
+    export(encoder, tmp_path, "fp32")
+    assert compare(bare, tmp_path / "encoder.onnx", [1, 8, 33]) >= 0.999999

@@ -6,9 +6,15 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
+from scipy import sparse
+from torch import nn
 
+from trainer.adapter import Adapter
 from trainer.dataset import LabelSets
+from trainer.methods import METHODS, Options
 from trainer.ranks import Ranks
+from trainer.refinement import Head
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
@@ -29,6 +35,37 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 def random_units(rng: np.random.Generator, rows: int, dim: int = 8) -> np.ndarray:
     return unit(rng.standard_normal((rows, dim)))
+
+
+def learned_adapter(dim: int, hidden: int, dropout: float = 0.1, std: float = 1.0) -> Adapter:
+    """One that changes vectors, and has a head of its own for either side."""
+    adapter = Adapter(dim, hidden, dropout)
+    nn.init.normal_(adapter.queries.narrow.weight, std=std)
+    nn.init.normal_(adapter.labels.narrow.weight, std=std)
+    return adapter
+
+
+def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix | None = None) -> Head | None:
+    """What a method learns above the encoder, far from where it starts.
+
+    Args:
+        method: Its name.
+        dim: Size of a vector.
+        labels: How many there are.
+        values: Y, "instance label"; unset: some instances a label, but for the first, which has none.
+    """
+    make = METHODS[method].head
+    if make is None:
+        return None
+    head = make(dim, labels, Options(prototype=("text", "free", "centroid"), bank=max(1, labels // 4)))
+    if values is None:
+        values = label_sets([1 + row % (labels - 1)] for row in range(3 * labels)).to_csr(labels)
+    rng = np.random.default_rng(8)
+    head.start(random_units(rng, labels, dim), random_units(rng, values.shape[0], dim), values, seed=0)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape))
+    return head
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import pkgutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,12 +62,13 @@ def texts(folder: Path, name: str) -> list[str]:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """All of a checkpoint's weights."""
+    """All of a checkpoint's weights, those of adapter and head under their names."""
     found = load_file(folder / "checkpoint" / "model.safetensors")
-    adapter = folder / "checkpoint" / "adapter.safetensors"
-    return found | (
-        {f"adapter.{name}": weight for name, weight in load_file(adapter).items()} if adapter.exists() else {}
-    )
+    for above in ("adapter", "head"):
+        path = folder / "checkpoint" / f"{above}.safetensors"
+        if path.exists():
+            found |= {f"{above}.{name}": weight for name, weight in load_file(path).items()}
+    return found
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -89,7 +90,13 @@ CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run", "torch.utils.tensorboard"])
 
 
-def run_recollect(arguments: Iterable[object], log: Path, killed: Moment | None = None, ranks: int = 1) -> list[int]:
+def run_recollect(
+    arguments: Iterable[object],
+    log: Path,
+    killed: Moment | None = None,
+    ranks: int = 1,
+    changed: Mapping[str, object] | None = None,
+) -> list[int]:
     """Run `recollect` in a process of its own, or in several as `torchrun` would; gives their exit statuses.
 
     Args:
@@ -97,10 +104,11 @@ def run_recollect(arguments: Iterable[object], log: Path, killed: Moment | None 
         log: Takes what the processes say, and what earlier ones said.
         killed: When the process kills itself, with the signal that nobody can catch.
         ranks: How many processes.
+        changed: Constants of modules to change first, by name.
     """
     words, port = [str(argument) for argument in arguments], _free_port() if ranks > 1 else 0
     processes = [
-        CHILDREN.Process(target=_run, args=(words, log, killed, (rank, ranks, port)), daemon=True)
+        CHILDREN.Process(target=_run, args=(words, log, killed, changed or {}, (rank, ranks, port)), daemon=True)
         for rank in range(ranks)
     ]
     for process in processes:
@@ -122,7 +130,13 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _run(words: list[str], log: Path, killed: Moment | None, group: tuple[int, int, int]) -> None:
+def _run(
+    words: list[str],
+    log: Path,
+    killed: Moment | None,
+    changed: Mapping[str, object],
+    group: tuple[int, int, int],
+) -> None:
     import faiss
     import torch
 
@@ -136,6 +150,9 @@ def _run(words: list[str], log: Path, killed: Moment | None, group: tuple[int, i
         rank, ranks, port = map(str, group)
         os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in changed.items():
+        module, _, constant = name.rpartition(".")
+        setattr(pkgutil.resolve_name(module), constant, value)
     if killed is not None:
         _die_at(killed)
     sys.exit(recollect.main(words))

@@ -177,6 +177,7 @@ class TestCheckpointWithAdapter:
 
     def refused(self, checkpoint: Path) -> None:
         with pytest.raises(
-            EncoderError, match=rf"checkpoint/adapter\.safetensors: expected an adapter of {DIM} dimensions, found: "
+            EncoderError,
+            match=r"checkpoint/adapter\.safetensors: expected weights of the shapes that recollect\.json tells, found",
         ):
             load_checkpoint(checkpoint, "cpu")

@@ -201,3 +201,86 @@ def test_no_two_purposes_share_random_numbers(seed: int) -> None:
     assert len({generator(seed, purpose, number).random() for purpose in Purpose for number in range(5)}) == 5 * len(
         Purpose
     )
+
+
+class TestClusteredBatches:
+    """Eight clusters of five instances each, and one instance that is held out."""
+
+    ROWS = np.arange(40)
+    CLUSTERS = np.append(np.arange(40) // 5, -1)
+
+    def batches(self, batch_size: int = 10) -> Batches:
+        return Case([{0}] * 41, 1, self.ROWS.tolist(), batch_size, 1, 0, 3, None).batches()
+
+    @pytest.mark.parametrize("batch_size", [1, 7, 10, 40])
+    def test_an_epoch_asks_every_row_once_cluster_by_cluster(self, batch_size: int) -> None:
+        batches = self.batches(batch_size)
+        for epoch in range(3):
+            steps = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+            asked = np.concatenate([batches.at(step, None, self.CLUSTERS).rows for step in steps])
+            np.testing.assert_array_equal(np.sort(asked), self.ROWS)
+            assert np.count_nonzero(np.diff(self.CLUSTERS[asked])) == 7
+
+    def test_whole_clusters_share_a_batch_where_they_fit(self) -> None:
+        batches = self.batches()
+        for step in range(8):
+            assert np.unique(self.CLUSTERS[batches.at(step, None, self.CLUSTERS).rows]).size == 2
+
+    def test_clusters_and_the_rows_within_them_are_shuffled_anew_in_every_epoch(self) -> None:
+        batches = self.batches(40)
+        orders = [batches.at(epoch, None, self.CLUSTERS).rows for epoch in range(4)]
+        assert len({tuple(self.CLUSTERS[order].tolist()) for order in orders}) == 4
+        assert len({tuple(order[self.CLUSTERS[order] == 2].tolist()) for order in orders}) > 1
+
+    def test_a_step_is_the_same_whatever_was_asked_before(self) -> None:
+        other = np.append(np.arange(40) % 8, -1)
+        asked = [(step, clusters) for step in (5, 4, 0, 1) for clusters in (self.CLUSTERS, None, other)]
+        batches = self.batches()
+        seen = [batches.at(step, None, clusters).rows.tolist() for step, clusters in asked]
+        assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in asked]
+        assert len(set(map(tuple, seen))) == len(asked)
+
+    def test_an_instance_that_is_trained_on_without_a_cluster_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected one for each instance that is trained on, found -1"):
+            self.batches().at(0, None, np.append(-1, self.CLUSTERS[1:]))
+
+
+class TestWeightedPositives:
+    STEPS = 2_000
+
+    def drawn(self, weights: np.ndarray | None, positives: int, sets: list[set[int]] | None = None) -> list[list[int]]:
+        """The labels that each step draws for its one query."""
+        sets = [{0, 1, 2, 3}] if sets is None else sets
+        batches = Batches(label_sets(sets), 5, np.arange(1), 1, positives, 0, 3, label_weights=weights)
+        return [batches.at(step, None).pool.tolist() for step in range(self.STEPS)]
+
+    def test_one_positive_is_drawn_as_often_as_its_share_of_the_weights(self) -> None:
+        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the last is not the query's
+        counts = np.bincount(np.concatenate(self.drawn(weights, 1)), minlength=5)
+        expected = self.STEPS * weights[:4] / weights[:4].sum()
+        assert counts[4] == 0
+        assert (((counts[:4] - expected) ** 2) / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, p = .001
+
+    def test_several_positives_are_drawn_one_after_the_other_without_replacement(self) -> None:
+        weights = np.array([1.0, 2.0, 3.0, 6.0, 1.0])
+        drawn = self.drawn(weights, 2)
+        assert all(len(set(labels)) == 2 for labels in drawn)
+        share = weights[:4] / 12
+        first_then = np.outer(share, share) / (1 - share)[:, None]
+        expected = {(a, b): first_then[a, b] + first_then[b, a] for a in range(4) for b in range(a + 1, 4)}
+        for pair, probability in expected.items():
+            count = sum(tuple(labels) == pair for labels in drawn)
+            assert abs(count - self.STEPS * probability) < 4.5 * np.sqrt(self.STEPS * probability * (1 - probability))
+
+    def test_a_query_of_few_labels_has_them_all_drawn(self) -> None:
+        assert set(map(tuple, self.drawn(np.ones(5), 3, [{1, 4}]))) == {(1, 4)}
+
+    def test_labels_without_weight_are_drawn_last(self) -> None:
+        weights = np.array([0.0, -1.0, 1.0, 1.0, 1.0])
+        assert set(map(tuple, self.drawn(weights, 2))) == {(2, 3)}
+        assert {0, 1} < {label for labels in self.drawn(weights, 3) for label in labels}
+
+    def test_without_weights_draws_stay_what_they_were(self) -> None:
+        for step, labels in enumerate(self.drawn(None, 2)[:50]):
+            order = np.argsort(generator(3, Purpose.POSITIVES, step).random(4), kind="stable")
+            assert labels == sorted(order[:2].tolist())

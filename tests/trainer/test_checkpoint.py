@@ -8,9 +8,21 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from trainer.adapter import Adapter
+from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from trainer.classifier import Classifier
 from trainer.encoder import Encoder
 from trainer.errors import EncoderError
+from trainer.prototypes import Prototypes
+from trainer.refinement import Head
+
+# Heads for six labels, by what is special in them.
+HEADS: dict[str, Callable[[], Head]] = {
+    "classifier": lambda: Classifier(32, 6),
+    "prototypes": lambda: Prototypes(32, 6, ("text", "free", "centroid"), 2),
+    "prototypes of texts": lambda: Prototypes(32, 6, ("text",), 0),
+    "prototypes of free vectors": lambda: Prototypes(32, 6, ("free",), 6),
+}
 
 
 class TestSavedCheckpoint:
@@ -65,6 +77,40 @@ class TestSavedCheckpoint:
         tokenizer = Tokenizer.from_file(str(tmp_path / "run" / "checkpoint" / "tokenizer.json"))
         assert (tokenizer.truncation, tokenizer.padding) == (None, None)
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint"]
+
+    @pytest.mark.parametrize("adapter", [None, Adapter(32, 4)], ids=["bare", "adapted"])
+    @pytest.mark.parametrize("kind", HEADS)
+    def test_gives_identical_keys_when_loaded_with_its_head(
+        self, kind: str, adapter: Adapter | None, tiny_bert: Any, tmp_path: Path
+    ) -> None:
+        torch.manual_seed(7)
+        head = HEADS[kind]()
+        for weight in head.parameters():
+            torch.nn.init.normal_(weight)
+        encoder = load(tiny_bert.folder).with_adapter(adapter, head)
+        save_checkpoint(encoder, tmp_path / "checkpoint")
+        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
+        assert loaded.dim == encoder.dim == head.key_dim
+        for side in ("queries", "labels"):
+            found, expected = (each.encode(SAMPLE_TEXTS, 32, side=side, first=2) for each in (loaded, encoder))
+            np.testing.assert_array_equal(found, expected)
+        assert encoder_digest(loaded) == encoder_digest(encoder)
+        assert encoder_digest(encoder) != encoder_digest(encoder.with_adapter(adapter))
+
+    @pytest.mark.parametrize("kind", HEADS)
+    def test_is_one_to_start_from_without_its_head(self, kind: str, tiny_bert: Any, tmp_path: Path) -> None:
+        bare = load(tiny_bert.folder)
+        save_checkpoint(bare.with_adapter(None, HEADS[kind]()), tmp_path / "checkpoint")
+        started = load_encoder(str(tmp_path / "checkpoint"), "auto", 32, 8, "cpu")
+        assert (started.model.head, started.dim) == (None, 32)
+        np.testing.assert_array_equal(started.encode(SAMPLE_TEXTS, 32), bare.encode(SAMPLE_TEXTS, 32))
+
+    def test_that_loses_its_head_loses_its_file(self, tiny_bert: Any, tmp_path: Path) -> None:
+        bare = load(tiny_bert.folder)
+        for head in (Classifier(32, 4), None):
+            save_checkpoint(bare.with_adapter(None, head), tmp_path / "checkpoint")
+        assert not (tmp_path / "checkpoint" / "head.safetensors").exists()
+        assert load_checkpoint(tmp_path / "checkpoint", "cpu").model.head is None
 
     def test_replaces_an_older_one(self, tiny_bert: Any, tmp_path: Path) -> None:
         for pooling in ("mean", "cls"):

@@ -10,6 +10,7 @@ from trainer import device_memory
 from trainer.device_memory import kept_tokens, told_when_full
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
+from trainer.refinement import VectorModel
 from trainer.tokens import TokenTable
 
 LENGTHS = [3, 9, 5, 8, 7]
@@ -21,7 +22,7 @@ def part() -> Part:
 
 
 def embedder(device: str, make: type[Embedder] = Embedder) -> Embedder:
-    return make(torch.nn.Identity(), 4, device, autocast=True, micro_tokens=20, micro_rows=100, cache=True)
+    return make(VectorModel(4), device, autocast=True, micro_tokens=20, micro_rows=100, cache=True)
 
 
 class OnPaper(Embedder):
@@ -29,9 +30,9 @@ class OnPaper(Embedder):
 
     taken = 500
 
-    def vectors(self, part: Part, places: np.ndarray) -> torch.Tensor:
+    def views(self, part: Part, places: np.ndarray) -> torch.Tensor:
         OnPaper.taken += 1_000 * len(places) * int(part.inputs.lengths_of(part.rows[places]).max())
-        return torch.zeros(len(places), self.dim)
+        return torch.zeros(len(places), 1, self.model.dim)
 
 
 @pytest.fixture

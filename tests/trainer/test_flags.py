@@ -49,6 +49,55 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mine_search": "auto", "hard_negatives": 0},
         "--mine-search: expected hard negatives to mine, found --hard-negatives 0; leave",
     ),
+    "a free vector's bank without a head": (
+        {"bank": 4},
+        "--bank: expected --method prime, found --method rae; leave it out",
+    ),
+    "margins without triplets": (
+        {"margin": (0.1, 0.3), "method": "unidec"},
+        "--margin: expected --method prime, found --method unidec; leave it out",
+    ),
+    "a prototype without its network": (
+        {"prototype": "text", "method": "supcon"},
+        "--prototype: expected --method prime, found --method supcon; leave it out",
+    ),
+    "positives' softmax without any": (
+        {"psl": "pal", "method": "prime"},
+        "--psl: expected --method unidec or supcon, found --method prime; leave it out",
+    ),
+    "both sides of a loss with one": (
+        {"symmetric": False, "method": "dexml"},
+        "--symmetric: expected --method prime or unidec or supcon, found --method dexml; leave it out",
+    ),
+    "tau of no softmax": (
+        {"temperature": 0.1, "method": "prime"},
+        "--temperature: expected a method with a softmax, found --method prime; leave it out",
+    ),
+    "a part twice": (
+        {"prototype": "text,free,text", "method": "prime"},
+        "--prototype: expected each of its parts once, found text,free,text; leave the second out",
+    ),
+    "prototypes that tell no labels apart": (
+        {"prototype": "free", "method": "prime"},
+        "--prototype free: expected a part that tells labels of a cluster apart, found none; add text or centroid",
+    ),
+    "free vectors that nothing reads": (
+        {"prototype": "text,centroid", "bank": 4, "method": "prime"},
+        "--bank: expected free vectors in prototypes, found --prototype text,centroid; leave it out",
+    ),
+    "margins out of order": (
+        {"margin": "0.3,.1", "method": "prime"},
+        "--margin: expected the lower bound first, found 0.3,0.1; turn them round",
+    ),
+    "when to cluster what is not": (
+        {"cluster_from": 0},
+        "--cluster-from: expected clusters to make batches of, found --method rae without any; leave it out, or give "
+        "--clusters",
+    ),
+    "how often to cluster what shall not be": (
+        {"cluster_every": 1, "clusters": 0, "method": "prime"},
+        "--cluster-every: expected clusters to make batches of, found --clusters 0; leave it out, or give --clusters",
+    ),
 }
 
 
@@ -70,6 +119,11 @@ def test_flags_that_contradict_each_other_or_change_nothing_are_refused(asked: d
         {"label_keys": "enriched", "label_key_alpha": 0.3},
         {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20, "mine_search": "exact"},
         {"mine_every": 10},
+        {"clusters": 4, "cluster_from": 0, "cluster_every": 1},
+        {"method": "supcon", "cluster_from": 2, "cluster_every": 1, "psl": "pal", "symmetric": False},
+        {"method": "unidec", "temperature": 0.1, "mine_every": 3},
+        {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},
+        {"method": "prime", "prototype": "text", "symmetric": True},
     ],
     ids=str,
 )

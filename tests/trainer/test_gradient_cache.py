@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
-from trainer.adapter import Adapter
+from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.gradient_cache import Embedder, Part
+from trainer.refinement import Refinement, VectorModel
 from trainer.tokens import VectorTable
 
 
 class Learner(NamedTuple):
     """A model in training mode, with dropout, and the rows of two sides that it embeds."""
 
-    model: nn.Module
+    model: Refinement
     parts: list[Part]
 
 
@@ -27,18 +27,16 @@ DIM = 32  # the tiny BERT's too
 QUERIES, KEYS = np.array([9, 0, 16, 3, 12, 5, 14]), np.array([4, 1, 0, 2])
 
 
-@pytest.fixture(params=["bert", "adapter"])
+@pytest.fixture(params=["bert", "rae", "prime", "unidec"])
 def learner(request: pytest.FixtureRequest) -> Learner:
-    if request.param == "adapter":
+    if request.param != "bert":
         torch.manual_seed(3)
-        model = Adapter(DIM, hidden=16, dropout=0.5)
-        nn.init.normal_(model.queries.narrow.weight)
-        nn.init.normal_(model.labels.narrow.weight)
+        adapter, head = learned_adapter(DIM, 16, dropout=0.5), learned_head(request.param, DIM, len(LABELS))
         tables = [
             VectorTable(nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
             for rows, side in ((18, "queries"), (5, "labels"))
         ]
-        return Learner(model.train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
+        return Learner(VectorModel(DIM, adapter, head).train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
     encoder = request.getfixturevalue("tiny_encoder")
     sides = [encoder.tokenise([*TEXTS, *SAMPLE_TEXTS], 32), encoder.tokenise(LABELS, 8)]
     model = copy.deepcopy(encoder.model).learning().train()
@@ -46,13 +44,14 @@ def learner(request: pytest.FixtureRequest) -> Learner:
 
 
 def embedder(
-    model: nn.Module, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
+    model: Refinement, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
 ) -> Embedder:
-    return Embedder(model, DIM, "cpu", autocast=autocast, micro_tokens=micro_tokens, micro_rows=micro_rows, cache=cache)
+    return Embedder(model, "cpu", autocast=autocast, micro_tokens=micro_tokens, micro_rows=micro_rows, cache=cache)
 
 
 def written_loss(queries: Tensor, keys: Tensor) -> Tensor:
-    """Every row of either side has a weight of its own, so that none can stand in for another."""
+    """Every row and view of either side has a weight of its own, so that none can stand in for another."""
+    queries, keys = (torch.einsum("rvd,v->rd", side, torch.linspace(1, 2, side.shape[1])) for side in (queries, keys))
     scores = queries @ keys.T * torch.linspace(1, 9, len(queries))[:, None]
     return (torch.logsumexp(scores, dim=1) - scores[:, 0]).sum()
 
@@ -76,7 +75,7 @@ def directly(learner: Learner, micro_rows: int) -> tuple[float, Tensor]:
     for part in learner.parts:
         rows: list[Any] = [None] * len(part.rows)
         for places in part.micro_batches(10_000, micro_rows):
-            vectors = learner.model(*part.inputs.batch(part.rows[places], "cpu"))
+            vectors = learner.model.views(*part.inputs.batch(part.rows[places], "cpu"))
             for place, vector in zip(places, vectors, strict=True):
                 rows[place] = vector
         sides.append(torch.stack(rows))
@@ -128,7 +127,7 @@ def test_random_numbers_that_the_loss_draws_stay_drawn(learner: Learner) -> None
 @pytest.mark.parametrize("micro_rows", [1, 3, 100])
 def test_without_dropout_the_size_of_micro_batches_changes_nothing(learner: Learner, micro_rows: int) -> None:
     learner.model.eval()
-    written_loss(*(learner.model(*part.inputs.batch(part.rows, "cpu")) for part in learner.parts)).backward()
+    written_loss(*(learner.model.views(*part.inputs.batch(part.rows, "cpu")) for part in learner.parts)).backward()
     expected = gradient(learner.model)
     embedder(learner.model, micro_rows=micro_rows).backward(learner.parts, backward_of_written_loss)
     assert_same(gradient(learner.model), expected)
@@ -143,42 +142,52 @@ def test_gradient_is_added_to_what_the_model_has(learner: Learner) -> None:
     assert_same(gradient(learner.model), 2 * once)
 
 
-def batches_of(model: nn.Module, work: Callable[[], object]) -> list[tuple[int, ...]]:
-    """The shape of each batch that goes through the model meanwhile."""
-    shapes: list[tuple[int, ...]] = []
-    handle = model.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
-    work()
-    handle.remove()
-    return shapes
+class Pass(NamedTuple):
+    """One batch that went through a model: the shape of what went in, and whether its graph was kept."""
+
+    shape: tuple[int, ...]
+    graph: bool
+
+
+@pytest.fixture
+def passes(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
+    """Each batch that went through the model."""
+    watched: list[Pass] = []
+    views = learner.model.views
+
+    def watch(*inputs: Any) -> Tensor:
+        made = views(*inputs)
+        watched.append(Pass(tuple(inputs[0].shape), made.requires_grad))
+        return made
+
+    monkeypatch.setattr(learner.model, "views", watch)
+    return watched
 
 
 @pytest.mark.parametrize("micro_rows", [1, 3])
 def test_no_more_than_micro_rows_go_through_the_model_at_once_and_each_row_twice(
-    learner: Learner, micro_rows: int
+    learner: Learner, passes: list[Pass], micro_rows: int
 ) -> None:
-    work = embedder(learner.model, micro_rows=micro_rows)
-    shapes = batches_of(learner.model, lambda: work.backward(learner.parts, backward_of_written_loss))
-    assert max(rows for rows, *_ in shapes) == micro_rows
-    assert sum(rows for rows, *_ in shapes) == 2 * (len(QUERIES) + len(KEYS))
+    embedder(learner.model, micro_rows=micro_rows).backward(learner.parts, backward_of_written_loss)
+    assert max(shape[0] for shape, _ in passes) == micro_rows
+    assert sum(shape[0] for shape, _ in passes) == 2 * (len(QUERIES) + len(KEYS))
 
 
 @pytest.mark.parametrize("learner", ["bert"], indirect=True)
-def test_no_more_than_micro_tokens_go_through_the_model_at_once(learner: Learner) -> None:
+def test_no_more_than_micro_tokens_go_through_the_model_at_once(learner: Learner, passes: list[Pass]) -> None:
     work = embedder(learner.model, micro_rows=100, micro_tokens=32)
-    shapes = batches_of(learner.model, lambda: work.backward(learner.parts, backward_of_written_loss))
-    assert max(rows * length for rows, length in shapes) <= 32
-    assert len(shapes) > 4
+    work.backward(learner.parts, backward_of_written_loss)
+    assert max(rows * length for (rows, length), _ in passes) <= 32
+    assert len(passes) > 4
 
 
-def test_first_pass_keeps_no_graph(learner: Learner) -> None:
-    graphs: list[bool] = []
-    learner.model.register_forward_hook(lambda _, inputs, vectors: graphs.append(vectors.requires_grad))
+def test_first_pass_keeps_no_graph(learner: Learner, passes: list[Pass]) -> None:
     embedder(learner.model, micro_rows=100).backward(learner.parts, backward_of_written_loss)
-    assert graphs == [False, False, True, True]
+    assert [graph for _, graph in passes] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_side_without_rows_is_a_matrix_without_rows(learner: Learner, cache: bool) -> None:
+def test_side_without_rows_has_views_without_rows(learner: Learner, cache: bool) -> None:
     queries, keys = learner.parts
     shapes = []
 
@@ -188,7 +197,7 @@ def test_side_without_rows_is_a_matrix_without_rows(learner: Learner, cache: boo
         return 0.0
 
     embedder(learner.model, cache).backward([queries, Part(keys.inputs, np.empty(0, np.int64))], loss)
-    assert shapes[1] == (0, shapes[0][1])
+    assert shapes[1] == (0, learner.model.view_count("labels"), DIM)
 
 
 def test_bfloat16_vectors_come_back_in_single_precision_with_a_near_gradient(learner: Learner) -> None:
@@ -196,6 +205,6 @@ def test_bfloat16_vectors_come_back_in_single_precision_with_a_near_gradient(lea
     embedder(learner.model).backward(learner.parts, backward_of_written_loss)
     expected = gradient(learner.model)
     work = embedder(learner.model, autocast=True)
-    assert work.vectors(learner.parts[0], np.arange(2)).dtype == torch.float32
+    assert work.views(learner.parts[0], np.arange(2)).dtype == torch.float32
     work.backward(learner.parts, backward_of_written_loss)
     assert float((gradient(learner.model) - expected).norm()) < 0.1 * float(expected.norm())

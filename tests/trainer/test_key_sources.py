@@ -5,32 +5,31 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.helpers import OwnShare, random_units
+from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
 from trainer import memory
-from trainer.adapter import Adapter
 from trainer.encoder import Encoder
 from trainer.formats import open_dataset
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
 from trainer.memory import MemoryPlan, write_memory
 from trainer.ranks import ALONE, Ranks
+from trainer.refinement import VectorModel
 from trainer.tokens import VectorTable
 
-KINDS = ["texts", "adapter"]
+KINDS = [f"{what}, {method}" for what in ("texts", "adapter") for method in ("rae", "prime", "unidec")]
 INSTANCES, LABELS = 14, 5
 
 
 def source(kind: str, toy: Path, encoder: Encoder, ranks: Ranks) -> KeySource:
-    if kind == "texts":
-        dataset = open_dataset(toy)
-        return EncodedTexts(encoder, dataset.labels, dataset.read_split("train").entries, ranks)
     torch.manual_seed(7)
-    adapter = Adapter(encoder.dim, 48).eval()
-    torch.nn.init.normal_(adapter.queries.narrow.weight)
-    torch.nn.init.normal_(adapter.labels.narrow.weight)
+    what, method = kind.split(", ")
+    head = learned_head(method, encoder.model.dim, LABELS)
+    if what == "texts":
+        dataset, encoder = open_dataset(toy), encoder.with_adapter(None, head)
+        return EncodedTexts(encoder, dataset.labels, dataset.read_split("train").entries, ranks)
     read = random_units(np.random.default_rng(3), INSTANCES + LABELS, encoder.dim)
-    return AdaptedKeys(
-        adapter, read[:INSTANCES], VectorTable(torch.from_numpy(read[INSTANCES:]), "labels"), "cpu", ranks
-    )
+    model = VectorModel(encoder.dim, learned_adapter(encoder.dim, 48), head).eval()
+    labels = VectorTable(torch.from_numpy(read[INSTANCES:]), "labels")
+    return AdaptedKeys(model, read[:INSTANCES], labels, "cpu", ranks)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,9 +39,9 @@ def without(sets: LabelSets, gone: list[int]) -> LabelSets:
 def test_whole_it_reads_what_enriched_label_keys_are(inputs: LabelInputs, sets: LabelSets) -> None:
     expected = LabelKeys(units(LABELS, 1), units(INSTANCES, 2), sets, 0.5)[:]
     np.testing.assert_allclose(inputs[:].vectors.numpy(), expected, atol=1e-6)
-    vectors, side = inputs.batch(np.array([6, 0, 3]), "cpu")
+    vectors, side, numbers = inputs.batch(np.array([6, 0, 3]), "cpu")
     np.testing.assert_allclose(vectors.numpy(), expected[[6, 0, 3]], atol=1e-6)
-    assert side == "labels"
+    assert (side, numbers.tolist()) == ("labels", [6, 0, 3])
     assert (len(inputs), inputs.lengths.tolist(), inputs.lengths_of(np.arange(3)).tolist()) == (7, [1] * 7, [1] * 3)
 
 
@@ -49,7 +49,7 @@ def test_whole_it_reads_what_enriched_label_keys_are(inputs: LabelInputs, sets: 
 def test_left_out_instances_are_in_no_label(inputs: LabelInputs, sets: LabelSets, gone: list[int]) -> None:
     expected = LabelKeys(units(LABELS, 1), units(INSTANCES, 2), without(sets, gone), 0.5)[:]
     rows = np.array([1, 5, 0, 2])
-    vectors, _ = inputs.leaving_out(np.array(gone)).batch(rows, "cpu")
+    vectors, *_ = inputs.leaving_out(np.array(gone)).batch(rows, "cpu")
     np.testing.assert_allclose(vectors.numpy(), expected[rows], atol=1e-6)
     assert np.abs(expected - inputs.vectors(slice(None))).max() > 0.01
 

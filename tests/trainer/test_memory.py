@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.adapter import Adapter
+from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.formats import Dataset, open_dataset
@@ -26,6 +26,7 @@ from trainer.memory import (
     write_memory,
 )
 from trainer.ranks import ALONE
+from trainer.refinement import VectorModel
 from trainer.tokens import VectorTable
 
 REPOSITORY = Path(__file__).parents[2]
@@ -162,22 +163,29 @@ class TestFinishedMemory:
         assert memory.defaults == DEFAULTS
         np.testing.assert_array_equal(memory.label_keys()[:], memory.keys[14:])
 
-    def test_keys_through_an_adapter_are_those_of_the_encoder_that_has_it(self, writer: Writer, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
+    def test_keys_through_an_adapter_and_a_head_are_those_of_the_encoder_that_has_them(
+        self, writer: Writer, tmp_path: Path, method: str
+    ) -> None:
         torch.manual_seed(7)
-        adapter = Adapter(writer.encoder.dim, 48).eval()
-        torch.nn.init.normal_(adapter.queries.narrow.weight)
-        torch.nn.init.normal_(adapter.labels.narrow.weight)
+        dim = writer.encoder.dim
+        adapter, head = learned_adapter(dim, 48), learned_head(method, dim, len(writer.dataset.labels))
         writer.write(tmp_path / "frozen")
         frozen = open_memory(tmp_path / "frozen").keys
         labels = VectorTable(torch.tensor(frozen[14:]), "labels")
-        assert writer.write_from(AdaptedKeys(adapter, frozen[:14], labels, "cpu"), tmp_path / "adapted") == KEYS
+        model = VectorModel(dim, adapter, head).eval()
+        assert (
+            writer.write_from(AdaptedKeys(model, frozen[:14], labels, "cpu"), tmp_path / "adapted", dim=model.key_dim)
+            == KEYS
+        )
         assert writer.encoded == []
         adapted = EncodedTexts(
-            writer.encoder.with_adapter(adapter), writer.dataset.labels, writer.instances.entries, ALONE
+            writer.encoder.with_adapter(adapter, head), writer.dataset.labels, writer.instances.entries, ALONE
         )
-        writer.write_from(adapted, tmp_path / "encoded")
+        writer.write_from(adapted, tmp_path / "encoded", dim=model.key_dim)
         keys = open_memory(tmp_path / "adapted").keys
-        assert np.abs(keys - frozen).max() > 0.1
+        assert np.abs(keys[:, :dim] - frozen).max() > 0.1
+        np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1, atol=1e-6)
         np.testing.assert_allclose(keys, open_memory(tmp_path / "encoded").keys, atol=1e-6)
 
     def test_half_precision_keys_are_the_rounded_vectors(self, writer: Writer, tmp_path: Path) -> None:
@@ -290,10 +298,10 @@ from trainer.ranks import ALONE
 memory._WINDOW_TEXTS = 4
 real, windows = Encoder.encode, []
 
-def encode(self, texts, max_length, progress, side):
+def encode(self, texts, max_length, progress, *which):
     windows.append(texts)
     stop = (lambda rows: os.kill(os.getpid(), signal.SIGKILL)) if len(windows) == 4 else progress
-    return real(self, texts, max_length, stop, side)
+    return real(self, texts, max_length, stop, *which)
 
 Encoder.encode = encode
 dataset = open_dataset(Path(sys.argv[1]))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,76 +10,151 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
+from tests.trainer.helpers import learned_adapter, learned_head
 from trainer import losses, objective
-from trainer.adapter import Adapter
 from trainer.batches import Batch, Batches
 from trainer.dataset import LabelSets
 from trainer.gradient_cache import Embedder
-from trainer.methods import METHODS, Scored
+from trainer.methods import METHODS, Options, Scored, ScoredLabels
 from trainer.negatives import HardNegatives
 from trainer.objective import Objective
+from trainer.prototypes import Prototypes
 from trainer.ranks import ALONE, Ranks
+from trainer.refinement import VectorModel
 from trainer.tokens import VectorTable
 
 INSTANCES, LABELS, DIM = 30, 40, 8
 TEMPERATURE = 0.1
 
 
-class Problem:
-    """Random texts, as vectors, with random labels; every fifth has none."""
+def _everything(scored: Scored) -> Tensor:
+    instances = scored.instances, scored.strangers, scored.ranks
+    return torch.stack([losses.rae(view, scored.positives, scored.relevant, *instances) for view in scored.labels]).sum(
+        dim=0
+    )
 
-    def __init__(self, dense: float = 0.1) -> None:
+
+# All methods, and one that has all that any of them has: instances, several views, and labels that are asked too.
+ALL = METHODS | {"everything": dataclasses.replace(METHODS["unidec"], loss=_everything, instances=True)}
+
+
+class Problem:
+    """Random texts, as vectors, with random labels, for one method; every fifth text has none."""
+
+    def __init__(self, method: str, dense: float = 0.1, **options: Any) -> None:
         random = np.random.default_rng(4)
         torch.manual_seed(4)
-        self.model = Adapter(DIM, 16, dropout=0.0)
-        nn.init.normal_(self.model.queries.narrow.weight, std=0.3)
-        nn.init.normal_(self.model.labels.narrow.weight, std=0.3)
+        self.name, self.method = method, ALL[method]
+        self.options = Options(**({"symmetric": "symmetric" in self.method.flags} | options))
         queries, labels = (nn.functional.normalize(torch.randn(rows, DIM), dim=1) for rows in (INSTANCES, LABELS))
         self.queries, self.labels = VectorTable(queries), VectorTable(labels, "labels")
+        self.temperature = TEMPERATURE if self.method.temperature else 1.0
         relevance = random.random((INSTANCES, LABELS)) < dense
         relevance[::5] = False
         self.relevance = relevance
+        self.values = sparse.csr_matrix(relevance.astype(np.float32))
+        head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values)
+        self.model = VectorModel(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # nothing drops out
         listed = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
         self.mined = HardNegatives(np.where(np.take_along_axis(relevance, listed, axis=1), -1, listed))
 
-    def batch(self, method: str, **changed: Any) -> Batch:
+    def batch(self, **changed: Any) -> Batch:
         """Half of the instances, with the method's own settings, but for those that are changed."""
-        own = {"positives": METHODS[method].positives, "hard_negatives": METHODS[method].hard_negatives}
+        own = {"positives": self.method.positives, "hard_negatives": self.method.hard_negatives}
         settings = {"batch_size": 15, "seed": 6} | own | changed
-        label_sets = LabelSets.of(sparse.csr_matrix(self.relevance.astype(np.float32)))
-        return Batches(label_sets, LABELS, np.arange(INSTANCES), **settings).at(1, self.mined)
+        return Batches(LabelSets.of(self.values), LABELS, np.arange(INSTANCES), **settings).at(1, self.mined)
 
-    def backward(self, method: str, batch: Batch, ranks: Ranks = ALONE) -> tuple[float, Tensor]:
-        embedder = Embedder(self.model, DIM, "cpu", autocast=False, micro_tokens=1_000, micro_rows=4, cache=True)
-        loss = Objective(METHODS[method], TEMPERATURE, embedder, self.queries, self.labels, ranks).backward(batch)
-        return loss, self.gradient()
+    def backward(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, Tensor]:
+        """The objective's loss and gradient; the model stays as it was."""
+        loss, after = self.step(batch, ranks, cache)
+        return loss, gradient(after)
 
-    def directly(self, method: str, batch: Batch) -> tuple[float, Tensor]:
+    def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorModel]:
+        """The objective's loss, and a copy of the model to which it was told."""
+        model = copy.deepcopy(self.model)
+        return self.objective(model, ranks, cache).backward(batch), model
+
+    def objective(self, model: VectorModel, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
+        embedder = Embedder(model, "cpu", autocast=False, micro_tokens=1_000, micro_rows=4, cache=cache)
+        return Objective(self.method, self.options, self.temperature, embedder, self.queries, self.labels, ranks)
+
+    def directly(self, batch: Batch) -> tuple[float, Tensor]:
         """In one piece, on dense matrices, from the relevance matrix alone; which positives were drawn is given."""
-        queries = self.model(self.queries.vectors[batch.rows])
-        keys = self.model(self.labels.vectors[batch.pool], "labels")
+        model = copy.deepcopy(self.model)
+        if isinstance(model.head, Prototypes):
+            assert model.head.centroids is not None
+            others = self.relevance.copy()
+            others[batch.rows] = False  # a label's prototype must not know its own queries
+            model.head.centroids.start(model.head.centroids.followed, sparse.csr_matrix(others.astype(np.float32)))
+        pool = torch.from_numpy(batch.pool)
+        queries = model.views(self.queries.vectors[batch.rows])
+        keys = model.views(self.labels.vectors[pool], "labels", pool)
         truth, rows = self.relevance[batch.rows], range(len(batch.rows))
         relevant = torch.from_numpy(truth[:, batch.pool])
-        positives = torch.zeros_like(relevant)
+        drawn = torch.zeros_like(relevant)
         for query, key in zip(batch.positives.query, batch.positives.key, strict=True):
-            positives[query, key] = True
-        assert not (positives & ~relevant).any()
+            drawn[query, key] = True
+        assert not (drawn & ~relevant).any()
+        positives = relevant if self.method.pulls_pool else drawn
         strangers = torch.tensor([[i != j and not (truth[i] & truth[j]).any() for j in rows] for i in rows])
-        scores = queries @ keys.T / TEMPERATURE
-        values = {
-            "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
-            "dexml": lambda: losses.decoupled_softmax(scores, positives, relevant),
-            "softtopk": lambda: losses.soft_top_k_loss(scores, positives, 5),
-            "rae": lambda: losses.rae(scores, positives, relevant, queries @ queries.T / TEMPERATURE, strangers),
-        }[method]()
-        loss = values[positives.any(dim=1)].mean() if positives.any() else 0 * values.sum()
+        views = [
+            queries[:, min(view, queries.shape[1] - 1)] @ keys[:, view].T / self.temperature
+            for view in range(keys.shape[1])
+        ]
+        instances = queries[:, 0] @ queries[:, 0].T / self.temperature, strangers
+        asked = _asked(self.name, self.options, views, positives, relevant, *instances)
+        loss = _mean(asked, positives)
+        if self.options.symmetric:
+            backwards = _asked_back(self.name, self.options, [view.T for view in views], positives.T, relevant.T)
+            loss = loss + _mean(backwards, positives.T)
         loss.backward()
-        return float(loss.detach()), self.gradient()
+        return float(loss.detach()), gradient(model)
 
-    def gradient(self) -> Tensor:
-        found = torch.cat([weight.grad.flatten() for weight in self.model.parameters() if weight.grad is not None])
-        self.model.zero_grad()
-        return found
+
+def gradient(model: VectorModel) -> Tensor:
+    """Of all weights, in one vector."""
+    weights = model.parameters()
+    return torch.cat(
+        [(torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten() for weight in weights]
+    )
+
+
+def _asked(
+    name: str, options: Options, views: list[Tensor], positives: Tensor, relevant: Tensor, *instances: Tensor
+) -> Tensor:
+    """Each query's loss over the labels."""
+    pairs = positives, relevant
+    if name == "prime":
+        triplets = sum(losses.clipped_triplet(view, *pairs, margin=options.margin) for view in views)
+        return triplets + 0.1 * losses.prototype_regulariser(*views, *pairs)
+    if name == "everything":
+        return sum(losses.rae(view, *pairs, *instances) for view in views)
+    if name in {"unidec", "supcon"}:
+        return _picked(options, views, positives) / (2 if options.symmetric else 1)
+    (scores,) = views
+    return {
+        "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
+        "dexml": lambda: losses.decoupled_softmax(scores, *pairs),
+        "softtopk": lambda: losses.soft_top_k_loss(scores, positives, 5),
+        "rae": lambda: losses.rae(scores, *pairs, *instances),
+    }[name]()
+
+
+def _asked_back(name: str, options: Options, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
+    """Each label's loss over the queries."""
+    if name == "prime":
+        return losses.clipped_triplet(views[1], positives, relevant, margin=options.margin)
+    return _picked(options, views, positives) / 2
+
+
+def _picked(options: Options, views: list[Tensor], positives: Tensor) -> Tensor:
+    loss = {"pal-n": losses.softmax_cross_entropy, "pal": losses.pal}[options.psl]
+    return sum(loss(view, positives) for view in views) / len(views)
+
+
+def _mean(each: Tensor, positives: Tensor) -> Tensor:
+    """Over those that have a positive; the others teach nothing."""
+    return each[positives.any(dim=1)].mean() if positives.any() else 0 * each.sum()
 
 
 def assert_same(found: tuple[float, Tensor], expected: tuple[float, Tensor]) -> None:
@@ -85,14 +162,38 @@ def assert_same(found: tuple[float, Tensor], expected: tuple[float, Tensor]) -> 
     assert float((found[1] - expected[1]).norm()) <= 1e-5 * float(expected[1].norm())
 
 
-every_method = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", ALL)
 
 
 @every_method
-def test_gradient_is_that_of_the_loss_in_one_piece(method: str) -> None:
-    problem = Problem()
-    batch = problem.batch(method)
-    assert_same(problem.backward(method, batch), problem.directly(method, batch))
+@pytest.mark.parametrize("cache", [True, False], ids=["gradient cache", "kept graphs"])
+def test_gradient_is_that_of_the_loss_in_one_piece(method: str, cache: bool) -> None:
+    problem = Problem(method)
+    batch = problem.batch()
+    expected = problem.directly(batch)
+    assert expected[1].any()
+    assert_same(problem.backward(batch, cache=cache), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("prime", {"symmetric": False}),
+        ("prime", {"margin": (0.2, 0.2)}),
+        ("unidec", {"symmetric": False}),
+        ("unidec", {"psl": "pal"}),
+        ("supcon", {"symmetric": False, "psl": "pal"}),
+        ("supcon", {"psl": "pal"}),
+        ("everything", {"symmetric": False}),
+    ],
+    ids=str,
+)
+def test_method_heeds_what_it_is_told(method: str, options: dict[str, Any]) -> None:
+    problem = Problem(method, **options)
+    batch = problem.batch()
+    found = problem.backward(batch)
+    assert_same(found, problem.directly(batch))
+    assert found[0] != pytest.approx(Problem(method).backward(batch)[0], rel=1e-3)
 
 
 @every_method
@@ -102,78 +203,92 @@ def test_gradient_is_that_of_the_loss_in_one_piece(method: str) -> None:
         {"positives": 0, "hard_negatives": 3},
         {"positives": 2, "hard_negatives": None},
         {"positives": 1, "hard_negatives": 0},
+        {"positives": 1, "hard_negatives": 2, "batch_size": 1},
     ],
-    ids=["all positives and mined", "some positives, all labels", "one positive, in batch"],
+    ids=["all positives and mined", "some positives, all labels", "one positive, in batch", "one query"],
 )
 def test_any_method_works_with_any_positives_and_any_pool(method: str, settings: dict[str, Any]) -> None:
-    problem = Problem()
-    batch = problem.batch(method, **settings)
-    assert_same(problem.backward(method, batch), problem.directly(method, batch))
+    problem = Problem(method)
+    batch = problem.batch(**settings)
+    assert_same(problem.backward(batch), problem.directly(batch))
 
 
 @every_method
 @pytest.mark.parametrize("scores", [1, 150, 400])
-def test_blocks_of_queries_change_nothing(method: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem()
-    batch = problem.batch(method)
-    expected = problem.backward(method, batch)
+def test_blocks_change_nothing(method: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(method)
+    batch = problem.batch()
+    expected = problem.backward(batch)
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": scores})
-    assert_same(problem.backward(method, batch), expected)
+    assert_same(problem.backward(batch), expected)
 
 
-@pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Scored]:
+def blocks(problem: Problem, batch: Batch) -> list[Scored | ScoredLabels]:
     """What the losses of all blocks read."""
-    read = []
-    score = Objective._score
+    read: list[Scored | ScoredLabels] = []
 
-    def watched(*arguments: Any) -> Scored:
-        read.append(score(*arguments))
-        return read[-1]
+    def watched(loss: Any) -> Any:
+        return loss and (lambda scored: [read.append(scored), loss(scored)][1])
 
-    monkeypatch.setattr(Objective, "_score", watched)
+    method = problem.method
+    problem.method = dataclasses.replace(method, loss=watched(method.loss), label_loss=watched(method.label_loss))
+    problem.backward(batch)
     return read
 
 
 @every_method
-def test_no_more_similarities_than_a_block_has_are_held_at_once(
-    method: str, blocks: list[Scored], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = Problem()
-    batch = problem.batch(method)
+def test_no_more_similarities_than_a_block_has_are_held_at_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(method)
+    batch = problem.batch()
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 150})
-    problem.backward(method, batch)
-    assert 1 < len(blocks) <= len(batch.rows)
-    assert max(block.labels.numel() + block.instances.numel() for block in blocks) <= 150
+    read = blocks(problem, batch)
+    of_queries = [block for block in read if isinstance(block, Scored)]
+    of_labels = [block for block in read if isinstance(block, ScoredLabels)]
+    assert 1 < len(of_queries) <= len(batch.rows)
+    assert max(block.labels.numel() + block.instances.numel() for block in of_queries) <= 150
+    assert bool(of_labels) == (problem.method.label_loss is not None)
+    assert max((block.queries.numel() for block in of_labels), default=0) <= 150
 
 
-def test_over_a_large_pool_a_block_is_still_as_large_as_the_keys_gradient(
-    blocks: list[Scored], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = Problem()
+def test_over_a_large_pool_a_block_is_still_as_large_as_the_keys_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem("dexml")
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 1})
     monkeypatch.setattr(objective, "_HELD", DIM // 4)
-    problem.backward("dexml", problem.batch("dexml"))
-    assert [len(block.labels) for block in blocks] == [4, 4, 4, 3]
+    read = blocks(problem, problem.batch())
+    assert [block.labels.shape[1] for block in read if isinstance(block, Scored)] == [4, 4, 4, 3]
 
 
 @every_method
 def test_all_ranks_make_blocks_of_one_size_larger_as_there_are_more_of_them(method: str) -> None:
-    problem = Problem()
-    batch, vectors = problem.batch(method), torch.zeros(5, DIM)
+    problem = Problem(method)
 
-    def block(rank: int, ranks: int) -> int:
-        embedder = Embedder(problem.model, DIM, "cpu", autocast=False, micro_tokens=9, micro_rows=9, cache=True)
-        shared = Objective(METHODS[method], TEMPERATURE, embedder, problem.queries, problem.labels, Ranks(rank, ranks))
-        return shared._block(batch, vectors)
+    def block(rank: int, size: int) -> slice:
+        shared = objective._Pass(problem.objective(problem.model, Ranks(rank, size)), problem.batch())
+        shared._own = torch.zeros(5, 1, DIM)
+        return next(shared._blocks(1 << 20, 1_000))
 
-    assert block(0, 1) < block(0, 3) == block(1, 3) == block(2, 3)
+    assert block(0, 1).stop < block(0, 3).stop == block(1, 3).stop == block(2, 3).stop
 
 
 @every_method
 @pytest.mark.parametrize("hard_negatives", [None, 0], ids=["all labels", "empty pool"])
 def test_batch_without_a_label_has_no_loss_and_no_gradient(method: str, hard_negatives: int | None) -> None:
-    problem = Problem(dense=0)
-    loss, gradient = problem.backward(method, problem.batch(method, hard_negatives=hard_negatives))
+    problem = Problem(method, dense=0)
+    loss, gradient = problem.backward(problem.batch(hard_negatives=hard_negatives))
     assert loss == 0
     assert not gradient.any()
+
+
+def test_head_follows_the_queries_as_the_model_had_them() -> None:
+    problem = Problem("prime")
+    batch = problem.batch()
+    vectors = problem.model(problem.queries.vectors[batch.rows]).detach().numpy()
+    after = problem.step(batch)[1].head
+    assert isinstance(problem.model.head, Prototypes)
+    assert isinstance(after, Prototypes)
+    assert after.centroids is not None
+    assert problem.model.head.centroids is not None
+    expected = problem.model.head.centroids.followed.astype(np.float32)
+    expected[batch.rows] = (expected[batch.rows] + vectors) / 2
+    np.testing.assert_allclose(after.centroids.followed, expected, atol=1e-3)
+    np.testing.assert_allclose(after.centroids.sums, problem.relevance.T.astype(np.float32) @ expected, atol=1e-2)

@@ -12,8 +12,9 @@ from tests.conftest import keep_some_labels
 from tests.trainer.helpers import label_sets
 from tests.trainer.runs import CHILDREN
 from trainer.proofs import __main__ as command
-from trainer.proofs import cache_memory, decoupled, lambda_curve, memorise, tiny
+from trainer.proofs import cache_memory, clustering, decoupled, lambda_curve, memorise, tiny
 from trainer.proofs.cache_memory import Peak
+from trainer.proofs.clustering import Clustering
 from trainer.proofs.decoupled import Size
 
 SMALL = Size(queries=300, marked=60, labels=600, test=200, epochs=40)
@@ -72,6 +73,14 @@ def test_a_process_that_dies_while_it_measures_is_told(monkeypatch: pytest.Monke
         cache_memory.prove((1_000,))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells memory beside mapped files")
+def test_planted_vectors_are_clustered_in_less_memory_than_they_take() -> None:
+    made = clustering.prove(clustering.Size(rows=50_000, dim=64, centres=128))
+    assert made.peak_bytes < 4 * 50_000 * 64
+    assert made.random < made.tightness < made.planted
+    assert made.gain > clustering.LEAST_GAIN
+
+
 class TestTiny:
     def test_texts_are_drawn_from_all_but_padding_and_marker(self) -> None:
         drawn = tiny.random_texts(np.random.default_rng(0), 2_000, 8)
@@ -105,7 +114,7 @@ class TestCommand:
     ) -> None:
         assert command.main(arguments) == 2
         out, err = capsys.readouterr()
-        assert (out, err) == ("", "usage: python -m trainer.proofs {decoupled,memorise,lambda,cache}\n")
+        assert (out, err) == ("", "usage: python -m trainer.proofs {decoupled,memorise,lambda,cache,clustering}\n")
 
     @pytest.mark.parametrize(
         ("name", "module", "proven", "not_proven", "shown"),
@@ -132,6 +141,20 @@ class TestCommand:
                 [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 45_000_000, None)],
                 [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 50_000_000, None)],
                 "a label of the last pool adds 2.48 numbers a dimension: 2 are its vector and its gradient",
+            ),
+            (
+                "clustering",
+                clustering,
+                Clustering(9.5, 40_000_000, tightness=0.6, planted=0.7, random=0.1),
+                Clustering(9.5, 40_000_000, tightness=0.3, planted=0.7, random=0.1),
+                "clustered in 9.5 s, in 40 MB beside the mapped vectors",
+            ),
+            (
+                "clustering",
+                clustering,
+                Clustering(9.5, 99_000_000, tightness=0.6, planted=0.7, random=0.1),
+                Clustering(9.5, 101_000_000, tightness=0.6, planted=0.7, random=0.1),
+                "mean cosine to the cluster's mean 0.600: planted clusters 0.700, random ones 0.100",
             ),
         ],
         ids=lambda value: value if isinstance(value, str) and " " not in value else "",

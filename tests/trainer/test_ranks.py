@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.test_objective import Problem, assert_same
+from tests.trainer.test_objective import ALL, Problem, assert_same
 from trainer import losses
 from trainer import ranks as ranks_module
 from trainer.errors import TrainingError
-from trainer.methods import METHODS
+from trainer.prototypes import Prototypes
 from trainer.ranks import ALONE, Ranks, joined_ranks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,7 +33,12 @@ BATCHES: dict[str, dict[str, Any]] = {
     "one query, all labels": {"batch_size": 1, "hard_negatives": None},
     "two queries, two labels": {"batch_size": 2, "positives": 1, "hard_negatives": 0},
 }
+LOSSES = ["softmax", "decoupled", "rae", "soft top k", "pal", "triplet", "two hardest", "regulariser"]
 ROWS = [1, 2, 3, 7, 8, 13]
+
+
+# The greatest of two rows, 3 at most, falling, that each of three ranks knows of.
+BEST = [torch.tensor([[5.0, 2.0, -1.0], [1.0, 0.5, 0.0]]), torch.empty(2, 0), torch.tensor([[3.0], [-7.0]])]
 
 
 def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -52,6 +57,10 @@ def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
         "decoupled": lambda s, t, p, x: losses.decoupled_softmax(s, t, p, ranks),
         "rae": lambda s, t, p, x: losses.rae(s, t, p, x, ~t, ranks),
         "soft top k": lambda s, t, p, x: losses.soft_top_k_loss(s, t, 2, ranks=ranks),
+        "pal": lambda s, t, p, x: losses.pal(s, t, ranks),
+        "triplet": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, ranks=ranks),
+        "two hardest": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, hardest=2, ranks=ranks),
+        "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks),
     }.items():
         scores, positives, relevant, others = columns(ranks, keys)
         value = loss(scores, positives, relevant, others)
@@ -66,6 +75,9 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     values = (torch.arange(4.0) * (ranks.rank - 0.5)).requires_grad_()
     total = ranks.log_sum_exp(values)
     (total * (ranks.rank + torch.arange(4.0))).sum().backward()
+    best = BEST[ranks.rank].clone().requires_grad_()
+    top = ranks.top_k(best, 3)
+    (top * torch.arange(1.0, 1 + top.shape[1]) * (ranks.rank + 1)).sum().backward()
     model = torch.nn.Linear(3, 2)
     model.weight.grad = torch.full((2, 3), float(ranks.rank + 1))
     model.bias.grad = torch.arange(2.0) * ranks.rank
@@ -77,6 +89,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "largest": (ranks.largest(own), own),
         "agree": ranks.agree({"said by": ranks.rank}),
         "log_sum_exp": (values.detach(), total.detach(), values.grad),
+        "top_k": (top.detach(), best.grad),
         "gradients": (model.weight.grad, model.bias.grad),
         "join": [ranks.join(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
         "join_arrays": [ranks.join_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
@@ -85,9 +98,16 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
 
 
 def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
-    """Loss and gradient of each method."""
-    problem = Problem()
-    return {method: problem.backward(method, problem.batch(method, **BATCHES[batch]), ranks) for method in METHODS}
+    """Loss and gradient of each method, and where it leaves the centroids of labels that has any."""
+    found: dict[str, Any] = {}
+    for method in ALL:
+        problem = Problem(method)
+        found[method] = problem.backward(problem.batch(**BATCHES[batch]), ranks)
+    prime = Problem("prime")
+    head = prime.step(prime.batch(**BATCHES[batch]), ranks)[1].head
+    assert isinstance(head, Prototypes)
+    assert head.centroids is not None
+    return found | {"centroids": head.centroids.sums}
 
 
 WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
@@ -96,6 +116,12 @@ WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     **{batch: functools.partial(objectives, batch=batch) for batch in BATCHES},
     "two keys": lambda ranks: losses_and_gradients(ranks, 2),
 }
+
+
+@functools.cache
+def alone(name: str) -> dict[str, Any]:
+    """What one process finds that has no others beside it."""
+    return WORK[name](ALONE)
 
 
 def work(folder: Path) -> None:
@@ -189,6 +215,16 @@ def test_log_sum_exp_is_that_of_all_ranks_and_its_gradient_serves_all_objectives
         torch.testing.assert_close(gradient, values.grad[rank])
 
 
+def test_top_k_is_that_of_all_ranks_and_its_gradient_goes_home(group: Group) -> None:
+    found = [rank["top_k"] for rank in group.found("exchanges")]
+    own = [part.clone().requires_grad_() for part in BEST[: group.size]]
+    top = torch.cat(own, dim=1).topk(3, dim=1).values
+    sum((top * torch.arange(1.0, 4.0) * (rank + 1)).sum() for rank in range(group.size)).backward()
+    for (said, gradient), part in zip(found, own, strict=True):
+        assert torch.equal(said, top.detach())
+        assert torch.equal(gradient, part.grad)
+
+
 def test_every_rank_gets_the_sum_of_all_gradients(group: Group) -> None:
     numbers = range(group.size)
     for found in group.found("exchanges"):
@@ -198,22 +234,29 @@ def test_every_rank_gets_the_sum_of_all_gradients(group: Group) -> None:
 
 
 @pytest.mark.parametrize("keys", ["seven keys", "two keys"])
-@pytest.mark.parametrize("loss", ["softmax", "decoupled", "rae", "soft top k"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_loss_over_a_shared_pool_is_the_loss_over_the_whole(group: Group, keys: str, loss: str) -> None:
     found = [rank[loss] for rank in group.found(keys)]
-    value, gradient = WORK[keys](ALONE)[loss]
+    value, gradient = alone(keys)[loss]
     for said, _ in found:
         torch.testing.assert_close(said, value)
     torch.testing.assert_close(torch.cat([part for _, part in found], dim=1), gradient)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALL)
 def test_all_ranks_have_the_loss_and_the_gradient_of_one(group: Group, method: str, batch: str) -> None:
-    expected = objectives(ALONE, batch)[method]
+    expected = alone(batch)[method]
     assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all are in the top 5
     for found in group.found(batch):
         assert_same(found[method], expected)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_all_ranks_have_the_centroids_of_one(group: Group, batch: str) -> None:
+    expected = alone(batch)["centroids"]
+    for found in group.found(batch):
+        torch.testing.assert_close(found["centroids"], expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -269,6 +312,8 @@ def test_rank_that_is_alone_gets_back_what_it_gave() -> None:
     assert ALONE.agree("so") == "so"
     for given in (ALONE.sum(values), ALONE.largest(values), ALONE.log_sum_exp(values), ALONE.join(values, 3)):
         assert given is values
+    rows = values[None]
+    assert ALONE.top_k(rows, 3) is rows
     assert ALONE.bounds(5) == (0, 5)
 
 

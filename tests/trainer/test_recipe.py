@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.errors import TrainingError
-from trainer.methods import METHODS
+from trainer.methods import METHODS, Options
 from trainer.recipe import Recipe
 from trainer.settings import TrainSettings
 
@@ -41,6 +42,9 @@ def test_what_is_trained_decides_epochs_batch_size_and_learning_rate(
         ("dexml", 0.05, None, 0, False),
         ("softtopk", 0.05, None, 0, False),
         ("infonce", 0.05, 0, 1, False),
+        ("prime", 1.0, 0, 3, False),
+        ("unidec", 1 / 18, 6, 3, True),
+        ("supcon", 1 / 18, 6, 3, True),
     ],
 )
 def test_the_method_decides_temperature_negatives_and_positives(
@@ -152,10 +156,48 @@ def test_differences_name_what_differs_or_is_not_there() -> None:
     assert sorted(made.differences(saved)) == ["encoder", "hard_negatives", "precision", "seed"]
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Recipe)])
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Recipe) if field.name != "options"])
 def test_no_attribute_may_differ_unnoticed(field: str) -> None:
     made = recipe()
     assert made.differences(dataclasses.asdict(made) | {field: "another"}) == [field.removesuffix("_sha256")]
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Options)])
+def test_nor_may_anything_that_only_the_method_heeds(field: str) -> None:
+    made = recipe(method="prime")
+    saved = json.loads(json.dumps(dataclasses.asdict(made)))
+    saved["options"][field] = "another"
+    assert made.differences(saved) == [field]
+
+
+# What recipes held before there were clusters, heads and a limit in seconds.
+SINCE_ADDED = ("max_seconds", "positive_sampling", "clusters", "cluster_from", "cluster_every", "options")
+
+
+def before(made: Recipe) -> dict[str, Any]:
+    saved = json.loads(json.dumps(dataclasses.asdict(made)))
+    return {name: value for name, value in saved.items() if name not in SINCE_ADDED}
+
+
+@pytest.mark.parametrize("method", ["rae", "dexml", "softtopk", "infonce"])
+@pytest.mark.parametrize("asked", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
+def test_a_recipe_that_was_saved_before_clusters_and_heads_is_still_the_same(
+    method: str, asked: dict[str, Any]
+) -> None:
+    made = recipe(method=method, **asked)
+    assert made.differences(before(made)) == []
+
+
+def test_but_not_where_what_was_added_is_asked_for() -> None:
+    asked = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
+    made = recipe(method="rae", max_seconds=60, **asked)
+    assert made.differences(before(recipe(method="rae"))) == [
+        "max_seconds",
+        "positive_sampling",
+        "clusters",
+        "cluster_from",
+        "cluster_every",
+    ]
 
 
 def test_once_trained_only_what_was_made_counts_not_where() -> None:
@@ -163,3 +205,90 @@ def test_once_trained_only_what_was_made_counts_not_where() -> None:
     saved = dataclasses.asdict(made) | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
     assert made.differences(saved, trained=True) == ["seed"]
     assert made.differences(saved) == ["seed", "micro_batch", "ranks", "device"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"method": "rae"}, (0, 0, 1)),
+        ({"method": "rae", "clusters": 20}, (20, 0, 2)),
+        ({"method": "rae", "clusters": 20, "cluster_from": 3, "cluster_every": 4}, (20, 3, 4)),
+        ({"method": "prime"}, (125, 0, 2)),
+        ({"method": "prime", "epochs": 3}, (125, 0, 1)),
+        ({"method": "prime", "epochs": 100, "cluster_from": 10}, (125, 10, 5)),
+        ({"method": "prime", "clusters": 0}, (0, 0, 1)),
+        ({"method": "unidec"}, (4, 0, 2)),
+        ({"method": "supcon", "batch_size": 100}, (10, 0, 2)),
+    ],
+    ids=str,
+)
+def test_batches_are_clustered_as_the_method_does_it_or_as_asked(
+    asked: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    made = recipe(**asked)
+    assert (made.clusters, made.cluster_from, made.cluster_every) == expected
+
+
+def test_a_method_keeps_what_it_heeds_of_its_flags_and_the_rest_is_as_if_not_given() -> None:
+    assert recipe(method="rae").options == Options()
+    assert recipe(method="supcon", psl="pal", symmetric=False).options == Options(psl="pal")
+    assert recipe(method="prime", margin=(0.2, 0.2), bank=7).options == Options(
+        symmetric=True, margin=(0.2, 0.2), prototype=("text", "free", "centroid"), bank=7
+    )
+    assert recipe(method="prime", prototype="text,centroid").options.bank == 0
+
+
+@pytest.mark.parametrize(("labels", "bank"), [(2, 1), (3, 1), (4, 2), (15, 4), (16, 8), (100, 32), (1_024, 512)])
+def test_a_bank_has_a_free_vector_for_two_labels_or_a_few_more(labels: int, bank: int) -> None:
+    assert recipe(labels=labels, method="prime").options.bank == bank
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ({"clusters": 1_001}, "--clusters 1001: expected at most 1,000, the instances to train on; choose fewer"),
+        (
+            {"clusters": 2},
+            "--clusters 2: expected at least 4, the batches of an epoch, as larger clusters gain nothing; choose more, "
+            "or 0 for random batches",
+        ),
+        (
+            {"cluster_from": 3, "epochs": 3},
+            "--cluster-from 3: expected an epoch before the end, found 3 in all; choose an earlier one, or "
+            "--clusters 0",
+        ),
+        ({"bank": 101}, "--bank 101: expected at most 100, the labels; choose a smaller one"),
+    ],
+    ids=str,
+)
+def test_more_clusters_than_instances_and_a_bank_larger_than_the_labels_are_refused(
+    asked: dict[str, int], complaint: str
+) -> None:
+    with pytest.raises(TrainingError, match=re.escape(complaint)):
+        recipe(method="prime", **asked)
+    assert recipe(method="prime", clusters=1_000, bank=100).options.bank == 100
+
+
+class TestLimitInSeconds:
+    def test_ends_a_training_before_its_steps_do(self) -> None:
+        made = dataclasses.replace(peaking(100), max_seconds=60.0)
+        assert [made.ended(step, seconds) for step, seconds in ((0, 0.0), (99, 59.9), (100, 1.0), (3, 60.0))] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+        assert not peaking(100).ended(99, 1e9)
+
+    def test_lets_the_rate_fall_with_the_time_or_with_the_steps_whichever_is_ahead(self) -> None:
+        made, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
+        assert made.rate(0, 25.0) == by_steps.rate(50)
+        assert made.rate(70, 25.0) == by_steps.rate(70)
+        rates = [made.rate(10, float(seconds)) for seconds in range(6, 50)]
+        assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
+        assert min(rates) > 0
+
+    def test_warms_up_within_a_tenth_of_the_time(self) -> None:
+        made = dataclasses.replace(peaking(100_000), max_seconds=50.0)
+        assert made.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
+        assert made.rate(6, 5.0) == pytest.approx(1, abs=1e-3)

@@ -23,7 +23,7 @@ from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.memory import DEFAULTS, open_memory
 from trainer.recipe import Recipe
-from trainer.run_folder import RunFolder
+from trainer.run_folder import Finished, RunFolder
 from trainer.settings import TrainSettings
 from trainer.training_state import Progress
 
@@ -368,6 +368,9 @@ def test_memory_made_without_training_is_not_trained_over(train: Train, run_fold
     assert files(run_folder) == before
 
 
+FINISHED = Finished(Progress(step=8), peak_memory_bytes=3_000, trainable_parameters=70)
+
+
 class TestRunFolder:
     @pytest.fixture
     def folder(self, run_folder: Path) -> RunFolder:
@@ -388,12 +391,13 @@ class TestRunFolder:
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
         begun = folder.training()
         assert begun is not None
-        assert (begun["done"], begun["progress"]) == (False, None)
+        assert (begun["done"], begun["progress"], begun["measured"]) == (False, None, None)
         assert self.recipe().differences(begun["recipe"]) == []
-        folder.write_training(self.recipe(), Progress(step=8, best=51.5, best_step=4, seconds=2.0))
+        folder.write_training(self.recipe(), Finished(Progress(step=8, best=51.5, best_step=4, seconds=2.0), 3_000, 70))
         done = folder.training()
         assert done is not None
         assert (done["done"], done["progress"]["best_step"]) == (True, 4)
+        assert done["measured"] == {"seconds": 2.0, "peak_memory_bytes": 3_000, "trainable_parameters": 70}
         assert not folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
     def test_training_that_saved_no_state_yet_begins_anew(self, folder: RunFolder) -> None:
@@ -413,7 +417,7 @@ class TestRunFolder:
     @pytest.mark.parametrize("done", [False, True])
     @pytest.mark.parametrize("resume", [False, True])
     def test_other_training_is_refused_by_what_differs(self, folder: RunFolder, done: bool, resume: bool) -> None:
-        folder.write_training(self.recipe(), Progress(step=8) if done else None)
+        folder.write_training(self.recipe(), FINISHED if done else None)
         before = folder.training()
         with pytest.raises(TrainingError, match=r"found one that differs in steps, epochs, seed; .* --overwrite"):
             folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=False)
@@ -426,7 +430,7 @@ class TestRunFolder:
         folder.begin_training(recipe, resume=False, overwrite=False)
         with pytest.raises(TrainingError, match="found one that differs in micro_batch, ranks, device; go on with"):
             folder.begin_training(elsewhere, resume=True, overwrite=False)
-        folder.write_training(recipe, Progress(step=8))
+        folder.write_training(recipe, FINISHED)
         assert not folder.begin_training(elsewhere, resume=False, overwrite=False)
 
     @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def take_step(log: RunLog, progress: Progress, clock: Clock, seconds: float, loss: float = 1.0) -> None:
     clock.now += seconds
     progress.step += 1
-    log.step(loss, learning_rate=0.5, examples=8, seconds=float(seconds))
+    log.step(loss, learning_rate=0.5, examples=8, seconds=float(seconds), last=progress.step == log._bar.total)
 
 
 def test_a_line_holds_the_mean_loss_and_the_speed_since_the_line_before(tmp_path: Path, clock: Clock) -> None:

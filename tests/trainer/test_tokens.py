@@ -56,7 +56,7 @@ class TestTokenTable:
 
     @pytest.mark.parametrize("rows", [[0], [2, 0], [6, 1, 3, 1], list(range(7))])
     def test_batch_is_padded_to_its_longest_row_with_the_pad_id(self, table: TokenTable, rows: list[int]) -> None:
-        input_ids, mask, _ = table.batch(np.array(rows), "cpu")
+        input_ids, mask, *_ = table.batch(np.array(rows), "cpu")
         assert table.lengths_of(np.array(rows)).tolist() == table.lengths[rows].tolist()
         longest = int(table.lengths[rows].max())
         every = rows_of(table)
@@ -70,10 +70,10 @@ class TestTokenTable:
         assert rows_of(part) == rows_of(table)[start:stop]
         assert part.ids is table.ids
         if len(part):
-            *whole, side = table.batch(np.arange(start, start + len(part)), "cpu")
-            *found, own = part.batch(np.arange(len(part)), "cpu")
-            torch.testing.assert_close(found, whole, rtol=0, atol=0)
-            assert own == side
+            *whole, side, numbers = table.batch(np.arange(start, start + len(part)), "cpu")
+            *found, own_side, own_numbers = part.batch(np.arange(len(part)), "cpu")
+            torch.testing.assert_close([*found, own_numbers], [*whole, numbers], rtol=0, atol=0)
+            assert own_side == side
 
 
 def test_vector_table_gives_the_rows_that_are_asked_for() -> None:
@@ -84,9 +84,10 @@ def test_vector_table_gives_the_rows_that_are_asked_for() -> None:
     assert table[2:5].batch(np.array([1]), "cpu")[0].tolist() == [[6, 7]]
 
 
-def test_tables_say_whose_rows_they_are(tokenizer: Tokenizer) -> None:
-    for table in (VectorTable(torch.zeros(3, 2), "labels"), TokenTable.of(TEXTS, tokenizer, MAX_LENGTH, 1, "labels")):
-        assert table[1:].batch(np.array([0]), "cpu")[-1] == "labels"
+def test_tables_say_whose_rows_they_are_and_which_of_all(tokenizer: Tokenizer) -> None:
+    for table in (VectorTable(torch.zeros(7, 2), "labels"), TokenTable.of(TEXTS, tokenizer, MAX_LENGTH, 1, "labels")):
+        side, numbers = table[1:][2:].batch(np.array([3, 0]), "cpu")[-2:]
+        assert (side, numbers.tolist()) == ("labels", [6, 3])
 
 
 @settings(deadline=None)

@@ -19,11 +19,14 @@ from tests.trainer.helpers import files, label_sets
 from tests.trainer.runs import LEFT, Train, metrics, results, texts, training, weights
 from trainer import run_log
 from trainer import train as loop
+from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
+from trainer.prototypes import Prototypes
 from trainer.recipe import Recipe
+from trainer.refinement import Refinement, VectorModel
 from trainer.settings import TrainSettings
 from trainer.tokens import TokenTable
 from trainer.validation import Validation
@@ -96,8 +99,8 @@ class TestTraining:
         encoders: list[Encoder] = []
         with_adapter = Encoder.with_adapter
 
-        def watched(self: Encoder, adapter: Any) -> Encoder:
-            encoder = with_adapter(self, adapter)
+        def watched(self: Encoder, adapter: Any, head: Any = None) -> Encoder:
+            encoder = with_adapter(self, adapter, head)
             if adapter is not None:
                 encoders.append(encoder)
             return encoder
@@ -300,7 +303,7 @@ class TestDamagedMemory:
         monkeypatch.setattr(loop.Objective, "backward", lambda *_: pytest.fail("nothing should be trained"))
         outcome = train(*few)
         assert outcome.status == 0
-        assert f"{run_folder}/memory: finished, but damaged; made again, untuned" in outcome.err
+        assert f"{run_folder}/memory: finished, but damaged; made again" in outcome.err
         assert files(run_folder) == before
 
     def test_that_is_not_the_one_asked_for_is_refused(self, train: Train, run_folder: Path) -> None:
@@ -312,34 +315,68 @@ class TestDamagedMemory:
         assert files(run_folder) == before
 
 
+def recipe(**asked: Any) -> Recipe:
+    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
+    return Recipe.of(settings, {}, "", "", instances=6, labels=40, device="cpu")
+
+
 class TestOptimizer:
+    def groups(self, model: Refinement, **asked: Any) -> dict[int, tuple[float, float]]:
+        """Pace and decay of each weight."""
+        groups = loop._optimizer(model, recipe(**asked)).param_groups
+        return {id(weight): (group["pace"], group["weight_decay"]) for group in groups for weight in group["params"]}
+
     def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
-        groups = loop._optimizer(model.learning()).param_groups
-        decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
-        found = {name: decay.get(id(weight)) for name, weight in model.named_parameters()}
-        for name, rate in found.items():
+        groups = self.groups(model.learning(), train="full")
+        found = {name: groups.get(id(weight)) for name, weight in model.named_parameters()}
+        for name, group in found.items():
             plain = name.endswith("bias") or "LayerNorm" in name
-            assert rate == (None if ".pooler." in name else 0 if plain else 0.01), name
-        assert set(found.values()) == {None, 0, 0.01}
+            assert group == (None if ".pooler." in name else (1, 0) if plain else (1, 0.01)), name
+        assert set(found.values()) == {None, (1, 0), (1, 0.01)}
 
-    def test_every_group_takes_the_same_rate_and_a_steep_gradient_is_clipped(self) -> None:
-        model = torch.nn.Linear(3, 2)
-        learner = loop.Learner(model, loop._optimizer(model), negatives=None, device="cpu")
+    def test_a_head_learns_faster_than_the_encoder_below_and_what_it_looks_up_does_not_decay(
+        self, tiny_bert: Any
+    ) -> None:
+        head = Prototypes(32, 40, ("text", "free"), 4)
+        model = load(tiny_bert.folder).with_adapter(None, head).model
+        groups = self.groups(model.learning(), train="full")
+        assert groups[id(head.free)] == (10, 0)
+        assert groups[id(head.layer.linear1.weight)] == (2, 0.01)
+        assert groups[id(head.layer.linear1.bias)] == (2, 0)
+        assert groups[id(model.transformer.get_input_embeddings().weight)] == (1, 0.01)
+
+    def test_above_a_frozen_encoder_all_learn_alike(self) -> None:
+        head = Prototypes(4, 40, ("text", "free"), 4)
+        groups = self.groups(VectorModel(4, Adapter(4, 3), head), method="prime")
+        assert groups[id(head.free)] == (1, 0)
+        assert {pace for pace, _ in groups.values()} == {1}
+
+    def test_a_head_without_free_vectors_has_none_to_learn(self) -> None:
+        head = Prototypes(4, 40, ("text",), 0)
+        assert id(head.free) not in self.groups(VectorModel(4, None, head), method="prime", prototype="text")
+
+    def test_every_group_takes_the_rate_at_its_pace_and_a_steep_gradient_is_clipped(self) -> None:
+        model = VectorModel(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
+        learner = loop.Learner(model, loop._optimizer(model, recipe(train="full")), "cpu")
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, 100.0)
-        assert loop._descend(learner, 0.25) == pytest.approx(100 * math.sqrt(8))
-        assert [group["lr"] for group in learner.optimizer.param_groups] == [0.25, 0.25]
+        count = sum(weight.numel() for weight in model.parameters())
+        assert loop._descend(learner, 0.25) == pytest.approx(100 * math.sqrt(count))
+        assert {(group["pace"], group["lr"]) for group in learner.optimizer.param_groups} == {
+            (1, 0.25),
+            (2, 0.5),
+            (10, 2.5),
+        }
         assert all(weight.grad is None for weight in model.parameters())
         moments = [state["exp_avg"] for state in learner.optimizer.state.values()]
         length = math.sqrt(sum(float((moment / 0.1).square().sum()) for moment in moments))
         assert length == pytest.approx(1, rel=1e-4)
 
     def test_a_frozen_weight_is_left_alone(self) -> None:
-        model = torch.nn.Linear(3, 2)
-        model.bias.requires_grad_(False)
-        (matrices, others) = loop._optimizer(model).param_groups
-        assert ([len(matrices["params"]), len(others["params"])], others["weight_decay"]) == ([1, 0], 0)
+        model = VectorModel(3, adapter := Adapter(3, 2))
+        adapter.queries.requires_grad_(False)
+        assert self.groups(model).keys() == {id(weight) for weight in adapter.labels.parameters()}
 
 
 def test_no_keys_are_held_while_a_step_is_made(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,19 +425,14 @@ def test_a_batchs_tokens_are_those_of_its_queries_and_of_the_labels_in_its_pool(
     queries, table = (TokenTable(np.zeros(n * of, np.int32), of * np.arange(n + 1), 0) for n, of in ((6, 10), (40, 3)))
     sets = label_sets([range(5 * row, 5 * row + 5) for row in range(6)])
     nobody = np.zeros(6, dtype=bool)
-    task = loop.Task(
-        torch.nn.Identity(), 4, queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), keep=lambda: None
-    )
-    asked = TrainSettings(
-        dataset=Path("data"),
-        out=Path("run"),
+    task = loop.Task(VectorModel(4), queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), keep=lambda: None)
+    asked = recipe(
         method="dexml" if hard_negatives is None else "rae",
         batch_size=2,
         positives=positives,
         hard_negatives=hard_negatives,
     )
-    recipe = Recipe.of(asked, {}, "", "", instances=6, labels=40, device="cpu")
-    assert loop._batch_tokens(task, recipe) == 2 * 10 + 3 * pool
+    assert loop._batch_tokens(task, asked) == 2 * 10 + 3 * pool
 
 
 def test_help_explains_every_flag_with_its_values_or_its_unit(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import recollect
 from tests.trainer.helpers import files
@@ -38,6 +40,8 @@ from trainer.memory import open_memory
 
 REPOSITORY = Path(__file__).parents[2]
 
+HEAD = "head.safetensors"
+
 # Where a training of 6 steps an epoch is killed; its state is saved after every step.
 ON_THE_WAY = [
     Moment("trainer.memory._write_progress", 2),  # some of the frozen keys are there
@@ -55,6 +59,10 @@ KINDS: dict[str, list[object]] = {
     "adapter": ["--train", "adapter", "--method", "softtopk"],
     "whole encoder": ["--train", "full", "--method", "dexml", "--positives", 1],
     "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
+    "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--cluster-every", 1],
+    "adapter, prototypes": ["--method", "prime", "--hard-negatives", 2, "--mine-every", 5, "--positives", 2],
+    "classifier": ["--train", "full", "--method", "unidec", "--mine-every", 5, "--clusters", 16],
+    "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "adapter, mined negatives": ["--method", "rae", "--mine-every", 5, "--mine-top", 4, "--validation-fraction", 0],
 }
 
@@ -197,12 +205,43 @@ class TestKilled:
             assert "already done, 72 keys" in outcome.err
             assert files(run_folder) == before
 
+    @pytest.mark.parametrize("kind", ["adapter", "whole encoder", "mined negatives"])
+    def test_what_was_done_before_there_were_heads_clusters_and_measures_is_done(
+        self, train: Train, run_folder: Path, kind: str
+    ) -> None:
+        assert train(*KINDS[kind], "--max-steps", 1).status == 0
+        saved, config = training(run_folder), run_folder / "checkpoint" / "recollect.json"
+        for name in ("max_seconds", "positive_sampling", "clusters", "cluster_from", "cluster_every", "options"):
+            del saved["recipe"][name]
+        del saved["measured"]
+        (run_folder / "training.json").write_text(json.dumps(saved))
+        settings = json.loads(config.read_text())
+        del settings["head"]
+        config.write_text(json.dumps(settings))
+        before = files(run_folder)
+        for resume in ([], ["--resume"]):
+            outcome = train(*KINDS[kind], "--max-steps", 1, *resume)
+            assert "already done, 72 keys" in outcome.err
+            assert files(run_folder) == before
+
     def test_a_memory_that_was_tuned_stays_as_it_is(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         assert recollect.main(["tune", str(run_folder), "--lambda", "0.3", "--label-key-alpha", "0.75"]) == 0
         before = files(run_folder)
         assert train("--max-steps", 1).status == 0
         assert files(run_folder) == before
+
+    def test_what_batches_and_prototypes_are_made_of_is_in_the_state(
+        self, run: Callable[..., int], run_folder: Path
+    ) -> None:
+        assert run(*KINDS["prototypes"], killed=Moment("trainer.objective.Objective.backward", 8)) == KILLED
+        (state,) = (run_folder / "state").iterdir()
+        clusters = np.load(state / "clusters.npy")
+        assert len(clusters) == 60
+        assert (clusters == -1).sum() == 12  # held out
+        assert np.unique(clusters).tolist() == list(range(-1, clusters.max() + 1))
+        kept, head = (load_file(path) for path in (state / "model.safetensors", run_folder / "checkpoint" / HEAD))
+        assert {f"head.{name}" for name in head} <= kept.keys()
 
     def test_from_outside_while_it_runs_it_goes_on_to_the_same_end(
         self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
@@ -244,6 +283,12 @@ def family(pid: int) -> list[int]:
 
 # What one process trains, and two.
 TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
+# The same with a head above the encoder, by method; what dropout draws depends on the process.
+HEADS: dict[str, list[object]] = {
+    "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
+    "unidec": ["--hard-negatives", 3],
+}
+STEADY = {"trainer.prototypes._DROPOUT": 0.0, "trainer.classifier._DROPOUT": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -262,11 +307,28 @@ def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
 def test_two_ranks_learn_what_one_learns(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
     words = ["train", lesson, "--out", folder / "one", "--encoder", steady_encoder, *USUAL, *TWICE]
     assert run_recollect(words, folder / "log") == [0]
-    one, joined = (metrics(run, "validation_ndcg_5") for run in (folder / "one", two))
-    assert joined == pytest.approx(one, abs=1e-6)
+    assert_same(folder / "one", two)
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_two_ranks_learn_what_one_learns_with_a_head(
+    folder: Path, lesson: Path, steady_encoder: Path, method: str
+) -> None:
+    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE, "--method", method, *HEADS[method]]
+    runs = [folder / f"{method}, {ranks}" for ranks in (1, 2)]
+    for ranks, run in enumerate(runs, 1):
+        statuses = run_recollect([*words, "--out", run], folder / "log", ranks=ranks, changed=STEADY)
+        assert statuses == [0] * ranks, (folder / "log").read_text()
+    assert_same(*runs)
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """That two processes learnt what one did, but for rounding."""
+    first, second = (metrics(run, "validation_ndcg_5") for run in (one, two))
+    assert second == pytest.approx(first, abs=1e-6)
     assert {path.name for path in two.iterdir()} == LEFT
-    np.testing.assert_allclose(open_memory(two / "memory").keys, open_memory(folder / "one" / "memory").keys, atol=1e-3)
-    mine, other = weights(folder / "one"), weights(two)
+    np.testing.assert_allclose(open_memory(two / "memory").keys, open_memory(one / "memory").keys, atol=1e-3)
+    mine, other = weights(one), weights(two)
     for name in mine:
         if not name.endswith("key.bias"):  # softmax does not see it: its gradient is rounding, and Adam enlarges it
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)

@@ -210,7 +210,10 @@ class TestFullDisk:
 
 
 BAD_FLAGS: dict[str, tuple[list[object], str]] = {
-    "method": (["--method", "svm"], "--method: expected 'rae', 'dexml', 'softtopk' or 'infonce'; found 'svm'"),
+    "method": (
+        ["--method", "svm"],
+        "--method: expected 'rae', 'dexml', 'softtopk', 'prime', 'unidec', 'supcon' or 'infonce'; found 'svm'",
+    ),
     "unknown flag": (["--learning-rat", 1], "unrecognized arguments: --learning-rat 1; see `recollect train --help`"),
     "what to train": (["--train", "head"], "--train: expected 'adapter' or 'full'; found 'head'"),
     "learning rate": (["--learning-rate", 0], "--learning-rate: expected greater than 0; found '0'"),

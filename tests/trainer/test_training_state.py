@@ -4,31 +4,33 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from tests.trainer.helpers import files
 from trainer import training_state
+from trainer.adapter import Adapter
 from trainer.errors import TrainingError
 from trainer.negatives import HardNegatives
 from trainer.ranks import ALONE, Ranks
+from trainer.refinement import VectorModel
 from trainer.training_state import Learner, Progress, load_state, save_state
 
 
-def new_learner(seed: int = 0, negatives: HardNegatives | None = None) -> Learner:
+def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters: Any = None) -> Learner:
     """A small model with dropout, and weights that decay and weights that do not, as in training."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 6), nn.LayerNorm(6))
+    model = VectorModel(6, Adapter(6, 40, dropout=0.5))
     weights = list(model.parameters())
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.01},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
-    return Learner(model, torch.optim.AdamW(groups, lr=0.01), negatives, "cpu")
+    return Learner(model, torch.optim.AdamW(groups, lr=0.01), "cpu", negatives, clusters)
 
 
 def take_steps(learner: Learner, steps: int) -> None:
@@ -45,12 +47,13 @@ def weights_of(learner: Learner) -> dict[str, list[float]]:
 
 
 MINED = HardNegatives(np.array([[3, -1, 0], [2, 1, -1]], dtype=np.int32))
+CLUSTERS = np.array([1, 0, -1], dtype=np.int32)
 
 
 @pytest.fixture
 def learner() -> Learner:
     """One that has learnt for three steps."""
-    learner = new_learner(negatives=MINED)
+    learner = new_learner(negatives=MINED, clusters=CLUSTERS)
     take_steps(learner, 3)
     return learner
 
@@ -67,6 +70,9 @@ def test_a_restored_learner_goes_on_as_the_one_that_was_saved(tmp_path: Path, le
     assert other.negatives is not None
     assert other.negatives.labels.dtype == np.int32
     np.testing.assert_array_equal(other.negatives.labels, MINED.labels)
+    assert other.clusters is not None
+    assert other.clusters.dtype == np.int32
+    np.testing.assert_array_equal(other.clusters, CLUSTERS)
 
 
 def test_saving_changes_nothing_for_the_learner(tmp_path: Path, learner: Learner) -> None:
@@ -84,10 +90,11 @@ def test_saving_changes_nothing_for_the_learner(tmp_path: Path, learner: Learner
 def test_a_learner_that_has_not_stepped_yet_is_restored(tmp_path: Path) -> None:
     learner = new_learner()
     save_state(tmp_path, Progress(), learner, ALONE)
-    other = new_learner(seed=1, negatives=MINED)
+    other = new_learner(seed=1, negatives=MINED, clusters=CLUSTERS)
     assert load_state(tmp_path, other, ALONE) == Progress()
     assert weights_of(other) == weights_of(learner)
     assert other.negatives is None
+    assert other.clusters is None
 
 
 def test_without_a_state_a_learner_begins_unchanged(tmp_path: Path, learner: Learner) -> None:
@@ -186,7 +193,14 @@ def replace_by_a_list(path: Path) -> None:
     path.write_text("[]")
 
 
-NAMES = ("state.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "negatives.npy")
+NAMES = (
+    "state.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "random.safetensors",
+    "negatives.npy",
+    "clusters.npy",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -198,7 +212,7 @@ def test_a_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, 
         load_state(tmp_path, learner, ALONE)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "negatives.npy"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(".npy")])
 def test_a_state_with_a_file_missing_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     (tmp_path / "step-00000001" / name).unlink()
@@ -208,8 +222,8 @@ def test_a_state_with_a_file_missing_is_refused(tmp_path: Path, learner: Learner
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
-    model = nn.Linear(2, 2)
-    other = Learner(model, torch.optim.AdamW(model.parameters()), None, "cpu")
+    model = VectorModel(2, Adapter(2, 2))
+    other = Learner(model, torch.optim.AdamW(model.parameters()), "cpu")
     with pytest.raises(TrainingError, match="expected a training's state"):
         load_state(tmp_path, other, ALONE)
 

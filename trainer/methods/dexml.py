@@ -8,7 +8,7 @@ from trainer.methods.method import Method, Scored
 
 
 def _loss(scored: Scored) -> Float[Tensor, " query"]:
-    return losses.decoupled_softmax(scored.labels, scored.positives, scored.relevant, scored.ranks)
+    return losses.decoupled_softmax(scored.labels[0], scored.positives, scored.relevant, scored.ranks)
 
 
-METHOD = Method(name="dexml", loss=_loss, instances=False, hard_negatives=None, positives=0, temperature=0.05)
+METHOD = Method(name="dexml", loss=_loss, hard_negatives=None, positives=0, temperature=0.05)

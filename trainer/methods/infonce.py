@@ -8,7 +8,7 @@ from trainer.methods.method import Method, Scored
 
 
 def _loss(scored: Scored) -> Float[Tensor, " query"]:
-    return losses.softmax_cross_entropy(scored.labels, scored.positives, scored.ranks)
+    return losses.softmax_cross_entropy(scored.labels[0], scored.positives, scored.ranks)
 
 
-METHOD = Method(name="infonce", loss=_loss, instances=False, hard_negatives=0, positives=1, temperature=0.05)
+METHOD = Method(name="infonce", loss=_loss, hard_negatives=0, positives=1, temperature=0.05)

@@ -9,7 +9,7 @@ from trainer.methods.method import Method, Scored
 
 def _loss(scored: Scored) -> Float[Tensor, " query"]:
     return losses.rae(
-        scored.labels, scored.positives, scored.relevant, scored.instances, scored.strangers, scored.ranks
+        scored.labels[0], scored.positives, scored.relevant, scored.instances, scored.strangers, scored.ranks
     )
 
 

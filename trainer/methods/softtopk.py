@@ -10,7 +10,7 @@ _K = 5  # the paper trains for P@5
 
 
 def _loss(scored: Scored) -> Float[Tensor, " query"]:
-    return losses.soft_top_k_loss(scored.labels, scored.positives, _K, ranks=scored.ranks)
+    return losses.soft_top_k_loss(scored.labels[0], scored.positives, _K, ranks=scored.ranks)
 
 
-METHOD = Method(name="softtopk", loss=_loss, instances=False, hard_negatives=None, positives=0, temperature=0.05)
+METHOD = Method(name="softtopk", loss=_loss, hard_negatives=None, positives=0, temperature=0.05)

@@ -45,6 +45,18 @@ def _cache() -> bool:
     return smaller and added(peaks) <= MOST_ADDED
 
 
+def _clustering() -> bool:
+    from trainer.proofs.clustering import LEAST_GAIN, MOST_BYTES, prove
+
+    made = prove()
+    _say(f"clustered in {made.seconds:.1f} s, in {made.peak_bytes / 1e6:,.0f} MB beside the mapped vectors")
+    _say(
+        f"mean cosine to the cluster's mean {made.tightness:.3f}: "
+        f"planted clusters {made.planted:.3f}, random ones {made.random:.3f}"
+    )
+    return made.peak_bytes <= MOST_BYTES and made.gain >= LEAST_GAIN
+
+
 def _say(line: str) -> None:
     print(line)  # noqa: T201
 
@@ -54,6 +66,7 @@ PROOFS: dict[str, Callable[[], bool]] = {
     "memorise": _memorise,
     "lambda": _lambda,
     "cache": _cache,
+    "clustering": _clustering,
 }
 
 

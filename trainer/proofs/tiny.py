@@ -94,7 +94,6 @@ def learn(
     nobody = np.zeros(len(label_sets), dtype=bool)
     task = Task(
         model=model,
-        dim=DIM,
         queries=queries.table(),
         labels=labels.table(),
         label_sets=label_sets,

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.helpers import label_sets, random_units
+from trainer.batches import Batch, Batches
+from trainer.centroids import Centroids
+
+DIM, LABELS, INSTANCES = 8, 10, 30
+WITHOUT_INSTANCE, HELD_OUT = 9, 4  # a label that nobody has, and an instance whose labels are not to be known
+TEXTS = random_units(np.random.default_rng(1), LABELS)
+VECTORS = random_units(np.random.default_rng(2), INSTANCES)
+_random = np.random.default_rng(3)
+SETS = label_sets(
+    [] if row == HELD_OUT else np.flatnonzero(_random.random(LABELS - 1) < 0.2).tolist() for row in range(INSTANCES)
+)
+OWN = [set(SETS.indices[SETS.indptr[row] : SETS.indptr[row + 1]].tolist()) for row in range(INSTANCES)]
+ALL = torch.arange(LABELS)
+
+
+@pytest.fixture
+def centroids() -> Centroids:
+    centroids = Centroids(LABELS, DIM)
+    centroids.start(VECTORS, SETS.to_csr(LABELS))
+    return centroids
+
+
+def batch(step: int, hard_negatives: int | None = 0, size: int = 6) -> Batch:
+    return Batches(SETS, LABELS, np.arange(INSTANCES), size, 1, hard_negatives, seed=0).at(step, None)
+
+
+def read(centroids: Centroids, labels: np.ndarray | None = None) -> np.ndarray:
+    rows = ALL if labels is None else torch.from_numpy(labels)
+    found: np.ndarray = centroids(rows, torch.from_numpy(TEXTS)[rows]).numpy()
+    return found
+
+
+def written(vectors: np.ndarray, label: int, left_out: np.ndarray | None = None) -> np.ndarray:
+    """The unit mean of a label's instances, some left out; the text's vector where there are none."""
+    gone = set() if left_out is None else set(left_out.tolist())
+    own = [vectors[row] for row in range(INSTANCES) if label in OWN[row] and row not in gone]
+    if not own:
+        return TEXTS[label]
+    total = np.sum(own, axis=0)
+    centroid: np.ndarray = total / np.linalg.norm(total)
+    return centroid
+
+
+def test_start_as_the_mean_of_each_labels_instances_and_as_the_text_without_any(centroids: Centroids) -> None:
+    for label, centroid in enumerate(read(centroids)):
+        np.testing.assert_allclose(centroid, written(VECTORS, label), atol=1e-3)
+    np.testing.assert_array_equal(read(centroids)[WITHOUT_INSTANCE], TEXTS[WITHOUT_INSTANCE])
+
+
+def test_labels_are_read_by_their_number(centroids: Centroids) -> None:
+    rows = np.array([7, WITHOUT_INSTANCE, 0, 7])
+    np.testing.assert_array_equal(read(centroids, rows), read(centroids)[rows])
+
+
+@pytest.mark.parametrize("hard_negatives", [0, None], ids=["labels of the batch", "all labels"])
+@pytest.mark.parametrize("size", [6, INSTANCES], ids=["some", "every instance"])
+def test_leave_a_batchs_queries_out_of_the_labels_of_its_pool(
+    centroids: Centroids, hard_negatives: int | None, size: int
+) -> None:
+    step, before = batch(0, hard_negatives, size), read(centroids)
+    centroids.leave_out(step)
+    found = read(centroids, step.pool)
+    for label, centroid in zip(step.pool.tolist(), found, strict=True):
+        expected = written(VECTORS, label, step.rows)
+        np.testing.assert_allclose(centroid, expected, atol=2e-3)
+        if size == INSTANCES:
+            np.testing.assert_array_equal(centroid, TEXTS[label])  # to the bit: no rounding is left of a query
+    assert np.abs(found - before[step.pool]).max() > 0.01
+
+
+def test_follow_every_instance_by_momentum_and_touch_no_label_but_theirs(centroids: Centroids) -> None:
+    expected, moved = VECTORS.copy(), np.zeros(LABELS, dtype=bool)
+    random = np.random.default_rng(5)
+    for number in range(10):
+        step, before = batch(number), read(centroids)
+        queries = random_units(random, len(step.rows))
+        centroids.leave_out(step)
+        centroids.follow(step, torch.from_numpy(queries))
+        met: set[int] = set()
+        for row, query in zip(step.rows.tolist(), queries, strict=True):
+            expected[row] = (expected[row] + query) / 2
+            met |= OWN[row]
+        same = [label for label in range(LABELS) if label not in met]
+        np.testing.assert_array_equal(read(centroids)[same], before[same])
+        moved[list(met)] = True
+    for label, centroid in enumerate(read(centroids)):
+        np.testing.assert_allclose(centroid, written(expected, label), atol=1e-2)
+    assert moved[:WITHOUT_INSTANCE].all()
+    assert np.linalg.norm(read(centroids) - TEXTS, axis=1)[WITHOUT_INSTANCE] == 0
+
+
+def test_lead_to_where_the_instances_went(centroids: Centroids) -> None:
+    there = random_units(np.random.default_rng(6), 1)
+    for number in range(100):
+        step = batch(number)
+        centroids.follow(step, torch.from_numpy(np.repeat(there, len(step.rows), axis=0)))
+    assert (read(centroids) @ there[0])[:WITHOUT_INSTANCE].min() > 0.999
+
+
+def test_sums_stay_those_of_what_is_followed_however_long(centroids: Centroids) -> None:
+    random = np.random.default_rng(7)
+    for number in range(500):
+        step = batch(number)
+        centroids.follow(step, torch.from_numpy(random_units(random, len(step.rows))))
+    exact = SETS.to_csr(LABELS).T @ centroids.followed.astype(np.float64)
+    np.testing.assert_allclose(centroids.sums, exact, atol=1e-4)
+
+
+def test_batch_without_a_label_changes_nothing(centroids: Centroids) -> None:
+    alone = Batches(SETS, LABELS, np.array([HELD_OUT]), 1, 1, 0, seed=0).at(0, None)
+    before = centroids.sums.clone()
+    centroids.leave_out(alone)
+    centroids.follow(alone, torch.ones(1, DIM))
+    assert torch.equal(centroids.sums, before)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.trainer.helpers import label_sets, learned_head
+from trainer.classifier import Classifier
+
+LABELS, DIM, QUERIES = 9, 16, 5
+ALL_LABELS = torch.arange(LABELS)
+
+
+def units(rows: int, seed: int) -> Tensor:
+    return nn.functional.normalize(torch.randn(rows, DIM, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+TEXTS, VECTORS = units(LABELS, 1), units(QUERIES, 2)
+
+
+def started(rows: list[list[int]], instances: Tensor) -> Classifier:
+    """One that begins with instances of these labels."""
+    head = Classifier(DIM, LABELS).eval()
+    head.start(TEXTS.numpy(), instances.numpy(), label_sets(rows).to_csr(LABELS), seed=0)
+    return head
+
+
+@pytest.fixture
+def head() -> Classifier:
+    """One that has learnt, in evaluation mode."""
+    torch.manual_seed(0)
+    head = learned_head("unidec", DIM, LABELS)
+    assert isinstance(head, Classifier)
+    return head.eval()
+
+
+def test_views_of_queries_and_labels_are_those_of_the_written_formula(head: Classifier) -> None:
+    queries, labels = head.queries(VECTORS), head.labels(TEXTS, ALL_LABELS)
+    assert torch.equal(queries[:, 0], VECTORS)
+    assert torch.equal(labels[:, 0], TEXTS)
+    for query, vector in zip(queries[:, 1], VECTORS, strict=True):
+        asked = head.project.weight @ vector + head.project.bias
+        torch.testing.assert_close(query, asked / asked.norm())
+    for label, weight in zip(labels[:, 1], head.weights, strict=True):
+        torch.testing.assert_close(label, weight / weight.norm())
+
+
+def test_keys_are_of_unit_length_and_their_product_is_the_mean_of_both_cosines(head: Classifier) -> None:
+    queries, labels = head.queries(VECTORS), head.labels(TEXTS, ALL_LABELS)
+    query_keys, label_keys = head.key(queries), head.key(labels)
+    assert query_keys.shape == (QUERIES, head.key_dim)
+    torch.testing.assert_close(query_keys.norm(dim=1), torch.ones(QUERIES))
+    torch.testing.assert_close(label_keys.norm(dim=1), torch.ones(LABELS))
+    cosines = [nn.functional.cosine_similarity(queries[:, None, view], labels[None, :, view], dim=2) for view in (0, 1)]
+    torch.testing.assert_close(query_keys @ label_keys.T, (cosines[0] + cosines[1]) / 2)
+
+
+def test_both_views_of_a_query_start_as_one() -> None:
+    queries = Classifier(DIM, LABELS).eval().queries(VECTORS)
+    torch.testing.assert_close(queries[:, 1], queries[:, 0])
+
+
+def test_label_starts_between_its_text_and_its_instances_and_as_its_text_without_any() -> None:
+    instances = units(4, 3)
+    head = started([[0, 1], [1], [], [3]], instances)
+    for label, vector in enumerate(head.labels(TEXTS, ALL_LABELS)[:, 1]):
+        mean = {0: instances[0], 1: instances[0] + instances[1], 3: instances[3]}.get(label)
+        expected = TEXTS[label] if mean is None else TEXTS[label] + mean / mean.norm()
+        torch.testing.assert_close(vector, expected / expected.norm())
+
+
+def test_labels_are_known_by_their_number(head: Classifier) -> None:
+    rows = torch.tensor([4, 0, 4])
+    torch.testing.assert_close(head.labels(TEXTS[rows], rows), head.labels(TEXTS, ALL_LABELS)[rows])
+    head.labels(TEXTS[rows], rows)[:, 1].square().matmul(torch.ones(DIM) + VECTORS[0]).sum().backward()
+    assert head.weights.grad is not None
+    assert head.weights.grad.any(dim=1).nonzero()[:, 0].tolist() == [0, 4]
+    assert [weight is head.weights for weight in head.lookups()] == [True]
+
+
+def test_learns_from_the_first_step_on() -> None:
+    head = started([[label] for label in range(LABELS)], units(LABELS, 3))
+    (head.key(head.queries(VECTORS)) @ head.key(head.labels(TEXTS, ALL_LABELS)).T).square().sum().backward()
+    for weight in head.parameters():
+        assert weight.grad is not None
+        assert weight.grad.any()
+
+
+def test_drops_units_out_of_the_classifiers_view_alone_while_it_trains(head: Classifier) -> None:
+    torch.manual_seed(0)
+    expected, found = head.queries(VECTORS), head.train().queries(VECTORS)
+    assert torch.equal(found[:, 0], expected[:, 0])
+    assert (found[:, 1] - expected[:, 1]).abs().max() > 0.01
+    torch.testing.assert_close(found.norm(dim=2), torch.ones(QUERIES, 2))
+
+
+def test_made_again_of_shape_and_weights_it_is_the_same(head: Classifier, tmp_path: Path) -> None:
+    save_file(head.state_dict(), tmp_path / "head.safetensors")
+    again = Classifier(DIM, **head.shape()).eval()
+    again.load_state_dict(load_file(tmp_path / "head.safetensors"))
+    assert torch.equal(again.queries(VECTORS), head.queries(VECTORS))
+    assert torch.equal(again.labels(TEXTS, ALL_LABELS), head.labels(TEXTS, ALL_LABELS))

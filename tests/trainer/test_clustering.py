@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer import clustering
+from trainer.clustering import balanced_clusters
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    made: np.ndarray = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return made
+
+
+def planted(clusters: int, size: int, noise: float, seed: int = 0, dim: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors about random directions, shuffled, and the direction of each."""
+    random = np.random.default_rng(seed)
+    own = random.permutation(np.repeat(np.arange(clusters), size))
+    centres = unit(random.standard_normal((clusters, dim)))
+    return unit(centres[own] + noise * unit(random.standard_normal((len(own), dim)))), own
+
+
+def tightness(vectors: np.ndarray, clusters: np.ndarray) -> float:
+    sums = np.zeros((clusters.max() + 1, vectors.shape[1]))
+    np.add.at(sums, clusters, vectors)
+    return float(np.linalg.norm(sums, axis=1).sum() / len(vectors))
+
+
+def cluster(vectors: np.ndarray, clusters: int, seed: int = 0) -> np.ndarray:
+    return balanced_clusters(vectors, np.arange(len(vectors)), clusters, np.random.default_rng(seed))
+
+
+@pytest.fixture(params=["at once", "in stretches"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in stretches":
+        monkeypatch.setattr(clustering, "_STRETCH_ROWS", 64)
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("size", [20, 200])  # with inner products kept, and made anew
+def test_planted_clusters_are_found(size: int) -> None:
+    vectors, own = planted(2, size, 0.3)
+    found = cluster(vectors, 2)
+    assert len(set(zip(found.tolist(), own.tolist(), strict=True))) == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), stretch=st.sampled_from([2, 5, 4_096]), seed=st.integers(0, 2**30))
+def test_any_number_of_clusters_is_made_of_sizes_that_differ_by_one_at_most(
+    data: st.DataObject, stretch: int, seed: int
+) -> None:
+    rows = data.draw(st.integers(1, 60))
+    clusters = data.draw(st.integers(1, rows))
+    vectors = unit(np.random.default_rng(seed).standard_normal((rows, 4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clustering, "_STRETCH_ROWS", stretch)
+        sizes = np.bincount(cluster(vectors, clusters, seed), minlength=clusters)
+    assert (len(sizes), sizes.sum()) == (clusters, rows)
+    assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("vectors", [np.zeros((300, 8)), np.full((300, 8), 8**-0.5)], ids=["zero", "all equal"])
+@pytest.mark.parametrize("clusters", [1, 7, 300])
+def test_vectors_that_nothing_tells_apart_are_still_shared_out(vectors: np.ndarray, clusters: int) -> None:
+    sizes = np.bincount(cluster(vectors.astype(np.float32), clusters), minlength=clusters)
+    assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.usefixtures("either_way")
+def test_only_the_rows_asked_for_are_clustered_and_in_their_order() -> None:
+    vectors, own = planted(2, 200, 0.3)
+    rows = np.concatenate([np.flatnonzero(own == side)[:100] for side in (0, 1)])
+    rows = np.random.default_rng(1).permutation(rows)
+    vectors = np.where(np.isin(np.arange(400), rows)[:, None], vectors, np.nan)
+    found = balanced_clusters(vectors, rows, 2, np.random.default_rng(0))
+    assert len(set(zip(found.tolist(), own[rows].tolist(), strict=True))) == 2
+
+
+@pytest.mark.usefixtures("either_way")
+def test_one_generator_makes_the_same_clusters_again_and_another_makes_others() -> None:
+    vectors = unit(np.random.default_rng(0).standard_normal((500, 8)))
+    np.testing.assert_array_equal(cluster(vectors, 50), cluster(vectors, 50))
+    assert (cluster(vectors, 50) != cluster(vectors, 50, seed=1)).any()
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_mapped_vectors_are_clustered_as_those_in_memory(tmp_path: Path, dtype: type) -> None:
+    vectors = planted(8, 40, 0.8)[0].astype(dtype)
+    np.save(tmp_path / "vectors.npy", vectors)
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    np.testing.assert_array_equal(cluster(mapped, 8), cluster(vectors, 8))
+
+
+def test_clusters_made_in_stretches_are_as_tight_as_those_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, _ = planted(64, 64, 1.0)
+    at_once = tightness(vectors, cluster(vectors, 64))
+    monkeypatch.setattr(clustering, "_STRETCH_ROWS", 512)
+    assert tightness(vectors, cluster(vectors, 64)) == pytest.approx(at_once, abs=0.03)
+    shuffled = np.random.default_rng(0).permutation(cluster(vectors, 64))
+    assert at_once > tightness(vectors, shuffled) + 0.15
+
+
+def test_clusters_with_near_numbers_are_halves_of_one() -> None:
+    vectors, own = planted(2, 200, 0.3)
+    found = cluster(vectors, 8)
+    assert len(set(zip((found // 4).tolist(), own.tolist(), strict=True))) == 2
+
+
+@pytest.mark.parametrize("clusters", [0, -1, 6])
+def test_a_number_of_clusters_that_cannot_be_made_is_refused(clusters: int) -> None:
+    with pytest.raises(ValueError, match=f"clusters: expected 1 to 5, one for each vector at most, found {clusters}"):
+        cluster(np.zeros((5, 2), np.float32), clusters)

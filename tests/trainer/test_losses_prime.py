@@ -1,0 +1,201 @@
+"""PRIME's losses against autograd of their formulas, written out triplet by triplet in float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.test_losses import Pool, average, draw, every_pool, value_and_gradients
+from trainer import losses
+
+MARGINS = [(0.1, 0.3), (0.2, 0.2), (0.0, 1.0)]
+every_margin = pytest.mark.parametrize("margin", MARGINS, ids=["clipped", "fixed", "wide"])
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def cosines(pool: Pool) -> Pool:
+    """The pool with similarities as those of unit vectors, to prototypes and, in the instances' place, to texts."""
+    random = np.random.default_rng(len(pool.labels))
+    labels = pool.labels.clamp(-12, 12) / 12
+    return pool._replace(labels=labels, instances=labels + 0.2 * torch.from_numpy(random.normal(size=labels.shape)))
+
+
+def written_triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardest: int = 100) -> list[Tensor]:
+    found = []
+    for s, positive, relevant in zip(*pool[:3], strict=True):
+        known, terms = s.tolist(), []
+        negatives = sorted((~relevant).nonzero()[:, 0].tolist(), key=lambda n: -known[n])[:hardest]
+        for p in positive.nonzero()[:, 0].tolist():
+            margins = {n: min(max(abs(known[p] - known[n]), margin[0]), margin[1]) for n in negatives}
+            weights = {n: math.exp(known[n] / 0.1) for n in negatives if known[n] - known[p] + margins[n] > 0}
+            total = sum(weights.values())
+            violations = (weights[n] / total * (s[n] - s[p] + margins[n]) for n in weights)
+            terms.append(sum(violations, s.sum() * 0))
+        found.append(average(terms, s))
+    return found
+
+
+def written_regulariser(pool: Pool, margin: float = 0.1) -> list[Tensor]:
+    found = []
+    for b, positive, relevant, s in zip(*pool[:4], strict=True):
+        nearer = [s[p] - b[p] + margin for p in positive.nonzero()[:, 0]]
+        farther = [b[n] - s[n] + margin for n in (~relevant).nonzero()[:, 0] if positive.any()]
+        halves = [average([v for v in part if v.item() > 0], b + s) for part in (nearer, farther)]
+        found.append((halves[0] + halves[1]) / 2)
+    return found
+
+
+def triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardest: int = 100) -> Tensor:
+    return losses.clipped_triplet(*pool[:3], margin=margin, hardest=hardest)
+
+
+def regulariser(pool: Pool, margin: float = 0.1) -> Tensor:
+    b, positives, relevant, s, _ = pool
+    return losses.prototype_regulariser(b, s, positives, relevant, margin)
+
+
+def query(similarities: list[float], positives: list[int], dtype: torch.dtype = torch.float64) -> Pool:
+    """One query's similarities, of which those to its positives are named."""
+    scores = torch.tensor([similarities], dtype=dtype)
+    relevant = torch.zeros(scores.shape, dtype=torch.bool)
+    relevant[0, positives] = True
+    return Pool(scores, relevant, relevant, scores, relevant)
+
+
+@every_margin
+@every_pool
+def test_triplet_is_the_written_formula(pool: Pool, margin: tuple[float, float]) -> None:
+    pool = cosines(pool)
+    found = value_and_gradients(lambda own: triplet(own, margin), pool)
+    expected = value_and_gradients(lambda own: written_triplet(own, margin), pool)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("hardest", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_triplet_looks_at_the_hardest_negatives_alone(seed: int, hardest: int) -> None:
+    pool = cosines(draw(seed, keys=12, sampled=seed % 2 == 0))
+    found = value_and_gradients(lambda own: triplet(own, hardest=hardest), pool)
+    expected = value_and_gradients(lambda own: written_triplet(own, hardest=hardest), pool)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@every_margin
+@pytest.mark.parametrize("factor", [0.0, 0.02, 0.5], ids=["all zero", "some", "most"])
+@every_pool
+def test_regulariser_is_the_written_formula(pool: Pool, margin: tuple[float, float], factor: float) -> None:
+    pool = cosines(pool)
+    pool = pool._replace(instances=pool.labels + factor * (pool.instances - pool.labels))
+    for m in margin:
+        found = value_and_gradients(functools.partial(regulariser, margin=m), pool)
+        expected = value_and_gradients(functools.partial(written_regulariser, margin=m), pool)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("loss", [triplet, regulariser])
+@pytest.mark.parametrize("scaled", [cosines, lambda pool: pool._replace(instances=-pool.labels)], ids=["unit", "large"])
+@every_pool
+def test_low_precision_never_makes_a_nan(
+    loss: Callable[[Pool], Tensor], scaled: Callable[[Pool], Pool], pool: Pool, dtype: torch.dtype
+) -> None:
+    pool = scaled(pool)
+    low = pool._replace(labels=pool.labels.to(dtype), instances=pool.instances.to(dtype))
+    found = value_and_gradients(loss, low)
+    assert all(part.isfinite().all() for part in found)
+    assert found[0].dtype == dtype
+
+
+@pytest.mark.parametrize("loss", [triplet, regulariser])
+def test_single_precision_is_near_double(loss: Callable[[Pool], Tensor]) -> None:
+    pool = cosines(draw(seed=5, keys=20, dense=0.2))
+    low = pool._replace(labels=pool.labels.float(), instances=pool.instances.float())
+    found = [part.double() for part in value_and_gradients(loss, low)]
+    torch.testing.assert_close(found, value_and_gradients(loss, pool), rtol=1e-4, atol=1e-5)
+
+
+class TestTriplet:
+    @every_type
+    def test_of_a_negative_as_near_as_the_positive_costs_the_lower_bound(self, dtype: torch.dtype) -> None:
+        value, gradient, _ = value_and_gradients(triplet, query([0.5, 0.5], [0], dtype))
+        torch.testing.assert_close(value, torch.tensor([0.1], dtype=dtype), rtol=0, atol=1e-7)
+        weight = 0.5  # of a batch's first query, in `value_and_gradients`
+        assert gradient.tolist() == [[-weight, weight]]
+
+    @every_type
+    @pytest.mark.parametrize("lead", [0.1, 0.3])
+    def test_of_a_lead_at_a_bound_is_zero_to_the_bit(self, lead: float, dtype: torch.dtype) -> None:
+        assert all(not part.any() for part in value_and_gradients(triplet, query([lead, 0.0], [0], dtype)))
+
+    @every_type
+    def test_of_a_lead_between_the_bounds_is_zero_to_the_bit(self, dtype: torch.dtype) -> None:
+        random = np.random.default_rng(0)
+        positives = random.uniform(-0.7, 1, (1_000, 1))
+        leads = random.uniform(0.101, 0.299, (1_000, 5))
+        scores = torch.from_numpy(np.hstack([positives, positives - leads])).to(dtype)
+        relevant = torch.zeros(scores.shape, dtype=torch.bool)
+        relevant[:, 0] = True
+        found = value_and_gradients(triplet, Pool(scores, relevant, relevant, scores, relevant))
+        assert all(not part.any() for part in found)
+
+    @pytest.mark.parametrize(("lead", "cost"), [(0.5, 0.0), (0.04, 0.06), (-0.04, 0.14), (-0.2, 0.4), (-0.9, 1.2)])
+    def test_margin_follows_the_distance_within_its_bounds(self, lead: float, cost: float) -> None:
+        value, *_ = value_and_gradients(triplet, query([0.05, 0.05 - lead], [0]))
+        torch.testing.assert_close(value, torch.tensor([cost], dtype=torch.float64))
+
+    @every_type
+    def test_of_a_fixed_margin_is_a_plain_hinge_and_zero_at_its_edge(self, dtype: torch.dtype) -> None:
+        pool = query([0.25, 0.0, 0.125, -0.5], [0], dtype)
+        value, gradient, _ = value_and_gradients(lambda own: triplet(own, (0.25, 0.25)), pool)
+        assert value.tolist() == [0.125]  # of the second negative alone: the first is at the very edge
+        assert gradient.tolist() == [[-0.5, 0, 0.5, 0]]
+
+    def test_weighs_violators_by_a_softmax_that_no_gradient_sees(self) -> None:
+        pool = query([0.0, 0.2, 0.1, -0.9], [0])
+        weights = torch.softmax(torch.tensor([2.0, 1.0], dtype=torch.float64), dim=0)
+        value, gradient, _ = value_and_gradients(triplet, pool)
+        torch.testing.assert_close(value, (weights * torch.tensor([0.4, 0.2])).sum()[None])
+        torch.testing.assert_close(2 * gradient, torch.tensor([[-1.0, *weights, 0.0]], dtype=torch.float64))
+
+    @pytest.mark.parametrize(
+        ("similarities", "positives"),
+        [([0.4, 0.9], []), ([0.4, 0.9], [0, 1]), ([0.9, 0.2, 0.3], [0]), ([], []), ([0.4], [0])],
+        ids=["no positive", "no negative", "no violator", "no key", "one key, positive"],
+    )
+    def test_is_zero_where_there_is_nothing_to_pull(self, similarities: list[float], positives: list[int]) -> None:
+        assert all(not part.any() for part in value_and_gradients(triplet, query(similarities, positives)))
+
+    def test_leaves_true_labels_that_were_not_drawn_alone(self) -> None:
+        pool = query([0.2, 0.9, 0.1], [0, 1])
+        drawn = pool.positives.clone()
+        drawn[0, 1] = False
+        value, gradient, _ = value_and_gradients(triplet, pool._replace(positives=drawn))
+        assert value == triplet(query([0.2, 0.1], [0]))
+        assert gradient[0, 1] == 0
+
+
+class TestRegulariser:
+    def test_averages_over_what_is_not_zero(self) -> None:
+        b = query([0.5, 0.5, 0.1, 0.2, 0.9], [0, 1])
+        s = torch.tensor([[0.6, 0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
+        value = regulariser(b._replace(instances=s))  # prototypes: .2 too far, and fine; fine, .1 and .7 too near
+        torch.testing.assert_close(value, torch.tensor([(0.2 + (0.1 + 0.7) / 2) / 2], dtype=torch.float64))
+
+    @every_type
+    def test_of_prototypes_better_by_the_margin_is_zero_to_the_bit(self, dtype: torch.dtype) -> None:
+        b = query([0.5, 0.25, -0.25], [0], dtype)
+        s = torch.tensor([[0.375, 0.375, -0.125]], dtype=dtype)
+        found = value_and_gradients(lambda own: regulariser(own, 0.125), b._replace(instances=s))
+        assert all(not part.any() for part in found)
+
+    @pytest.mark.parametrize(("positives", "value"), [([], 0.0), ([0], 0.1), ([0, 1], 0.05)])
+    def test_of_prototypes_that_are_their_texts_costs_half_the_margin_a_side_if_there_is_a_positive(
+        self, positives: list[int], value: float
+    ) -> None:
+        torch.testing.assert_close(regulariser(query([0.3, 0.8], positives)), torch.tensor([value]).double())

@@ -1,0 +1,185 @@
+"""The loss of each method against what its paper writes, term by term in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.test_losses import (
+    Pool,
+    draw,
+    written_decoupled,
+    written_pal,
+    written_rae,
+    written_soft_top_k,
+    written_softmax,
+)
+from tests.trainer.test_losses_prime import written_regulariser, written_triplet
+from trainer.classifier import Classifier
+from trainer.methods import METHODS, Options, Scored, ScoredLabels
+from trainer.methods.method import PSL
+from trainer.prototypes import Prototypes
+from trainer.ranks import ALONE
+
+PICKED = ["unidec", "supcon"]
+VIEWS = {"prime": 2, "unidec": 2}
+every_margin = pytest.mark.parametrize("margin", [(0.1, 0.3), (0.2, 0.2)], ids=["clipped", "fixed"])
+every_psl = pytest.mark.parametrize("psl", ["pal-n", "pal"])
+WRITTEN_PSL = {"pal-n": written_softmax, "pal": written_pal}
+
+
+def drawn(method: str, **shape: Any) -> list[Pool]:
+    """A pool a view: the same labels and positives, similarities of its own, without a temperature for PRIME."""
+    scale = 1 if METHODS[method].temperature else 1 / 12
+    pools = [draw(seed, **{"queries": 8, "keys": 12, "dense": 0.3} | shape) for seed in (10, 11)]
+    return [pools[0]._replace(labels=scale * pool.labels) for pool in pools[: VIEWS.get(method, 1)]]
+
+
+def stacked(pools: list[Pool]) -> Tensor:
+    return torch.stack([pool.labels for pool in pools]).requires_grad_()
+
+
+def loss_and_gradient(method: str, pools: list[Pool], options: Options) -> tuple[Tensor, Tensor]:
+    """Of queries over labels."""
+    similarities = stacked(pools)
+    value = METHODS[method].loss(Scored(similarities, *pools[0][1:], ranks=ALONE, options=options))
+    return with_gradient(value, similarities)
+
+
+def label_loss_and_gradient(method: str, pools: list[Pool], options: Options) -> tuple[Tensor, Tensor]:
+    """Of labels over queries, whose similarities the pools hold a row a label."""
+    label_loss, similarities = METHODS[method].label_loss, stacked(pools)
+    assert label_loss is not None
+    return with_gradient(label_loss(ScoredLabels(similarities, *pools[0][1:3], options)), similarities)
+
+
+def with_gradient(value: list[Tensor] | Tensor, similarities: Tensor) -> tuple[Tensor, Tensor]:
+    value = torch.stack(value) if isinstance(value, list) else value
+    (torch.linspace(0.5, 1.5, len(value)) * value).sum().backward()
+    assert similarities.grad is not None
+    return value.detach(), similarities.grad
+
+
+def of_views(pools: list[Pool], similarities: Tensor) -> list[Pool]:
+    return [pool._replace(labels=view) for pool, view in zip(pools, similarities, strict=True)]
+
+
+def added(*weighted: tuple[float, list[Tensor]]) -> list[Tensor]:
+    return [
+        sum((weight * term for (weight, _), term in zip(weighted, terms, strict=True)), torch.zeros(()).double())
+        for terms in zip(*(terms for _, terms in weighted), strict=True)
+    ]
+
+
+def written_prime(pools: list[Pool], margin: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    similarities = stacked(pools)
+    prototypes, texts = of_views(pools, similarities)
+    regulariser = written_regulariser(prototypes._replace(instances=texts.labels))
+    triplets = [written_triplet(pool, margin) for pool in (prototypes, texts)]
+    return with_gradient(added((1, triplets[0]), (1, triplets[1]), (0.1, regulariser)), similarities)
+
+
+def written_picked(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, Tensor]:
+    similarities = stacked(pools)
+    weight = 1 / len(pools) / (2 if symmetric else 1)
+    each = [(weight, WRITTEN_PSL[psl](pool)) for pool in of_views(pools, similarities)]
+    return with_gradient(added(*each), similarities)
+
+
+@pytest.mark.parametrize("name", ["rae", "dexml", "softtopk", "infonce"])
+def test_plain_methods_take_the_loss_of_their_paper(name: str) -> None:
+    pools = drawn(name, sampled=True, dense=0.4)
+    written = {
+        "rae": written_rae(pools[0]),
+        "dexml": written_decoupled(pools[0]),
+        "softtopk": written_soft_top_k(pools[0], k=5),
+        "infonce": written_softmax(pools[0]),
+    }[name]
+    found, _ = loss_and_gradient(name, pools, Options())
+    torch.testing.assert_close(found, torch.stack(written), rtol=1e-6, atol=1e-7)
+
+
+@every_margin
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [{}, {"sampled": True}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
+def test_prime_adds_triplets_of_prototypes_and_texts_and_a_tenth_of_the_regulariser(
+    shape: dict[str, Any], symmetric: bool, margin: tuple[float, float]
+) -> None:
+    pools = drawn("prime", **shape)
+    found = loss_and_gradient("prime", pools, Options(symmetric=symmetric, margin=margin))
+    torch.testing.assert_close(found, written_prime(pools, margin), rtol=1e-9, atol=1e-12)
+
+
+@every_margin
+def test_prime_asks_the_texts_of_labels_for_queries_and_never_their_prototypes(margin: tuple[float, float]) -> None:
+    pools = drawn("prime")
+    value, gradient = label_loss_and_gradient("prime", pools, Options(symmetric=True, margin=margin))
+    similarities = stacked(pools)
+    written = written_triplet(of_views(pools, similarities)[1], margin)
+    torch.testing.assert_close((value, gradient), with_gradient(written, similarities), rtol=1e-9, atol=1e-12)
+    assert not gradient[0].any()
+
+
+@every_psl
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
+@pytest.mark.parametrize("name", PICKED)
+def test_picked_labels_are_pulled_in_every_view_by_half_where_labels_are_asked_too(
+    name: str, shape: dict[str, Any], symmetric: bool, psl: PSL
+) -> None:
+    pools = drawn(name, **shape)
+    options = Options(symmetric=symmetric, psl=psl)
+    found = loss_and_gradient(name, pools, options)
+    torch.testing.assert_close(found, written_picked(pools, psl, symmetric), rtol=1e-9, atol=1e-12)
+
+
+@every_psl
+@pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
+@pytest.mark.parametrize("name", PICKED)
+def test_picked_labels_are_asked_for_queries_by_the_other_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
+    pools = drawn(name, **shape)  # its "queries" are labels here
+    found = label_loss_and_gradient(name, pools, Options(symmetric=True, psl=psl))
+    torch.testing.assert_close(found, written_picked(pools, psl, symmetric=True), rtol=1e-9, atol=1e-12)
+
+
+@every_psl
+@pytest.mark.parametrize("name", [*PICKED, "prime"])
+def test_label_without_a_positive_query_has_no_loss_and_no_gradient(name: str, psl: PSL) -> None:
+    nothing = {"positives": torch.zeros(8, 12, dtype=torch.bool), "relevant": torch.zeros(8, 12, dtype=torch.bool)}
+    pools = [pool._replace(**nothing) for pool in drawn(name)]
+    value, gradient = label_loss_and_gradient(name, pools, Options(symmetric=True, psl=psl))
+    assert not value.any()
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("name", [*PICKED, "prime"])
+def test_the_only_query_of_a_batch_has_nobody_to_be_ahead_of(name: str) -> None:
+    pools = drawn(name, keys=1, dense=1.0)
+    value, gradient = label_loss_and_gradient(name, pools, Options(symmetric=True))
+    torch.testing.assert_close(value, torch.zeros_like(value))
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient))
+
+
+def test_each_method_names_what_it_heeds_of_its_options() -> None:
+    known = {field.name for field in dataclasses.fields(Options)}
+    assert all(method.flags <= known for method in METHODS.values())
+    assert {name for name, method in METHODS.items() if "symmetric" in method.flags} == {
+        name for name, method in METHODS.items() if method.label_loss is not None
+    }
+
+
+def test_heads_are_for_the_dimensions_and_labels_that_there_are() -> None:
+    heads = {
+        name: method.head and method.head(8, 20, Options(prototype=("text", "centroid"), bank=4))
+        for name, method in METHODS.items()
+    }
+    assert {name for name, head in heads.items() if head is not None} == {"prime", "unidec"}
+    prime, unidec = heads["prime"], heads["unidec"]
+    assert isinstance(prime, Prototypes)
+    assert prime.shape() == {"labels": 20, "tokens": ["text", "centroid"], "bank": 0}  # none without free vectors
+    assert isinstance(unidec, Classifier)
+    assert (unidec.dim, unidec.weights.shape) == (8, (20, 8))

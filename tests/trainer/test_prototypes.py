@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.trainer.helpers import label_sets, learned_head
+from trainer.batches import Batches
+from trainer.prototypes import Prototypes, PrototypeToken
+
+LABELS, DIM, BANK = 24, 64, 5
+WITHOUT_INSTANCE = 7
+ALL: tuple[PrototypeToken, ...] = get_args(PrototypeToken)
+EVERY = [tokens for count in (1, 2, 3) for tokens in itertools.combinations(ALL, count)]
+every_choice = pytest.mark.parametrize("tokens", EVERY, ids="+".join)
+
+
+def units(rows: int, seed: int) -> Tensor:
+    return nn.functional.normalize(torch.randn(rows, DIM, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+TEXTS = units(LABELS, 1)
+INSTANCES = units(3 * LABELS, 2)
+VALUES = label_sets([sorted({row % LABELS, row * 5 % LABELS} - {WITHOUT_INSTANCE}) for row in range(3 * LABELS)])
+
+
+def started(tokens: tuple[PrototypeToken, ...] = ALL, bank: int = BANK) -> Prototypes:
+    torch.manual_seed(0)
+    head = Prototypes(DIM, LABELS, tokens, bank if "free" in tokens else 0).eval()
+    head.start(TEXTS.numpy(), INSTANCES.numpy(), VALUES.to_csr(LABELS), seed=3)
+    return head
+
+
+def prototypes(head: Prototypes) -> Tensor:
+    with torch.no_grad():
+        return head.key(head.labels(TEXTS, torch.arange(LABELS)))
+
+
+def tokens_of(head: Prototypes, tokens: tuple[PrototypeToken, ...], label: int) -> list[Tensor]:
+    """Of what a label's prototype is made, as it is written."""
+    own = [row for row in range(len(VALUES)) if label in VALUES.indices[slice(*VALUES.indptr[row : row + 2])]]
+    assert bool(own) == (label != WITHOUT_INSTANCE)
+    mean = INSTANCES[own].mean(dim=0) if own else TEXTS[label]
+    found = {"text": TEXTS[label], "centroid": mean / mean.norm()}
+    if "free" in tokens:
+        shared = TEXTS[head.cluster == head.cluster[label]].mean(dim=0)
+        found["free"] = shared / shared.norm()
+    return [found[name] for name in tokens]
+
+
+@every_choice
+def test_prototype_starts_near_the_mean_of_its_tokens(tokens: tuple[PrototypeToken, ...]) -> None:
+    head = started(tokens)
+    for label, prototype in enumerate(prototypes(head)):
+        mean = torch.stack(tokens_of(head, tokens, label)).mean(dim=0)
+        centred = mean - mean.mean()  # all that the layer's norms change of unit vectors
+        assert torch.cosine_similarity(prototype, centred, dim=0) > 0.99
+        assert torch.cosine_similarity(prototype, mean, dim=0) > 0.9
+
+
+@pytest.mark.parametrize("tokens", [tokens for tokens in EVERY if tokens != ("free",)], ids="+".join)
+def test_prototype_of_a_label_without_instance_is_nearest_to_its_own_text(tokens: tuple[PrototypeToken, ...]) -> None:
+    similarities = TEXTS @ prototypes(started(tokens))[WITHOUT_INSTANCE]
+    assert similarities.argmax() == WITHOUT_INSTANCE
+    assert similarities[WITHOUT_INSTANCE] > 0.8
+
+
+@every_choice
+def test_label_has_a_prototype_and_a_text_of_unit_length_and_a_query_itself(tokens: tuple[PrototypeToken, ...]) -> None:
+    head, rows = started(tokens), torch.tensor([5, WITHOUT_INSTANCE, 5, 0])
+    views = head.labels(TEXTS[rows], rows)
+    assert views.shape == (4, head.label_views, DIM)
+    assert torch.equal(views[:, 1], TEXTS[rows])
+    torch.testing.assert_close(views.norm(dim=2), torch.ones(4, 2))
+    torch.testing.assert_close(head.key(views), prototypes(head)[rows])
+    assert torch.equal(head.queries(TEXTS), TEXTS[:, None])
+    assert head.key_dim == DIM
+
+
+@every_choice
+def test_learns_all_that_prototypes_are_made_of(tokens: tuple[PrototypeToken, ...]) -> None:
+    head, texts = started(tokens), TEXTS.clone().requires_grad_()
+    (head.labels(texts, torch.arange(LABELS))[:, 0] @ units(1, 9)[0]).sum().backward()
+    assert (texts.grad is not None and bool(texts.grad.any())) == ("text" in tokens or "centroid" in tokens)
+    if "free" in tokens:
+        assert head.free.grad is not None
+        assert head.free.grad.any(dim=1).all()
+    assert head.layer.linear2.weight.grad is not None
+    assert head.layer.linear2.weight.grad.any()
+
+
+@pytest.mark.parametrize("bank", [1, 2, 5, 16, LABELS])
+def test_bank_is_shared_by_clusters_of_like_size_and_each_vector_is_used(bank: int) -> None:
+    head = started(bank=bank)
+    counts = np.bincount(head.cluster.numpy(), minlength=bank)
+    assert len(counts) == len(head.free) == bank
+    assert counts.min() >= 1
+    assert counts.max() - counts.min() <= 1
+
+
+def test_free_vectors_start_as_the_mean_of_their_clusters_texts() -> None:
+    head = started()
+    for number, free in enumerate(head.free.detach()):
+        expected = TEXTS[head.cluster == number].mean(dim=0)
+        torch.testing.assert_close(free, expected / expected.norm())
+
+
+def test_start_is_the_same_for_one_seed() -> None:
+    for name, weight in started().state_dict().items():
+        assert torch.equal(weight, started().state_dict()[name])
+
+
+@every_choice
+def test_made_again_of_shape_and_weights_it_is_the_same(tokens: tuple[PrototypeToken, ...], tmp_path: Path) -> None:
+    head = started(tokens)
+    save_file(head.state_dict(), tmp_path / "head.safetensors")
+    again = Prototypes(DIM, **head.shape()).eval()
+    again.load_state_dict(load_file(tmp_path / "head.safetensors"))
+    assert torch.equal(prototypes(again), prototypes(head))
+    for name, weight in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)
+
+
+def test_free_vectors_alone_are_looked_up() -> None:
+    head = learned_head("prime", DIM, LABELS)
+    assert isinstance(head, Prototypes)
+    assert [weight is head.free for weight in head.lookups()] == [True]
+
+
+@every_choice
+def test_a_step_reads_labels_as_if_its_queries_were_not_there_and_then_follows_them(
+    tokens: tuple[PrototypeToken, ...],
+) -> None:
+    head, batch = started(tokens), Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0).at(0, None)
+    before = prototypes(head)
+    head.leave_out(batch)
+    assert torch.equal(prototypes(head), before) != ("centroid" in tokens)
+    head.follow(batch, INSTANCES[batch.rows])  # none of them has moved, but for the precision that is kept
+    torch.testing.assert_close(prototypes(head), before, rtol=0, atol=1e-3)
+    head.follow(batch, -INSTANCES[batch.rows])
+    assert torch.equal(prototypes(head), before) != ("centroid" in tokens)
+
+
+@every_choice
+def test_goes_on_with_what_training_alone_needs(tokens: tuple[PrototypeToken, ...]) -> None:
+    heads, batches = [started(tokens)], Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)
+    heads[0].follow(batches.at(0, None), units(12, 8))
+    heads.append(Prototypes(DIM, **heads[0].shape()).eval())
+    heads[1].load_state_dict(heads[0].state_dict())
+    heads[1].restore({name: array.copy() for name, array in heads[0].scratch().items()})
+    for head in heads:
+        head.follow(batches.at(1, None), units(12, 9))
+    assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.trainer.conftest import SAMPLE_TEXTS
+from tests.trainer.helpers import learned_adapter, learned_head
+from trainer.adapter import Side
+from trainer.encoder import Encoder, embed
+from trainer.refinement import VectorModel
+from trainer.tokens import VectorTable
+
+DIM, LABELS = 32, 4  # as many as there are sample texts
+METHODS = ["rae", "prime", "unidec"]
+every_side = pytest.mark.parametrize("side", ["queries", "labels"])
+ROWS = torch.arange(LABELS)
+
+
+@pytest.fixture
+def vectors() -> Tensor:
+    return nn.functional.normalize(torch.randn(LABELS, DIM, generator=torch.Generator().manual_seed(5)), dim=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "query_views", "label_views", "key_dim"),
+    [("rae", 1, 1, DIM), ("prime", 1, 2, DIM), ("unidec", 2, 2, 2 * DIM)],
+)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_has_the_views_and_the_key_of_its_head(
+    vectors: Tensor, method: str, query_views: int, label_views: int, key_dim: int, adapted: bool
+) -> None:
+    model = VectorModel(DIM, learned_adapter(DIM, 8) if adapted else None, learned_head(method, DIM, LABELS)).eval()
+    assert (model.view_count("queries"), model.view_count("labels"), model.key_dim) == (
+        query_views,
+        label_views,
+        key_dim,
+    )
+    for side, views in (("queries", query_views), ("labels", label_views)):
+        found = model.views(vectors, side, ROWS)
+        assert found.shape == (LABELS, views, DIM)
+        torch.testing.assert_close(found.norm(dim=2), torch.ones(LABELS, views))
+        key = model(vectors, side, ROWS)
+        assert torch.equal(key, model.key(found))
+        torch.testing.assert_close(key.norm(dim=1), torch.ones(LABELS))
+        assert key.shape == (LABELS, key_dim)
+
+
+@every_side
+def test_without_adapter_and_head_gives_back_what_it_reads(vectors: Tensor, side: Side) -> None:
+    model = VectorModel(DIM)
+    assert torch.equal(model.views(vectors, side), vectors[:, None])
+    assert torch.equal(model(vectors, side), vectors)
+
+
+@every_side
+def test_without_a_head_gives_what_its_adapter_gives(vectors: Tensor, side: Side) -> None:
+    adapter = learned_adapter(DIM, 8).eval()
+    torch.testing.assert_close(VectorModel(DIM, adapter).eval()(vectors, side), adapter(vectors, side))
+
+
+@every_side
+@pytest.mark.parametrize("method", METHODS)
+def test_head_stands_on_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
+    adapter, head = learned_adapter(DIM, 8).eval(), learned_head(method, DIM, LABELS)
+    found = VectorModel(DIM, adapter, head).eval().views(vectors, side, ROWS)
+    below = adapter(vectors, side)
+    torch.testing.assert_close(found, VectorModel(DIM, None, head).eval().views(below, side, ROWS))
+
+
+@every_side
+@pytest.mark.parametrize("method", METHODS)
+def test_encoders_keys_are_those_of_what_stands_on_it(tiny_encoder: Encoder, method: str, side: Side) -> None:
+    encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
+    bare = VectorTable(torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32)), side)
+    expected = embed(encoder.above().eval(), bare, encoder.dim, "cpu")
+    np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32, side=side), expected, atol=1e-6)
+    if side == "queries":
+        np.testing.assert_allclose(encoder.refine(bare.vectors.numpy()), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_encoder_knows_labels_by_the_number_of_the_first(tiny_encoder: Encoder, method: str) -> None:
+    encoder = tiny_encoder.with_adapter(None, learned_head(method, DIM, LABELS))
+    whole = encoder.encode(SAMPLE_TEXTS, 32, side="labels")
+    np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS[2:], 32, side="labels", first=2), whole[2:], atol=1e-6)
+
+
+@every_side
+@pytest.mark.parametrize("method", METHODS)
+def test_in_bfloat16_an_encoders_views_are_near(tiny_encoder: Encoder, method: str, side: Side) -> None:
+    encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
+    model = copy.deepcopy(encoder.model).learning()
+    inputs = tiny_encoder.tokenise(SAMPLE_TEXTS, 32, side).batch(np.arange(LABELS), "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model.views(*inputs).float()
+    torch.testing.assert_close(rounded, model.views(*inputs), rtol=0, atol=0.1)
+    (rounded**3).sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)

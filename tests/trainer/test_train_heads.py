@@ -1,0 +1,398 @@
+"""`recollect train` by methods that learn something above the encoder: prototypes, a classifier."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import recollect
+from tests.trainer.helpers import Clock, files, label_sets
+from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, weights
+from trainer import memory, room, run_log
+from trainer import train as loop
+from trainer.checkpoint import load_checkpoint, load_encoder
+from trainer.classifier import Classifier
+from trainer.encoder import Encoder
+from trainer.memory import open_memory
+from trainer.prototypes import Prototypes
+from trainer.validation import Validation, hold_out
+
+INSTANCES, LABELS, DIM = 60, 12, 32
+
+
+def weights_above_and_below(checkpoint: Path) -> tuple[int, int]:
+    """How many numbers adapter and head learn, and how many the encoder below them has that matter."""
+    model = load_checkpoint(checkpoint, "cpu").model
+    above = [*(model.adapter.parameters() if model.adapter else ()), *(model.head.parameters() if model.head else ())]
+    below = [weight for name, weight in model.transformer.named_parameters() if not name.startswith("pooler.")]
+    return sum(weight.numel() for weight in above), sum(weight.numel() for weight in below)
+
+
+@pytest.fixture(scope="module", params=["adapter", "full"])
+def what(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["prime", "unidec", "supcon"])
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training of four epochs left, label texts read as they are; nobody may change it."""
+    folder = tmp_path_factory.mktemp(f"{method}-{what}") / "run"
+    words = ["train", lesson, "--out", folder, "--encoder", tiny_bert.folder, "--max-length", 16]
+    words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
+    words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_WINDOW_TEXTS", 5)  # so that labels have numbers, whatever is made at once
+        assert recollect.main([*map(str, words)]) == 0
+    return folder
+
+
+class TestRun:
+    def test_is_whole(self, run: Path, method: str, what: str) -> None:
+        assert {path.name for path in run.iterdir()} == LEFT
+        kept = {path.name for path in (run / "checkpoint").glob("*.safetensors")}
+        adapter = {"adapter.safetensors"} if what == "adapter" else set()
+        head = set() if method == "supcon" else {"head.safetensors"}
+        assert kept == {"model.safetensors"} | adapter | head
+
+    def test_has_the_keys_that_its_checkpoint_makes_of_instances_and_of_labels_with_their_numbers(
+        self, run: Path, method: str
+    ) -> None:
+        encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
+        dim = 2 * DIM if method == "unidec" else DIM
+        assert memory.keys.shape == (INSTANCES + LABELS, dim)
+        np.testing.assert_allclose(np.linalg.norm(memory.keys, axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(memory.instance_keys, encoder.encode(texts(run, "instances.jsonl"), 16), atol=1e-5)
+        names = texts(run, "labels.jsonl")
+        for first, last in ((0, 12), (0, 5), (5, 12)):
+            found = encoder.encode(names[first:last], 8, side="labels", first=first)
+            np.testing.assert_allclose(memory.keys[INSTANCES + first : INSTANCES + last], found, atol=1e-5)
+        moved = encoder.encode(names, 8, side="labels", first=0)[::-1]
+        assert not np.allclose(memory.keys[INSTANCES:], moved, atol=1e-2)
+
+    def test_says_what_it_took(self, run: Path, what: str) -> None:
+        saved = training(run)
+        above, below = weights_above_and_below(run / "checkpoint")
+        assert saved["measured"]["trainable_parameters"] == above + (below if what == "full" else 0)
+        assert saved["measured"]["seconds"] == saved["progress"]["seconds"] > 0
+        assert saved["measured"]["peak_memory_bytes"] > 2**20
+        scores, seconds = (metrics(run, name) for name in ("validation_ndcg_5", "seconds"))
+        spent = [seconds[step] for step in scores]
+        assert list(scores) == [0, 6, 12, 18, 24]
+        assert spent == sorted(spent)
+        assert spent[-1] == saved["measured"]["seconds"]
+
+    def test_is_tuned_without_being_trained_again(self, run: Path, tmp_path: Path) -> None:
+        tuned = Path(shutil.copytree(run, tmp_path / "run"))
+        assert recollect.main(["tune", str(tuned), "--lambda", "0,.5,1", "--temperature", ".04", "--json"]) == 0
+        np.testing.assert_array_equal(open_memory(tuned / "memory").keys, open_memory(run / "memory").keys)
+
+    @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["as it is", "rae"])
+    def test_is_a_start_for_another_whose_head_stays_behind(
+        self, run: Path, train: Train, run_folder: Path, what: str, more: list[object]
+    ) -> None:
+        start = run / "checkpoint"
+        assert train("--encoder", start, "--validation-fraction", 0, *more).status == 0
+        encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
+        assert encoder.model.head is None
+        assert (encoder.model.adapter is not None) == (what == "adapter" or "rae" in more)
+        assert memory.plan.dim == encoder.dim == DIM
+        if "rae" not in more:
+            found = load_encoder(str(start), "auto", 16, 8, "cpu").encode(texts(run, "labels.jsonl"), 8, side="labels")
+            np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
+        assert not list((run_folder / "checkpoint").glob("head*"))
+
+    def test_gives_its_adapter_to_another_of_its_kind_which_gets_a_head_of_its_own(
+        self, run: Path, train: Train, run_folder: Path, method: str, what: str
+    ) -> None:
+        more = ["--method", method, "--train", what, "--max-steps", 1]
+        assert train("--encoder", run / "checkpoint", *more).status == 0
+        head = load_checkpoint(run_folder / "checkpoint", "cpu").model.head
+        assert type(head) is {"prime": Prototypes, "unidec": Classifier, "supcon": type(None)}[method]
+
+
+def test_label_keys_of_prime_are_its_prototypes(train: Train, run_folder: Path) -> None:
+    assert train("--method", "prime", "--epochs", 1, "--label-inputs", "text").status == 0
+    encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
+    head = encoder.model.head
+    assert isinstance(head, Prototypes)
+    assert list(head.shape()["tokens"]) == ["text", "free", "centroid"]
+    bare = encoder.with_adapter(encoder.model.adapter).encode(texts(run_folder, "labels.jsonl"), 8, side="labels")
+    head.eval()
+    with torch.inference_mode():
+        prototypes, vectors = head.labels(torch.from_numpy(bare), torch.arange(LABELS)).unbind(1)
+    np.testing.assert_allclose(memory.keys[INSTANCES:], prototypes, atol=1e-5)
+    np.testing.assert_allclose(vectors, bare, atol=1e-6)
+    assert not np.allclose(prototypes, bare, atol=1e-2)
+
+
+@pytest.mark.parametrize("what", ["adapter", "full"])
+@pytest.mark.parametrize("method", ["prime", "unidec"])
+def test_what_is_held_out_has_no_part_in_what_is_learnt(
+    train: Train,
+    run_folder: Path,
+    lesson: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    what: str,
+) -> None:
+    other = Path(shutil.copytree(lesson, tmp_path / "other"))
+    rows = [json.loads(line) for line in (lesson / "train.jsonl").read_text("utf-8").splitlines()]
+    held_out = hold_out(label_sets(row["labels"] for row in rows), 0.2, 0)
+    assert held_out.sum() == 12
+    for row in np.flatnonzero(held_out):
+        rows[row]["text"] = "over"
+    (other / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = itertools.count(1.0)
+    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # each is the best so far
+    for dataset, run in ((lesson, run_folder), (other, tmp_path / "second")):
+        assert train("--method", method, "--train", what, "--out", run, dataset=dataset).status == 0
+    first, second = weights(run_folder), weights(tmp_path / "second")
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("what", ["adapter", "full"])
+@pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
+def test_a_limit_in_seconds_ends_a_training_with_a_falling_rate_and_a_whole_memory(
+    train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, what: str
+) -> None:
+    clock, backward = Clock(), loop.Objective.backward
+
+    def tick(self: Any, batch: Any) -> float:
+        clock.now += 1
+        return backward(self, batch)
+
+    monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop.Objective, "backward", tick)
+    more = ["--method", method, "--train", what, "--max-seconds", 10, "--epochs", 1_000, "--learning-rate", 1e-3]
+    assert train(*more).status == 0
+    saved = training(run_folder)
+    assert (saved["done"], saved["progress"]["step"], saved["measured"]["seconds"]) == (True, 10, 10)
+    assert saved["recipe"]["steps"] == 6_000
+    rates = list(metrics(run_folder, "learning_rate").values())
+    assert rates[1] == max(rates) == pytest.approx(1e-3, rel=1e-2)
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert rates[-1] == pytest.approx(1e-3 / 9, rel=1e-2)
+    assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 10]
+    assert open_memory(run_folder / "memory").plan.instances == INSTANCES
+    assert {path.name for path in run_folder.iterdir()} == LEFT
+    assert "already done" in train(*more).err
+
+
+@pytest.mark.parametrize("what", ["adapter", "full"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["prime"],
+        ["prime", "--prototype", "text,centroid", "--margin", "0.2,0.2", "--no-symmetric"],
+        ["prime", "--prototype", "text,free", "--bank", 12],
+        ["unidec"],
+        ["unidec", "--clusters", 48, "--psl", "pal"],
+    ],
+    ids=lambda more: " ".join(map(str, more)),
+)
+def test_a_label_that_no_instance_has_is_remembered_near_its_text_and_found_by_it(
+    train: Train, run_folder: Path, lesson: Path, tmp_path: Path, what: str, more: list[object]
+) -> None:
+    dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
+    with (dataset / "labels.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"uid": "never", "text": "lawn over chair"}\n')
+    method, *flags = more
+    told = ["--method", method, *flags, "--train", what, "--label-inputs", "text"][: None if what == "adapter" else -2]
+    assert train(*told, dataset=dataset).status == 0
+    encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
+    key = memory.keys[-1]
+    assert np.isfinite(key).all()
+    assert math.isclose(np.linalg.norm(key), 1, abs_tol=1e-5)
+    (query,) = encoder.encode(["lawn over chair"], 16)
+    similarities = memory.keys[INSTANCES:] @ query
+    assert similarities.argmax() == LABELS
+
+
+class TestRefused:
+    """Before anything is written, and with what a folder held kept."""
+
+    @pytest.fixture(params=[[], ["--overwrite"]], ids=["new", "over another"])
+    def asked(self, request: pytest.FixtureRequest, train: Train, run_folder: Path) -> Callable[..., Outcome]:
+        """Asks for a training that must be refused; one that the folder may hold stays as it is."""
+        if request.param:
+            assert train("--epochs", 0).status == 0
+
+        def refused(*more: object) -> Outcome:
+            before = files(run_folder)
+            outcome = train(*more, *request.param)
+            assert (outcome.status, outcome.out) == (2, "")
+            assert files(run_folder) == before
+            assert run_folder.exists() == bool(request.param)
+            return outcome
+
+        return refused
+
+    @pytest.mark.parametrize(
+        ("more", "complaint"),
+        [
+            (["prime", "--bank", 13], "--bank 13: expected at most 12, the labels; choose a smaller one"),
+            (["prime", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
+            (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
+            (["prime", "--prototype", "text,magic"], "--prototype"),
+            (["prime", "--prototype", ""], "--prototype"),
+            (["prime", "--prototype", "text,text"], "--prototype: expected each of its parts once, found text,text"),
+            (["prime", "--margin=-.1,.3"], "--margin: expected greater than 0; found '-.1'"),
+            (["prime", "--margin", ".1"], "--margin"),
+            (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),
+            (["prime", "--temperature", 0.1], "--temperature: expected a method with a softmax, found --method prime"),
+            (["unidec", "--psl", "pam"], "--psl: expected 'pal-n' or 'pal'; found 'pam'"),
+            (["rae", "--no-symmetric"], "--symmetric: expected --method prime or unidec or supcon, found --method rae"),
+            (["rae", "--positive-sampling", "rare"], "--positive-sampling: expected 'uniform' or 'propensity'"),
+            (["unidec", "--cluster-every", 0], "--cluster-every: expected greater than or equal to 1; found '0'"),
+            (["rae", "--max-seconds", -1], "--max-seconds: expected greater than or equal to 0; found '-1'"),
+        ],
+        ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
+    )
+    def test_flags_in_one_line(self, asked: Callable[..., Outcome], more: list[object], complaint: str) -> None:
+        assert f"recollect train: {complaint}" in asked("--method", *more).message
+
+    @pytest.mark.parametrize("what", ["adapter", "full"])
+    def test_a_head_that_is_too_large_by_how_much_it_needs(
+        self, asked: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        # A projection with its bias, and a vector a label; in floats, six times over.
+        needed = (DIM * DIM + DIM + LABELS * DIM) * 4 * 6
+        monkeypatch.setattr(room, "_free_bytes", lambda: needed - 1)
+        monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("nothing should be encoded"))
+        monkeypatch.setattr(Encoder, "tokenise", lambda *_: pytest.fail("nothing should be tokenised"))
+        message = asked("--method", "unidec", "--train", what).message
+        assert "--method unidec: 12 labels of 32 dimensions need 0.0 MB to learn, weights, gradients and" in message
+
+    def test_but_not_one_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(room, "_free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
+        assert train("--method", "unidec", "--max-steps", 1).status == 0
+
+
+class TestTunedAtOnce:
+    def test_primes_memory_is_and_others_are_where_it_is_asked_for(
+        self, train: Train, run_folder: Path, tmp_path: Path
+    ) -> None:
+        assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
+        saved = json.loads((run_folder / "memory" / "tuning.json").read_text())
+        assert saved["trained_on"] is False
+        assert open_memory(run_folder / "memory").defaults["lambda"] == saved["best"]["lambda"]
+        asked = ["--max-steps", 1, "--tune", "yes", "--out", tmp_path / "rae"]
+        assert "tune: lambda " in train(*asked).err
+        assert "tune: lambda " not in train("--max-steps", 1, "--out", tmp_path / "usual").err
+
+    def test_by_the_next_call_where_a_kill_came_before_and_only_once(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("trainer.run.tune", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+            assert train("--method", "prime", "--max-steps", 1).status == 130
+        assert not (run_folder / "memory" / "tuning.json").exists()
+        assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
+        assert "tune: lambda " not in train("--method", "prime", "--max-steps", 1).err
+
+    def test_but_not_by_what_it_has_learnt_from(self, train: Train, run_folder: Path) -> None:
+        assert train("--method", "prime", "--max-steps", 1, "--validation-fraction", 0.001).status == 0
+        assert not (run_folder / "memory" / "tuning.json").exists()
+
+
+def test_a_head_is_asked_for_room_only_where_it_is_to_learn(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train("--method", "unidec", "--max-steps", 1).status == 0
+    monkeypatch.setattr(room, "_free_bytes", lambda: 0)
+    assert "already done" in train("--method", "unidec", "--max-steps", 1).err
+
+
+class TestDamagedHead:
+    @pytest.fixture
+    def broken(self, train: Train, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
+        """Asks to start from a checkpoint of prime's, and to build from it; gives what both answer, in one line."""
+        assert train("--method", "prime", "--max-steps", 1).status == 0
+
+        def ask() -> list[str]:
+            before, told = files(run_folder), []
+            started = train("--encoder", run_folder / "checkpoint", "--out", tmp_path / "second", "--epochs", 0)
+            assert started.status == 2
+            told.append(started.message)
+            assert not (tmp_path / "second").exists()
+            capfd.readouterr()
+            assert recollect.main(["build", str(run_folder), "--store", str(tmp_path / "store")]) == 2
+            said = capfd.readouterr().err.splitlines()
+            assert len(said) == 1, said
+            told.append(said[0])
+            assert files(run_folder) == before
+            return told
+
+        return ask
+
+    @pytest.mark.parametrize("content", [None, b"", b"\x00\x01", "half", "a tensor less", "another shape"], ids=repr)
+    def test_weights_are_refused_by_their_file(self, broken: Any, run_folder: Path, content: Any) -> None:
+        path = run_folder / "checkpoint" / "head.safetensors"
+        weights, whole = load_file(path), path.read_bytes()
+        path.unlink()
+        match content:
+            case bytes():
+                path.write_bytes(content)
+            case "half":
+                path.write_bytes(whole[: len(whole) // 2])
+            case "a tensor less":
+                weights.popitem()
+                save_file(weights, path)
+            case "another shape":
+                save_file(weights | {"free": weights["free"][:, 1:].contiguous()}, path)
+        for message in broken():
+            assert f"{path}: expected weights of the shapes that recollect.json tells, found: " in message
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"kind": "oracle"},
+            {"kind": None},
+            {"kind": ["prototypes"]},
+            {"labels": -1},
+            {"labels": "many"},
+            {"bank": None},
+            {"tokens": 7},
+            {"colour": "red"},
+        ],
+        ids=str,
+    )
+    def test_description_is_refused_by_its_file(self, broken: Any, run_folder: Path, change: dict[str, Any]) -> None:
+        path = run_folder / "checkpoint" / "recollect.json"
+        saved = json.loads(path.read_text())
+        path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
+        for message in broken():
+            assert f"{path}: expected the description of a head, found: " in message
+
+    @pytest.mark.parametrize("head", ["prototypes", [], 3, {}], ids=repr)
+    def test_that_is_none_is_refused_too(self, broken: Any, run_folder: Path, head: Any) -> None:
+        path = run_folder / "checkpoint" / "recollect.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"head": head}))
+        for message in broken():
+            assert f"{path}: expected the description of a head, found: " in message
+
+    @pytest.mark.parametrize("change", [{"labels": 13}, {"bank": 3}, {"tokens": []}], ids=str)
+    def test_description_that_the_weights_do_not_fit_is_refused(
+        self, broken: Any, run_folder: Path, change: dict[str, Any]
+    ) -> None:
+        path = run_folder / "checkpoint" / "recollect.json"
+        saved = json.loads(path.read_text())
+        path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
+        for message in broken():
+            assert "head.safetensors: expected weights of the shapes that recollect.json tells, found: " in message
