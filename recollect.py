@@ -30,6 +30,7 @@ VERBS = {
     "tune": Verb("trainer.cli", "train", "choose a run's lambda, tau, b and label keys on held-out instances"),
     "build": Verb("index_builder.cli", "build", "turn a run into a bundle and publish it in a store"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on a dataset's test split"),
+    "compare": Verb("index_builder.cli", "build", "train several methods alike, and put them on one table"),
     "predict": Verb("service.cli", "serve", "answer one query, without a server"),
     "serve": Verb("service.cli", "serve", "answer queries over HTTP"),
     "versions": Verb("service.cli", "serve", "list a store's bundles"),

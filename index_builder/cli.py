@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
+from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings
 
 
 def build(settings: BuildSettings) -> None:
@@ -23,6 +23,12 @@ def evaluate(settings: EvaluateSettings) -> None:
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
     print("\n".join(table(evaluation)))  # noqa: T201
+
+
+def compare(settings: CompareSettings) -> None:
+    from index_builder.compare.compare import compare as compare_methods
+
+    print(compare_methods(settings))  # noqa: T201
 
 
 def demo(settings: DemoSettings) -> None:

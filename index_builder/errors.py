@@ -1,7 +1,8 @@
-"""What can keep a bundle from being built.
+"""What can keep a bundle from being built, or methods from being compared.
 
-BuildError        the run's parts do not belong together, or hold what no index can serve
-└── CheckFailed   the bundle was made, but is not good enough to publish
+BuildError          the run's parts do not belong together, or hold what no index can serve
+├── CheckFailed     the bundle was made, but is not good enough to publish
+└── ContestantError a method that is compared could not be trained or tuned
 """
 
 
@@ -12,4 +13,8 @@ class BuildError(Exception):
 
 
 class CheckFailed(BuildError):  # noqa: N818 - the check failed, the builder did not
+    exit_status = 1
+
+
+class ContestantError(BuildError):
     exit_status = 1

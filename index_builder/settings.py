@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.manifest import Precision
 from service.schemas import Lambda, Temperature, TopB
 from service.settings import NO_WORD, Device, Location
-from trainer.settings import Listed
+from trainer.settings import Listed, NotEmpty, TrainSettings
+
+# Whatever `recollect train --method` knows can be compared.
+METHODS: tuple[str, ...] = get_args(TrainSettings.model_fields["method"].annotation)
+
+
+def _known(method: str) -> str:
+    if method not in METHODS:
+        raise ValueError(f"one of {', '.join(METHODS)}")
+    return method
+
+
+def _each_once(values: list[str] | list[int]) -> list[str] | list[int]:
+    if len(set(values)) < len(values):
+        raise ValueError("each one once")
+    return values
+
+
+# No word at all is no method, not one without a name: a variants file may be all there is to compare.
+_OrNone = BeforeValidator(lambda given: [] if given == "" else given)
 
 
 class BuilderSettings(BaseSettings):
@@ -94,6 +113,61 @@ class EvaluateSettings(BuilderSettings):
     limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
     threads: int = Field(0, ge=0, description="threads to search and encode with; 0: one a core")
+
+
+class CompareSettings(BuilderSettings):
+    """Train methods on one dataset with one encoder, budget and seed, measure them, and write a table and a report."""
+
+    dataset: CliPositionalArg[Path] = Field(description="dataset folder")
+    out: Path = Field(description="folder for the runs and the report; one with a comparison in it goes on")
+    methods: Annotated[list[Annotated[str, AfterValidator(_known)]], AfterValidator(_each_once), *Listed, _OrNone] = (
+        Field(list(METHODS), description="one or several, as in rae,dexml")
+    )
+    variants: Path | None = Field(
+        None,
+        description="TOML file, a table a variant: flags of `recollect train`, with underscores, as in clusters = 0",
+    )
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_each_once), *Listed, NotEmpty] = Field(
+        [0], description="one or several; each method is trained once a seed"
+    )
+    format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
+        "auto", description="the dataset's layout; auto recognises it from the folder's files"
+    )
+    encoder: str = Field(
+        "minilm",
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged all-MiniLM-L6-v2",
+    )
+    pooling: Literal["auto", "mean", "cls"] = Field(
+        "auto", description="how token vectors become one; auto takes what the encoder declares, else the mean"
+    )
+    max_length: int = Field(128, ge=3, le=8192, description="tokens at which instances and queries are cut")
+    label_max_length: int = Field(32, ge=3, le=8192, description="tokens at which label texts are cut")
+    train: Literal["adapter", "full"] = Field(
+        "adapter", description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"
+    )
+    epochs: int | None = Field(
+        None, ge=1, description="passes over the instances; unset: 15 for an adapter, 3 for full"
+    )
+    max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: as many as the epochs have")
+    max_seconds: float = Field(0, ge=0, description="seconds of training at most, for each; 0: no limit")
+    batch_size: int | None = Field(
+        None, ge=1, description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train and encode")
+    metric: Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"] = Field(
+        "nDCG@5", description="what each memory is tuned for, and what says which two are the best"
+    )
+    propensity: Annotated[tuple[float, Annotated[float, Field(gt=0)]], *Listed] = Field(
+        (0.55, 1.5), description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"
+    )
+    limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
 
 
 class DemoSettings(BuilderSettings):

@@ -1,0 +1,283 @@
+"""`compare`: methods trained, tuned and measured by one command, which goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from index_builder.compare.quality import measure
+from index_builder.compare.queries import Queries
+from index_builder.compare.training import recollect as in_a_process
+from tests.conftest import write_topics
+from tests.index_builder.comparisons import USUAL, Told, here, run
+from tests.index_builder.conftest import write_tiny_encoder
+from trainer.checkpoint import load_checkpoint
+from trainer.dataset import Split
+from trainer.formats import Dataset, open_dataset
+from trainer.memory import Memory, open_memory, write_defaults
+from trainer.metrics import report
+
+# Query 0 asks for Taxation, label 0, which is filtered for it.
+FILTER = "0 0\n0 1\n3 2\n6 4\n"
+VARIANT = '[near]\nmethod = "infonce"\nlabel_keys = "enriched"\nbatch_size = 7\nlearning_rate = {}\n'
+
+
+class Compared(NamedTuple):
+    """A comparison of the untrained encoder, rae and a variant, and what was told; nobody may change it."""
+
+    dataset: Path
+    encoder: Path
+    variants: Path
+    out: Path
+    failed: Told
+    done: Told
+
+    def again(self, out: Path, *more: object, methods: str = "rae") -> Told:
+        """The same command; flags given later win."""
+        usual = [self.dataset, "--out", out, "--encoder", self.encoder, "--methods", methods, *USUAL]
+        return run(*usual, *more)
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
+        return found
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """Compared twice over: at first the variant learns so fast that it diverges.
+
+    Only the variant has processes of its own: each imports torch anew.
+    """
+
+    def call(who: str, verb: str, *arguments: str) -> None:
+        in_a_process(who, verb, *arguments) if who == "near" else here(verb, *arguments)
+
+    folder = tmp_path_factory.mktemp("compared")
+    dataset, encoder = write_topics(folder / "topics"), write_tiny_encoder(folder / "tiny", "bert")
+    (dataset / "filter_labels_test.txt").write_text(FILTER)
+    variants, out = folder / "ablation.toml", folder / "out"
+    command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *USUAL]
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("index_builder.compare.training.recollect", call)
+        for learning_rate in (1e30, 1e-3):
+            variants.write_text(VARIANT.format(learning_rate))
+            told.append(run(*command))
+            assert (out / "report.md").exists() == (len(told) == 2)
+    return Compared(dataset, encoder, variants, out, *told)
+
+
+@pytest.fixture
+def out(compared: Compared, tmp_path: Path) -> Path:
+    """A copy of the comparison that a test may change."""
+    return shutil.copytree(compared.out, tmp_path / "out")
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Trainings and tunings run here, which spares a second import of torch each; the verbs, as they are called."""
+    called = []
+
+    def call(who: str, verb: str, *arguments: str) -> None:
+        called.append(f"{verb} {who}")
+        here(verb, *arguments)
+
+    monkeypatch.setattr("index_builder.compare.training.recollect", call)
+    return called
+
+
+@pytest.fixture
+def nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.compare.training.recollect", pytest.fail)
+
+
+def queries(dataset: Dataset, split: Split | None = None, frozen: bool = True) -> Queries:
+    return Queries(dataset.labels, split or dataset.read_split("test"), (0.55, 1.5), frozen)
+
+
+def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = False) -> dict[str, float | None]:
+    """Every metric of a memory, from all similarities of all keys, in float64."""
+    test, defaults = dataset.read_split("test"), memory.defaults
+    encoder, lambda_ = load_checkpoint(checkpoint, "cpu"), 0.0 if plain else defaults["lambda"]
+    asked = encoder.encode(test.entries.texts.to_pylist(), 64).astype(np.float64)
+    labels = memory.label_keys(0.0 if plain else None)[:]
+    keys = np.concatenate([memory.instance_keys, labels]).astype(np.float64)
+    relevance, labels_only = memory.label_sets.to_csr(len(labels)).toarray(), np.eye(len(labels))
+    values = np.concatenate([lambda_ * relevance, (1 - lambda_) * labels_only])
+    similarities = asked @ keys.T
+    votes = np.repeat([lambda_ > 0, lambda_ < 1], [len(relevance), len(labels)])
+    similarities[:, ~votes] = -np.inf
+    top_b = 1_000 if plain else int(defaults["top_b"])
+    np.put_along_axis(similarities, np.argsort(-similarities, axis=1)[:, top_b:], -np.inf, axis=1)
+    weights = np.exp(similarities / defaults["temperature"])
+    scores = (weights / weights.sum(axis=1, keepdims=True)) @ values
+    scores[tuple(test.filtered_pairs.T)] = -np.inf
+    order = np.argsort(-scores, axis=1, kind="stable")
+    predictions = np.where(np.take_along_axis(scores, order, axis=1) > 0, order, -1)
+    counts = relevance.sum(axis=0).astype(np.int64)
+    return report(predictions, test.labels.to_csr(len(labels)), counts, len(relevance))
+
+
+def test_a_training_that_fails_is_told_in_one_line_and_stops_the_comparison(compared: Compared) -> None:
+    assert (compared.failed.status, compared.failed.out) == (1, "")
+    last = compared.failed.err.splitlines()[-1]
+    assert last.startswith("recollect compare: near: step ")
+    assert "expected a finite loss, gradient and vectors" in last
+    assert last.endswith("(what is done stays; mend this, and run the same command again)")
+    assert "Traceback" not in compared.failed.err
+    assert compared.failed.trained == ["untrained", "rae"]
+
+
+def test_the_same_command_goes_on_and_trains_nothing_twice(compared: Compared) -> None:
+    assert compared.done.status == 0
+    assert compared.done.trained == ["near"]
+
+
+def test_a_comparison_that_is_done_is_only_told_again(
+    compared: Compared, out: Path, nothing_to_train: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index_builder.compare.queries.load_checkpoint", pytest.fail)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    again = compared.again(out, "--variants", compared.variants)
+    assert (again.status, again.out) == (0, compared.done.out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["untrained", "runs/rae", "runs/near"])
+def test_figures_are_those_of_scoring_by_hand(compared: Compared, name: str) -> None:
+    dataset = open_dataset(compared.dataset)
+    path = compared.out / name
+    memory = open_memory(path / "memory")
+    contestants = {each["name"]: each["runs"][0] for each in compared.report()["contestants"]}
+    found = contestants[path.name]
+    assert found["tuned"] == pytest.approx(by_hand(memory, path / "checkpoint", dataset))
+    assert found["plain"] == pytest.approx(by_hand(memory, path / "checkpoint", dataset, plain=True))
+    tuned = next(point for point in found["curve"] if point["lambda"] == found["answering"]["lambda"])
+    assert (tuned["P@1"], tuned["nDCG@5"]) == pytest.approx((found["tuned"]["P@1"], found["tuned"]["nDCG@5"]))
+    assert {point["lambda"] for point in found["curve"]} >= {0, 0.1, 0.2, 0.5, 0.9, 1}
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_figures_follow_the_memorys_defaults(
+    compared: Compared, out: Path, lambda_: float, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index_builder.compare.quality._BLOCK_QUERIES", 3)
+    path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
+    memory = open_memory(path / "memory")
+    changed = {"lambda": lambda_, "temperature": 0.2, "top_b": 5, "label_key_alpha": alpha}
+    write_defaults(memory.folder, memory.plan, changed)
+    memory = open_memory(path / "memory")
+    found = measure(path, queries(dataset), "cpu")
+    assert found.answering == changed
+    assert found.tuned == pytest.approx(by_hand(memory, path / "checkpoint", dataset))
+    for point in found.curve:
+        write_defaults(memory.folder, memory.plan, changed | {"lambda": point["lambda"]})
+        expected = by_hand(open_memory(path / "memory"), path / "checkpoint", dataset)
+        assert (point["P@1"], point["nDCG@5"]) == pytest.approx((expected["P@1"], expected["nDCG@5"]))
+
+
+def test_scores_of_each_query_average_to_the_metrics(compared: Compared) -> None:
+    asked = queries(open_dataset(compared.dataset))
+    found = measure(compared.out / "runs" / "rae", asked, "cpu")
+    scores = found.scores(asked.sizes)
+    assert list(scores) == ["P@1", "P@3", "P@5", "nDCG@5"]
+    for metric, each in scores.items():
+        assert 100 * each.mean() == pytest.approx(found.tuned[metric])
+
+
+def test_what_was_measured_on_another_split_is_measured_again(compared: Compared, out: Path) -> None:
+    path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
+    whole = measure(path, queries(dataset), "cpu")
+    first = measure(path, queries(dataset, dataset.read_split("test").head(2)), "cpu")
+    assert (len(whole.hits), len(first.hits)) == (7, 2)
+    (path / "quality.json").write_text('{"digest": "')  # as a full disk leaves it
+    assert measure(path, queries(dataset), "cpu") == whole
+
+
+def test_report_files_hold_no_path_of_the_machine(compared: Compared) -> None:
+    for name in ("report.md", "report.html", "report.json"):
+        written = (compared.out / name).read_text(encoding="utf-8")
+        assert str(compared.dataset.parent) not in written
+        assert "topics" in written
+        assert "tiny" in written
+        assert "ablation.toml" in written
+
+
+def test_stdout_holds_the_table(compared: Compared) -> None:
+    head, rule, *rows = compared.done.out.splitlines()
+    assert [cell.strip() for cell in head.split("|")[1:6]] == ["method", "P@1", "P@3", "P@5", "nDCG@5"]
+    assert [row.split()[1] for row in rows] == ["untrained", "rae", "near"]
+    assert {len(line) for line in (head, rule, *rows)} == {len(head)}
+    assert compared.done.out.strip() in (compared.out / "report.md").read_text(encoding="utf-8")
+
+
+def test_seeds_are_trained_beside_what_is_there_and_averaged(
+    compared: Compared, out: Path, in_this_process: list[str]
+) -> None:
+    told = compared.again(out, "--seeds", "0,1", "--json")
+    assert told.status == 0
+    assert in_this_process == ["train rae-seed1", "tune rae-seed1"]
+    found = json.loads(told.out)
+    assert found == json.loads((out / "report.json").read_text(encoding="utf-8"))
+    untrained, rae = found["contestants"]
+    assert ([run["seed"] for run in untrained["runs"]], [run["seed"] for run in rae["runs"]]) == ([0], [0, 1])
+    scores = [run["tuned"]["nDCG@5"] for run in rae["runs"]]
+    row = next(line for line in (out / "report.md").read_text().splitlines() if line.startswith("| rae"))
+    assert f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}" in row.replace("*", "")
+
+
+def test_another_metric_tunes_again_and_trains_nothing(
+    compared: Compared, out: Path, in_this_process: list[str]
+) -> None:
+    assert compared.again(out, "--metric", "P@1").status == 0
+    assert in_this_process == ["tune untrained", "tune rae"]
+    assert "best two by P@1" in (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_whole_encoders_are_compared_too(compared: Compared, tmp_path: Path, in_this_process: list[str]) -> None:
+    out = tmp_path / "full"
+    told = compared.again(out, "--train", "full", "--max-steps", "2", "--learning-rate", "0.01", methods="infonce")
+    assert told.status == 0
+    assert in_this_process == ["train untrained", "tune untrained", "train infonce", "tune infonce"]
+    dataset, path = open_dataset(compared.dataset), out / "runs" / "infonce"
+    found = json.loads((path / "quality.json").read_text())
+    assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
+
+
+def test_an_encoder_with_an_adapter_of_its_own_is_compared_from_there_on(
+    compared: Compared, tmp_path: Path, in_this_process: list[str]
+) -> None:
+    checkpoint = compared.out / "runs" / "near" / "checkpoint"
+    out = tmp_path / "further"
+    told = compared.again(out, "--encoder", checkpoint, "--max-steps", "1", methods="infonce")
+    assert told.status == 0
+    dataset = open_dataset(compared.dataset)
+    for path in (out / "untrained", out / "runs" / "infonce"):
+        found = json.loads((path / "quality.json").read_text())
+        assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
+    assert "Methods compared: topics, near" in (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_flags_other_than_those_a_contestant_was_trained_with_are_refused(
+    compared: Compared, out: Path, nothing_to_train: None
+) -> None:
+    told = compared.again(out, "--epochs", "3")
+    assert (told.status, told.out, len(told.err.splitlines())) == (2, "", 1)
+    assert "rae: expected rae trained with these flags, found one that differs in --epochs; give" in told.err
+
+
+def test_a_comparison_on_another_dataset_is_refused(
+    compared: Compared, out: Path, tmp_path: Path, nothing_to_train: None
+) -> None:
+    other = shutil.copytree(compared.dataset, tmp_path / "other")
+    rows = (other / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    (other / "train.jsonl").write_text("\n".join(rows[1:]), encoding="utf-8")
+    told = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *USUAL)
+    assert (told.status, told.out, len(told.err.splitlines())) == (2, "", 1)
+    assert "expected a comparison on this dataset, found one on another; choose another --out" in told.err

@@ -1,0 +1,175 @@
+"""What `compare` refuses, before it trains or writes anything."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from index_builder.compare.contest import SHARED, read_runs
+from index_builder.compare.training import recollect as in_a_process
+from index_builder.errors import ContestantError
+from index_builder.settings import METHODS, CompareSettings
+from tests.conftest import write_topics
+from tests.index_builder.comparisons import run
+from trainer.settings import TrainSettings
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write_topics(tmp_path / "topics")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.compare.training.recollect", pytest.fail)
+
+
+def refused(dataset: Path, *flags: object, out: Path | None = None) -> str:
+    """The one line that is told; nothing is written where nothing was."""
+    out = out or dataset.parent / "out"
+    before = sorted(dataset.parent.rglob("*"))
+    told = run(dataset, "--out", out, *flags)
+    assert (told.status, told.out, len(told.err.splitlines())) == (2, "", 1), told.err
+    assert sorted(dataset.parent.rglob("*")) == before
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--methods", "rae,bayes"], f"--methods: expected one of {', '.join(METHODS)}; found 'bayes'"),
+        (["--methods", "rae,dexml,rae"], "--methods: expected each one once; found"),
+        (["--methods", ""], "--methods: expected at least one method, or --variants, found neither"),
+        (["--seeds", "1,1"], "--seeds: expected each one once; found"),
+        (["--seeds", ""], "--seeds: expected"),
+        (["--seeds", "0,-1"], "--seeds: expected greater than or equal to 0; found '-1'"),
+        (["--epochs", "0"], "--epochs: expected greater than or equal to 1; found '0'"),
+        (["--limit", "-1"], "--limit: expected"),
+        (["--metric", "F1"], "--metric: expected"),
+        (["--variants", "/none.toml"], "/none.toml: No such file or directory"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(dataset: Path, flags: list[str], expected: str) -> None:
+    assert expected in refused(dataset, *flags)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("[near", "expected TOML, a table a variant, found: "),
+        ("bank = 0", "bank: expected tables, one a variant, found a key outside any; put it into one"),
+        (
+            '[rae]\nmethod = "rae"',
+            "[rae]: expected a name of its own, found a method's; rename it, as in [rae-variant]",
+        ),
+        ('[untrained]\nmethod = "rae"', "[untrained]: expected a name of its own"),
+        ('["../up"]\nmethod = "rae"', "[../up]: expected a name of letters, digits"),
+        (
+            '[rae-seed1]\nmethod = "rae"',
+            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-', with no seed",
+        ),
+        ("[near]\npositives = 2", '[near]: expected a method, found none; add one, as in method = "rae"'),
+        ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`, with underscores"),
+        ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag in which variants may differ"),
+        ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag in which variants may differ"),
+        ('[near]\nmethod = "bayes"', "[near] method: expected 'rae'"),
+        ('[near]\nmethod = "rae"\npositives = "few"', "[near] positives: expected a valid integer"),
+        ('[near]\nmethod = "rae"\npositives = {a = 1}', "[near] positives: expected a word, a number"),
+        ('[near]\nmethod = "rae"\npositives = true', "[near]: argument --positives: expected one argument"),
+        ('[near]\nmethod = "infonce"\nmine_top = 9', "[near]: --mine-top: expected hard negatives to mine"),
+    ],
+)
+def test_a_variants_file_is_refused_by_table_and_key(dataset: Path, written: str, expected: str) -> None:
+    variants = dataset.parent / "variants.toml"
+    variants.write_text(written)
+    told = refused(dataset, "--methods", "rae", "--variants", variants)
+    assert str(variants) in told
+    assert expected in told
+
+
+def test_a_dataset_that_is_missing_or_has_no_test_split_is_refused(dataset: Path) -> None:
+    assert "expected a dataset folder, found nothing" in refused(dataset.parent / "none")
+    (dataset / "test.jsonl").unlink()
+    assert "test.jsonl" in refused(dataset)
+
+
+def test_what_does_not_suit_the_datasets_size_is_refused_before_anything_is_trained(dataset: Path) -> None:
+    variants = dataset.parent / "variants.toml"
+    variants.write_text('[large]\nmethod = "prime"\nbank = 1000\n')
+    assert "[large]: --bank 1000: expected at most " in refused(dataset, "--variants", variants)
+    assert not (dataset.parent / "out").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused(dataset: Path) -> None:
+    out = dataset.parent / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("")
+    assert "expected no such folder, an empty one or a comparison, found thesis.tex in it" in refused(dataset)
+    (out / "comparison.json").write_text('{"format_version": 99}')
+    assert "expected a comparison of format_version 1, found: " in refused(dataset)
+    (out / "comparison.json").write_text('{"format_version": 1, "dataset_sha256": "", "runs": {"rae": 3}}')
+    assert "expected a comparison of format_version 1, found: " in refused(dataset)
+    shutil.rmtree(out)
+    out.write_text("")
+    assert str(out) in refused(dataset)
+    assert str(out) in refused(dataset, out=out / "below")
+
+
+def test_variants_share_all_flags_but_their_own(dataset: Path) -> None:
+    variants = dataset.parent / "variants.toml"
+    variants.write_text(
+        '[slow]\nmethod = "dexml"\nlearning_rate = 1e-5\n[text]\nmethod = "rae"\nlabel_inputs = "text"\n'
+    )
+    settings = CompareSettings(
+        dataset=dataset,
+        out=dataset.parent / "out",
+        methods=["rae"],
+        variants=variants,
+        seeds=[0, 3],
+        learning_rate=0.01,
+    )
+    runs = read_runs(settings)
+    assert [run.name for run in runs] == [
+        *("untrained", "rae", "rae-seed3", "slow", "slow-seed3", "text", "text-seed3"),
+    ]
+    flags = {run.name: run.contestant.flags for run in runs}
+    assert flags["untrained"] == ("--epochs=0",)
+    assert flags["rae"] == flags["rae-seed3"] == ("--learning-rate=0.01", "--method=rae")
+    assert flags["slow"] == ("--method=dexml", "--learning-rate=1e-05")
+    assert flags["text"] == ("--learning-rate=0.01", "--method=rae", "--label-inputs=text")
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if name in TrainSettings.model_fields])
+def test_shared_flags_mean_what_they_mean_to_train(name: str) -> None:
+    ours, theirs = CompareSettings.model_fields[name], TrainSettings.model_fields[name]
+    assert (ours.annotation, ours.default) == (theirs.annotation, theirs.default)
+
+
+def test_every_method_is_compared_unless_told_otherwise() -> None:
+    assert get_args(TrainSettings.model_fields["method"].annotation) == METHODS
+    assert CompareSettings.model_fields["methods"].default == list(METHODS)
+
+
+def test_a_process_that_is_killed_is_told_by_its_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Zwölf >&2\nkill -KILL $$\n", encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(ContestantError, match="^rae: `recollect train` was ended by SIGKILL, as where memory runs out"):
+        in_a_process("rae", "train")
+
+
+def test_a_process_that_fails_is_told_by_its_last_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf 'a\\rb\\nrecollect train: zwölf\\n\\n' >&2\nexit 2\n", encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(ContestantError, match=r"^rae: zwölf \(what is done stays") as failed:
+        in_a_process("rae", "train")
+    assert failed.value.exit_status == 1
+    assert capsys.readouterr().err == "a\rb\nrecollect train: zwölf\n\n"
