@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from index_builder.drawing import svg
 from service.manifest import Point
+from trainer.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_report(
@@ -20,17 +27,12 @@ def write_report(
         top_b: Keys that each query asked for.
         recall_target: Share of them that was to be found.
     """
-    from matplotlib import rc_context  # plots are rare, and take a second to load
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect"}):  # text that reads; the same plot every time
-        for part, point in points.items():
-            _plot(folder / f"{part}.svg", part, point, curves[part], top_b, recall_target)
+    for part, point in points.items():
+        draw = partial(_plot, part=part, chosen=point, points=curves[part], top_b=top_b, recall_target=recall_target)
+        write_text(folder / f"{part}.svg", svg(draw, height=6, columns=2))
 
 
-def _plot(path: Path, part: str, chosen: Point, points: list[Point], top_b: int, recall_target: float) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
+def _plot(figure: Figure, part: str, chosen: Point, points: list[Point], top_b: int, recall_target: float) -> None:
     axes = figure.add_subplot()
     families = itertools.groupby(points, key=lambda point: (point.factory, point.keys))
     for (factory, keys), family in families:
@@ -51,5 +53,3 @@ def _plot(path: Path, part: str, chosen: Point, points: list[Point], top_b: int,
     axes.set_xlabel("time of a query alone on one thread, in milliseconds")
     axes.set_ylabel(f"recall, as a share of the exact top {top_b}")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    figure.savefig(path, metadata={"Date": None})

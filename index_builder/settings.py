@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
@@ -11,7 +11,25 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, S
 from service.manifest import Precision
 from service.schemas import Lambda, Temperature, TopB
 from service.settings import NO_WORD, Device, Location
-from trainer.settings import Listed, NotEmpty, TrainSettings
+from trainer.settings import (
+    BatchSize,
+    EncoderName,
+    LabelMaxLength,
+    Layout,
+    LearningRate,
+    Listed,
+    MaxLength,
+    MaxSeconds,
+    MaxSteps,
+    Metric,
+    NotEmpty,
+    Pooling,
+    Propensity,
+    Trained,
+    TrainingDevice,
+    TrainingPrecision,
+    TrainSettings,
+)
 
 # Whatever `recollect train --method` knows can be compared.
 METHODS: tuple[str, ...] = get_args(TrainSettings.model_fields["method"].annotation)
@@ -95,9 +113,7 @@ class EvaluateSettings(BuilderSettings):
     verify_key: Path | None = Field(
         None, description="Ed25519 public key, in PEM, that the bundle must be signed for; unset: it need not be signed"
     )
-    format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
-        "auto", description="the dataset's layout; auto recognises it from the folder's files"
-    )
+    format: Layout = "auto"
     lambda_: Annotated[list[Lambda], *Listed] = Field(
         [], alias="lambda", description="one or several, as in 0,0.1,0.5; none: the bundle's own"
     )
@@ -107,9 +123,7 @@ class EvaluateSettings(BuilderSettings):
     top_b: Annotated[list[TopB], *Listed] = Field(
         [], description="one or several numbers of keys; none: the bundle's own"
     )
-    propensity: Annotated[tuple[float, Annotated[float, Field(gt=0)]], *Listed] = Field(
-        (0.55, 1.5), description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"
-    )
+    propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
     threads: int = Field(0, ge=0, description="threads to search and encode with; 0: one a core")
@@ -130,42 +144,25 @@ class CompareSettings(BuilderSettings):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_each_once), *Listed, NotEmpty] = Field(
         [0], description="one or several; each method is trained once a seed"
     )
-    format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
-        "auto", description="the dataset's layout; auto recognises it from the folder's files"
-    )
-    encoder: str = Field(
-        "minilm",
-        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged all-MiniLM-L6-v2",
-    )
-    pooling: Literal["auto", "mean", "cls"] = Field(
-        "auto", description="how token vectors become one; auto takes what the encoder declares, else the mean"
-    )
-    max_length: int = Field(128, ge=3, le=8192, description="tokens at which instances and queries are cut")
-    label_max_length: int = Field(32, ge=3, le=8192, description="tokens at which label texts are cut")
-    train: Literal["adapter", "full"] = Field(
-        "adapter", description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"
-    )
+    format: Layout = "auto"
+    encoder: EncoderName = "minilm"
+    pooling: Pooling = "auto"
+    max_length: MaxLength = 128
+    label_max_length: LabelMaxLength = 32
+    train: Trained = "adapter"
     epochs: int | None = Field(
-        None, ge=1, description="passes over the instances; unset: 15 for an adapter, 3 for full"
+        None,
+        ge=1,
+        description="passes over the instances; unset: --max-seconds, or 15 for an adapter, 3 for full",
     )
-    max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: as many as the epochs have")
-    max_seconds: float = Field(0, ge=0, description="seconds of training at most, for each; 0: no limit")
-    batch_size: int | None = Field(
-        None, ge=1, description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"
-    )
-    learning_rate: float | None = Field(
-        None, gt=0, description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full"
-    )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train and encode")
-    metric: Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"] = Field(
-        "nDCG@5", description="what each memory is tuned for, and what says which two are the best"
-    )
-    propensity: Annotated[tuple[float, Annotated[float, Field(gt=0)]], *Listed] = Field(
-        (0.55, 1.5), description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"
-    )
+    max_steps: MaxSteps = 0
+    max_seconds: MaxSeconds = 0
+    batch_size: BatchSize = None
+    learning_rate: LearningRate = None
+    precision: TrainingPrecision = "auto"
+    device: TrainingDevice = "auto"
+    metric: Metric = Field("nDCG@5", description="what each memory is tuned for, and what says which two are the best")
+    propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
 

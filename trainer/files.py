@@ -11,11 +11,14 @@ import numpy as np
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file aside, then rename it into place."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file aside, then rename it into place."""
     aside = path.with_name(f".{path.name}-incoming")
     with aside.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
+        file.write(text)
         flush(file)
     aside.replace(path)
 

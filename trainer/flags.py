@@ -40,23 +40,31 @@ def _complaints(settings: TrainSettings) -> Iterator[str]:
     method = METHODS[settings.method]
     for name in sorted(given & set().union(*(each.flags for each in METHODS.values())) - method.flags):
         heeding = " or ".join(each.name for each in METHODS.values() if name in each.flags)
-        yield f"--{name}: expected --method {heeding}, found --method {settings.method}; leave it out"
+        yield f"{_flag(name)}: expected --method {heeding}, found --method {settings.method}; leave it out"
     if "temperature" in given and method.temperature is None:
         yield f"--temperature: expected a method with a softmax, found --method {settings.method}; leave it out"
     yield from _prototype_complaints(settings)
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
         yield f"--tune: expected something held out to ask, found {found}; use `recollect tune` afterwards"
-    clustering = [name for name in ("cluster_from", "cluster_every") if name in given]
-    if clustering and (method.clusters == "none" if settings.clusters is None else settings.clusters == 0):
-        flag = clustering[0].replace("_", "-")
-        found = f"--method {settings.method} without any" if settings.clusters is None else "--clusters 0"
-        yield f"--{flag}: expected clusters to make batches of, found {found}; leave it out, or give --clusters"
-    mining = [name for name in ("mine_every", "mine_top", "mine_search") if name in given]
-    if mining and not method.mined(settings.hard_negatives):
-        flag = mining[0].replace("_", "-")
-        found = f"--method {settings.method} without any" if settings.hard_negatives is None else "--hard-negatives 0"
-        yield f"--{flag}: expected hard negatives to mine, found {found}; leave it out, or give --hard-negatives"
+    unclustered = method.clusters == "none" if settings.clusters is None else settings.clusters == 0
+    if unclustered:
+        yield from _idle(settings, ("cluster_from", "cluster_every"), "clusters", "clusters to make batches of")
+    if not method.mined(settings.hard_negatives):
+        mining = ("mine_every", "mine_top", "mine_search")
+        yield from _idle(settings, mining, "hard_negatives", "hard negatives to mine")
+
+
+def _idle(settings: TrainSettings, flags: tuple[str, ...], switch: str, what: str) -> Iterator[str]:
+    """Flags that say how, of what `switch` has turned off: given, or as the method has it."""
+    found = f"--method {settings.method} without any" if getattr(settings, switch) is None else f"{_flag(switch)} 0"
+    for name in flags:
+        if name in settings.model_fields_set:
+            yield f"{_flag(name)}: expected {what}, found {found}; leave it out, or give {_flag(switch)}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _prototype_complaints(settings: TrainSettings) -> Iterator[str]:

@@ -19,6 +19,51 @@ NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
+# What several verbs can be told alike.
+Layout = Annotated[
+    Literal["auto", "native", "xmc", "pecos", "parquet"],
+    Field(description="the dataset's layout; auto recognises it from the folder's files"),
+]
+EncoderName = Annotated[
+    str,
+    Field(
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged all-MiniLM-L6-v2"
+    ),
+]
+Pooling = Annotated[
+    Literal["auto", "mean", "cls"],
+    Field(description="how token vectors become one; auto takes what the encoder declares, else the mean"),
+]
+MaxLength = Annotated[int, Field(ge=3, le=8192, description="tokens at which instances and queries are cut")]
+LabelMaxLength = Annotated[int, Field(ge=3, le=8192, description="tokens at which label texts are cut")]
+Trained = Annotated[
+    Literal["adapter", "full"],
+    Field(description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"),
+]
+MaxSteps = Annotated[int, Field(ge=0, description="optimizer steps at most; 0: as many as the epochs have")]
+MaxSeconds = Annotated[
+    float,
+    Field(ge=0, description="seconds at which training ends, its learning rate falling with the time; 0: no limit"),
+]
+BatchSize = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    Field(description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"),
+]
+LearningRate = Annotated[
+    Positive | None, Field(description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full")
+]
+TrainingPrecision = Annotated[
+    Literal["auto", "fp32", "bf16"],
+    Field(description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"),
+]
+TrainingDevice = Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train and encode")]
+Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"]
+Propensity = Annotated[
+    tuple[float, Positive],
+    *Listed,
+    Field(description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"),
+]
+
 
 class TrainerSettings(BaseSettings):
     """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
@@ -44,21 +89,12 @@ class TrainSettings(TrainerSettings):
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
-    format: Literal["auto", "native", "xmc", "pecos", "parquet"] = Field(
-        "auto", description="the dataset's layout; auto recognises it from the folder's files"
-    )
-    encoder: str = Field(
-        "minilm",
-        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged all-MiniLM-L6-v2",
-    )
-    pooling: Literal["auto", "mean", "cls"] = Field(
-        "auto", description="how token vectors become one; auto takes what the encoder declares, else the mean"
-    )
-    max_length: int = Field(128, ge=3, le=8192, description="tokens at which instances and queries are cut")
-    label_max_length: int = Field(32, ge=3, le=8192, description="tokens at which label texts are cut")
-    train: Literal["adapter", "full"] = Field(
-        "adapter", description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"
-    )
+    format: Layout = "auto"
+    encoder: EncoderName = "minilm"
+    pooling: Pooling = "auto"
+    max_length: MaxLength = 128
+    label_max_length: LabelMaxLength = 32
+    train: Trained = "adapter"
     method: Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"] = Field(
         "rae", description="loss, pool of keys, and what is learnt above the encoder"
     )
@@ -67,16 +103,10 @@ class TrainSettings(TrainerSettings):
         ge=0,
         description="passes over the instances; 0: no training; unset: --max-seconds, or 15 for an adapter, 3 for full",
     )
-    max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: as many as the epochs have")
-    max_seconds: float = Field(
-        0, ge=0, description="seconds at which training ends, its learning rate falling with the time; 0: no limit"
-    )
-    batch_size: int | None = Field(
-        None, ge=1, description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"
-    )
-    learning_rate: float | None = Field(
-        None, gt=0, description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full"
-    )
+    max_steps: MaxSteps = 0
+    max_seconds: MaxSeconds = 0
+    batch_size: BatchSize = None
+    learning_rate: LearningRate = None
     temperature: float | None = Field(
         None, gt=0, description="tau of the loss; unset: the method's, from 0.04 to 0.056; prime has none"
     )
@@ -129,10 +159,8 @@ class TrainSettings(TrainerSettings):
         0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, 4,000 at most"
     )
     seed: int = Field(0, ge=0, description="decides every random draw")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train and encode")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"
-    )
+    device: TrainingDevice = "auto"
+    precision: TrainingPrecision = "auto"
     label_inputs: Literal["text", "enriched"] | None = Field(
         None,
         description="what an adapter reads of a label: its text's vector (prime), or half that, half its instances'",
@@ -162,9 +190,7 @@ class TuneSettings(TrainerSettings):
     """Choose lambda, tau, b and the label keys' alpha on held-out instances, and make them the memory's defaults."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
-    metric: Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"] = Field(
-        "nDCG@5", description="what to make as great as can be"
-    )
+    metric: Metric = Field("nDCG@5", description="what to make as great as can be")
     queries: int = Field(2_000, ge=1, description="held-out instances to ask, at most")
     lambda_: Annotated[list[Share], *Listed, NotEmpty] = Field(
         [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1], alias="lambda", description="lambdas to try"
@@ -178,8 +204,6 @@ class TuneSettings(TrainerSettings):
     label_key_alpha: Annotated[list[Share], *Listed, NotEmpty] = Field(
         [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: its text alone"
     )
-    propensity: Annotated[tuple[float, Positive], *Listed] = Field(
-        (0.55, 1.5), description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"
-    )
+    propensity: Propensity = (0.55, 1.5)
     seed: int = Field(0, ge=0, description="decides which instances are asked, where training held out none")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")

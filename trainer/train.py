@@ -246,15 +246,12 @@ def _descend(learner: Learner, rate: float) -> float:
 
 def _optimizer(model: Refinement, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW; matrices decay, norms, biases and what a head looks up do not; heads have a pace of their own."""
-    head = [] if model.head is None else list(model.head.parameters())
-    lookups = {id(weight) for weight in ([] if model.head is None else model.head.lookups())}
-    above = {id(weight) for weight in head}
+    above, lookups = (set(model.head.parameters()), set(model.head.lookups())) if model.head else (set(), set())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for weight in model.parameters():
         if weight.requires_grad and weight.numel():
-            lookup = id(weight) in lookups
-            pace = recipe.pace(lookup) if id(weight) in above else 1.0
-            decay = 0.0 if lookup or weight.ndim < 2 else _WEIGHT_DECAY
+            pace = recipe.pace(weight in lookups) if weight in above else 1.0
+            decay = 0.0 if weight in lookups or weight.ndim < 2 else _WEIGHT_DECAY
             groups.setdefault((pace, decay), []).append(weight)
     return torch.optim.AdamW(
         [{"params": weights, "pace": pace, "weight_decay": decay} for (pace, decay), weights in groups.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from index_builder.compare.contest import check_sizes, read_runs
-from index_builder.compare.folder import ComparisonFolder, write_text
+from index_builder.compare.folder import ComparisonFolder
 from index_builder.compare.made import how_it_was_made, title
 from index_builder.compare.markdown import markdown, markdown_table
 from index_builder.compare.page import page
@@ -19,7 +19,7 @@ from index_builder.console import say
 from index_builder.settings import CompareSettings
 from trainer.dataset import fingerprint
 from trainer.encoder import choose_device
-from trainer.files import write_json
+from trainer.files import write_json, write_text
 from trainer.formats import open_dataset
 from trainer.memory import open_memory
 

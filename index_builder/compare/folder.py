@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from index_builder.compare.contest import UNTRAINED, Run
 from index_builder.errors import BuildError
-from trainer.files import flush, write_json
+from trainer.files import write_json
 from trainer.memory import is_complete
 
 _FORMAT_VERSION = 1
@@ -100,12 +100,3 @@ class ComparisonFolder:
                 "choose another --out"
             ) from None
         return notes
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file aside, then rename it into place."""
-    aside = path.with_name(f".{path.name}-incoming")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        flush(file)
-    aside.replace(path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from index_builder.compare.standing import Result, Standing
+from index_builder.drawing import svg
 from trainer.metrics import SEGMENTS
 
 if TYPE_CHECKING:
@@ -18,37 +19,14 @@ if TYPE_CHECKING:
 # Seconds that differ by more than this factor are told apart on a logarithmic axis alone.
 _WIDE = 20
 _MARKERS = "osD^vP*Xp<>h"
-# Nothing of when and by what: the same figures make the same plot.
-_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-
-Draw = Callable[["Figure", Sequence[Standing]], None]
 
 
 def plots(standings: Sequence[Standing]) -> dict[str, str]:
     """Each plot's SVG by its name; without a training that was timed, there is none of time."""
     timed = any(standing.mean(_seconds) is not None for standing in standings)
-    drawn: dict[str, Draw] = {"time": _time} if timed else {}
-    return {name: _svg(draw, standings) for name, draw in (drawn | {"lambda": _lambda, "segments": _segments}).items()}
-
-
-def _svg(draw: Draw, standings: Sequence[Standing]) -> str:
-    from matplotlib import rc_context  # plots are rare, and take a second to load
-    from matplotlib.figure import Figure
-
-    written = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect"}):  # text that reads; the same plot every time
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        draw(figure, standings)
-        handles = {
-            label: handle
-            for axes in figure.axes
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=5, fontsize="small", frameon=False
-        )
-        figure.savefig(written, format="svg", metadata=_NO_METADATA)
-    return written.getvalue()
+    drawn: dict[str, Callable[..., None]] = {"time": _time} if timed else {}
+    drawn |= {"lambda": _lambda, "segments": _segments}
+    return {name: svg(partial(draw, standings=standings), height=5, columns=5) for name, draw in drawn.items()}
 
 
 def _time(figure: Figure, standings: Sequence[Standing]) -> None:

@@ -1,6 +1,6 @@
 """How well a run answers the test queries, by exact search over its memory: no bundle is needed.
 
-As it was tuned, at each lambda, and as the method's own paper answers: by the label keys alone (lambda and alpha 0).
+As it was tuned, at each lambda, and by the label keys alone (lambda and alpha 0), as a dual encoder answers.
 What was measured is kept beside the run in `quality.json`, under a digest of all that decides it.
 """
 

@@ -174,12 +174,12 @@ def test_each_method_names_what_it_heeds_of_its_options() -> None:
 
 def test_heads_are_for_the_dimensions_and_labels_that_there_are() -> None:
     heads = {
-        name: method.head and method.head(8, 20, Options(prototype=("text", "centroid"), bank=4))
+        name: method.head and method.head(8, 20, Options(prototype=("text", "free"), bank=4))
         for name, method in METHODS.items()
     }
     assert {name for name, head in heads.items() if head is not None} == {"prime", "unidec"}
     prime, unidec = heads["prime"], heads["unidec"]
     assert isinstance(prime, Prototypes)
-    assert prime.shape() == {"labels": 20, "tokens": ["text", "centroid"], "bank": 0}  # none without free vectors
+    assert prime.shape() == {"labels": 20, "tokens": ["text", "free"], "bank": 4}
     assert isinstance(unidec, Classifier)
     assert (unidec.dim, unidec.weights.shape) == (8, (20, 8))

@@ -25,7 +25,7 @@ class Options:
         psl: Which of UniDEC's losses.
         margin: Bounds of the triplets' margin.
         prototype: What PRIME makes prototypes of.
-        bank: Free vectors that its labels share.
+        bank: Free vectors that its labels share; 0 where `prototype` has none.
     """
 
     symmetric: bool = False

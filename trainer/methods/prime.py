@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trainer import losses
-from trainer.methods.method import Method, Options, Scored, ScoredLabels
+from trainer.methods.method import Method, Scored, ScoredLabels
 from trainer.prototypes import Prototypes
 
 _REGULARISER = 0.1  # its weight
@@ -27,10 +27,6 @@ def _label_loss(scored: ScoredLabels) -> Float[Tensor, " label"]:
     return losses.clipped_triplet(scored.queries[1], scored.positives, scored.relevant, margin=scored.options.margin)
 
 
-def _head(dim: int, labels: int, options: Options) -> Prototypes:
-    return Prototypes(dim, labels, options.prototype, options.bank if "free" in options.prototype else 0)
-
-
 METHOD = Method(
     name="prime",
     loss=_loss,
@@ -41,7 +37,7 @@ METHOD = Method(
     temperature=None,
     clusters="growing",
     label_inputs="text",  # a prototype has its instances from their centroid
-    head=_head,
+    head=lambda dim, labels, options: Prototypes(dim, labels, options.prototype, options.bank),
     tuned=True,
     flags=frozenset({"symmetric", "margin", "prototype", "bank"}),
 )

@@ -1,18 +1,8 @@
-"""UniDEC: a dual encoder and a classifier learn together, each by half of the loss, and answer together."""
+"""UniDEC: SupconDE's dual encoder and a classifier learn together, each by half of the loss, and answer together."""
+
+import dataclasses
 
 from trainer.classifier import Classifier
-from trainer.methods import psl
-from trainer.methods.method import Method
+from trainer.methods import supcon
 
-METHOD = Method(
-    name="unidec",
-    loss=psl.loss,
-    label_loss=psl.label_loss,
-    hard_negatives=6,
-    positives=3,
-    pulls_pool=True,
-    temperature=1 / 18,
-    clusters="whole",
-    head=lambda dim, labels, _: Classifier(dim, labels),
-    flags=psl.FLAGS,
-)
+METHOD = dataclasses.replace(supcon.METHOD, name="unidec", head=lambda dim, labels, _: Classifier(dim, labels))
