@@ -17,9 +17,10 @@ from trainer.randomness import Purpose, generator
 from trainer.search import nearest, nearest_among
 
 _MOST_QUERIES = 4_000
-# A checkpoint is worth what it reaches at the lambda that suits it, as it will be tuned.
+# A checkpoint is worth what it reaches at the tau and lambda that suit it, as it will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
-_ANSWERING = [Answering(lambda_, DEFAULTS["temperature"], _TOP_B) for lambda_ in (0.1, 0.3, 0.5, 0.7, 0.9)]
+_TEMPERATURES, _LAMBDAS = (0.03, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.7)
+_ANSWERING = [Answering(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
 _K = 5
 
 
@@ -55,7 +56,7 @@ class Validation:
         return np.flatnonzero(self.held_out)
 
     def score(self, keys: Keys) -> float:
-        """nDCG@5 in percent of RAE inference at a memory's own tau and b, and the best of five lambdas from 0 to 1."""
+        """nDCG@5 in percent of RAE inference at a memory's own b, and the best of a few tau and lambda."""
         queries, voters = keys.joined[self.rows], np.flatnonzero(~self.held_out)
         values = self.label_sets.to_csr(self.labels)
         truth = values[self.rows]

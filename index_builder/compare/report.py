@@ -30,8 +30,8 @@ _PLAIN = (
 _PLOTS = {
     "time": (
         "Quality against training time",
-        "Lines are nDCG@5 on held-out instances while the training goes on, at the best of five λ; marks are nDCG@5 on "
-        "the test split, as tuned.",
+        "Lines are nDCG@5 on held-out instances while the training goes on, at the best of a few τ and λ; marks are "
+        "nDCG@5 on the test split, as tuned.",
     ),
     "lambda": ("The λ curve", "From labels alone (λ = 0) to instances alone (λ = 1), at the tuned τ, b and α."),
     "segments": ("Label segments", "Labels by the number of training instances that have them."),

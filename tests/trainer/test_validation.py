@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.trainer.helpers import label_sets, random_sets, random_units
 from trainer.keys import Keys
 from trainer.validation import Validation, hold_out
 
-LAMBDAS, TAU, TOP_B, K = (0.1, 0.3, 0.5, 0.7, 0.9), 0.04, 200, 5
+LAMBDAS, TEMPERATURES, TOP_B, K = (0.05, 0.1, 0.2, 0.4, 0.7), (0.03, 0.05, 0.1), 200, 5
 
 any_sets = st.lists(st.sets(st.integers(0, 5)), min_size=0, max_size=40)
 few = settings(max_examples=40, deadline=None)
@@ -63,11 +64,16 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float) -> float:
-    """At the lambda that suits the keys best."""
-    return max(naive_score_at(lambda_, keys, sets, held_out, alpha) for lambda_ in LAMBDAS)
+    """At the tau and lambda that suit the keys best."""
+    return max(
+        naive_score_at(lambda_, temperature, keys, sets, held_out, alpha)
+        for lambda_, temperature in itertools.product(LAMBDAS, TEMPERATURES)
+    )
 
 
-def naive_score_at(lambda_: float, keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float) -> float:
+def naive_score_at(
+    lambda_: float, temperature: float, keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float
+) -> float:
     """The formulas, a query at a time, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
     instance_keys = keys.joined.astype(np.float64)
@@ -83,7 +89,7 @@ def naive_score_at(lambda_: float, keys: Keys, sets: list[set[int]], held_out: n
         votes = dict.fromkeys(range(len(label_keys)), 0.0)
         for similarity, labels, share in found:
             for label in labels:
-                votes[label] += share * math.exp((similarity - found[0][0]) / TAU)
+                votes[label] += share * math.exp((similarity - found[0][0]) / temperature)
         best = [label for label in sorted(votes, key=lambda label: -votes[label]) if votes[label] > 0][:K]
         gain = sum(1 / math.log2(place + 2) for place, label in enumerate(best) if label in sets[row])
         scores.append(gain / sum(1 / math.log2(place + 2) for place in range(min(K, len(sets[row])))))
