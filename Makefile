@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # The CPU build where pip is told of one; any release that pyproject.toml admits will do: make TORCH=torch demo
 TORCH ?= torch==2.13.0
+# Test files that run side by side; each has a core of its own, as threads that wait for one another's cores only spin.
+JOBS ?= 2
 BIN := .venv/bin
 
 .PHONY: demo test lint clean
@@ -11,7 +13,7 @@ demo: .venv/demo.stamp
 	$(BIN)/recollect demo
 
 test: .venv/dev.stamp
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
