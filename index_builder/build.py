@@ -18,20 +18,18 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from index_builder.bundle_tables import write_tables
+from index_builder.choose_index import QUERIES, Target, build_best, spread
 from index_builder.console import say
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
+from index_builder.index_plots import write_report
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from index_builder.report import write_report
 from index_builder.settings import BuildSettings
 from index_builder.signing import read_signing_key, sign_manifest
-from index_builder.tables import write_tables
-from index_builder.tune import QUERIES, Target, build_best, spread
 from index_builder.verify import baseline, golden_queries, prove, sample_of, table
-from service.bundle import describe_files, open_bundle
-from service.golden import write_golden
-from service.gpu import NoGpuError, gpu_resources
-from service.manifest import (
+from service.bundle.bundle import describe_files, open_bundle
+from service.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     Check,
@@ -44,8 +42,10 @@ from service.manifest import (
     Manifest,
     Point,
 )
+from service.predictor.golden import write_golden
+from service.predictor.gpu import NoGpuError, gpu_resources
 from service.settings import Device
-from service.store import open_store
+from service.store.store import open_store
 from service.threads import threads_or_cores
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder

@@ -38,7 +38,7 @@ def demo(settings: DemoSettings) -> None:
         print(run_demo(settings))  # noqa: T201
         return
     from service.addresses import listen, url
-    from service.server import serve
+    from service.process.server import serve
     from service.settings import ServeSettings
 
     with listen(settings.host, settings.port) as listener:  # a taken port is known before the work, not after

@@ -6,12 +6,12 @@ from index_builder.build import build
 from index_builder.console import say
 from index_builder.evaluate import evaluate, table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
-from service.bundle import Bundle
-from service.predictor import Predictor
-from service.store import Store
+from service.bundle.bundle import Bundle
+from service.predictor.predictor import Predictor
+from service.store.store import Store
+from trainer.data.sample import write_sample
 from trainer.errors import MemoryFolderError
 from trainer.run import write_run
-from trainer.sample import write_sample
 from trainer.settings import TrainSettings
 
 _QUESTION = "compute the square root of a number"

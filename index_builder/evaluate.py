@@ -17,14 +17,14 @@ from tqdm import tqdm
 
 from index_builder.errors import BuildError
 from index_builder.settings import EvaluateSettings
-from service.bundle import LabelTable
-from service.predictor import Predictor
-from service.scoring import Ranking, cast_votes, rank
-from service.searcher import Neighbours
-from service.store import open_store
+from service.bundle.bundle import LabelTable
+from service.predictor.predictor import Predictor
+from service.predictor.scoring import Ranking, cast_votes, rank
+from service.predictor.searcher import Neighbours
+from service.store.store import open_store
 from service.threads import threads_or_cores
-from trainer.dataset import Entries, Split
-from trainer.formats import open_dataset
+from trainer.data.dataset import Entries, Split
+from trainer.data.formats import open_dataset
 from trainer.metrics import report
 
 # As far as the metrics look: R@100.

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 
 from index_builder.console import say
 from index_builder.errors import BuildError
-from service.gpu import NoGpuError, gpu_resources, reason
-from service.manifest import IndexInfo
-from service.searcher import refines, unwrapped
+from service.bundle.manifest import IndexInfo
+from service.predictor.gpu import NoGpuError, gpu_resources, reason
+from service.predictor.searcher import refines, unwrapped
 from service.settings import Device
 from trainer.label_keys import LabelKeys
 

@@ -13,13 +13,13 @@ import functools
 import numpy as np
 from jaxtyping import Float, Int
 
+from index_builder.choose_index import spread
 from index_builder.evaluate import best_labels
 from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
-from index_builder.tune import spread
-from service.predictor import Predictor
-from service.scoring import cast_votes, rank
-from service.searcher import Neighbours, search_voting
+from service.predictor.predictor import Predictor
+from service.predictor.scoring import cast_votes, rank
+from service.predictor.searcher import Neighbours, search_voting
 from trainer.memory import Memory
 from trainer.metrics import hits, precision_at, recall_at
 

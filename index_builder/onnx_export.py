@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from service.encoder import QueryEncoder
-from service.manifest import EncoderInfo, Precision
+from service.bundle.manifest import EncoderInfo, Precision
+from service.predictor.encoder import QueryEncoder
 from trainer.encoder import Encoder, UnitVectorModel
 
 # The worst cosine to the trained encoder's vectors that a precision may bring.

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.faiss_index import Keys, blocks
-from service.searcher import Neighbours, merge, unwrapped
+from service.predictor.searcher import Neighbours, merge, unwrapped
 
 # What float32 may lose of an inner product of unit vectors.
 _ROUNDING = 1e-5

@@ -8,8 +8,8 @@ from typing import Annotated, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from service.manifest import Precision
-from service.schemas import Lambda, Temperature, TopB
+from service.bundle.manifest import Precision
+from service.http.schemas import Lambda, Temperature, TopB
 from service.settings import NO_WORD, Device, Location
 from trainer.settings import (
     BatchSize,

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
+from index_builder.bundle_tables import field_of
+from index_builder.choose_index import spread
 from index_builder.errors import BuildError
 from index_builder.evaluate import quality
 from index_builder.fidelity import METRICS, exact_search, quality_changes
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from index_builder.recall import REACHABLE
 from index_builder.settings import BuildSettings
-from index_builder.tables import field_of
-from index_builder.tune import spread
-from service.bundle import open_bundle
-from service.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
-from service.manifest import Check, Point, Precision
-from service.predictor import Predictor
-from service.scoring import Values, cast_votes, rank
+from service.bundle.bundle import open_bundle
+from service.bundle.manifest import Check, Point, Precision
+from service.predictor.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from service.predictor.predictor import Predictor
+from service.predictor.scoring import Values, cast_votes, rank
 from service.settings import Device
-from service.store import Store
+from service.store.store import Store
 from trainer.encoder import Encoder
 from trainer.memory import Memory
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client import Address, Connection, LostRequestError, Reply
+from loadtests.client import Address, Connection, LostRequestError, Reply
 
 # How long after the last request was due those that found no connection are still sent.
 _PATIENCE_SECONDS = 1.0

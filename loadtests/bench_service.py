@@ -1,4 +1,4 @@
-"""`python loadtests/bench_service.py --store STORE --seconds 20`: what serving costs beyond answering.
+"""`python -m loadtests.bench_service --store STORE --seconds 20`: what serving costs beyond answering.
 
 A copy of the current version is asked twice: by its predictor alone, and over HTTP as `recollect serve` serves it,
 without its cache of answers. The queries are texts of its own memory. The last line printed is JSON. Client and server
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import raw
-from arrivals import Exchange, Load, closed_loop, milliseconds, open_loop
-from client import Reply
-from processes import cpu_seconds
-from replica import Replica, ReplicaError, replica, two_versions
+from loadtests import raw
+from loadtests.arrivals import Exchange, Load, closed_loop, milliseconds, open_loop
+from loadtests.client import Reply
+from loadtests.processes import cpu_seconds
+from loadtests.replica import Replica, ReplicaError, replica, two_versions
+from loadtests.storm import swap_storm
+from loadtests.workload import spread
 from service.errors import ServiceError
-from service.store import Store
+from service.store.store import Store
 from service.threads import ThreadBudget
-from storm import swap_storm
-from workload import spread
 
 _QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
 _WARM_SECONDS = 2.0
@@ -73,7 +73,7 @@ class Measured:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python loadtests/bench_service.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtests.bench_service", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is measured")
     parser.add_argument("--seconds", type=float, default=20, help="how long each load lasts; 20 unless told")
     parser.add_argument("--threads", type=int, default=0, help="as of `recollect serve`")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from client import Address
-from replica import Replica
+from loadtests.client import Address
+from loadtests.replica import Replica
 
 _PATIENCE_SECONDS = 20.0
 

@@ -25,14 +25,14 @@ from urllib.parse import urlsplit
 from locust import User, events, task
 from locust.env import Environment
 
-from arrivals import Exchange, Load, closed_loop, open_loop
-from client import Address
+from loadtests.arrivals import Exchange, Load, closed_loop, open_loop
+from loadtests.client import Address
+from loadtests.stages import NAMES, Stage, chosen
+from loadtests.summary import as_json, as_table, failed, summarise
+from loadtests.truth import Truth
+from loadtests.workload import requests, spread, zipf
 from service.errors import ServiceError
-from service.store import Store
-from stages import NAMES, Stage, chosen
-from summary import as_json, as_table, failed, summarise
-from truth import Truth
-from workload import requests, spread, zipf
+from service.store.store import Store
 
 _TEXTS, _REQUESTS, _DRAWS, _SEED = 2_000, 200, 100_000, 7
 # Between two activations, so that what was activated also answers some.

@@ -9,17 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes import Memory, memory
-from service.predictor import Predictor
-from service.store import Store
-from workload import spread
+from loadtests.processes import Memory, memory
+from loadtests.workload import spread
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 
 _QUERIES, _BATCH = 256, 32
 
 
 def memory_with(store: Path, versions: list[str]) -> Memory:
     """Memory of a process that has these versions open."""
-    command = [sys.executable, __file__, str(store), *versions]
+    command = [sys.executable, "-m", "loadtests.opened", str(store), *versions]
     return Memory(**json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from service.predictor import Predictor
-from service.store import Store
-from workload import spread
+from loadtests.workload import spread
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 
 _BATCH = 32
 
@@ -51,7 +51,7 @@ def measure(store: Path, queries: int, threads: int, seconds: float, rest_second
         rest_seconds: Between two queries that are paced.
     """
     arguments = [str(argument) for argument in (store, queries, threads, seconds, rest_seconds)]
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([sys.executable, "-m", "loadtests.raw", *arguments], stdout=subprocess.PIPE, check=True)
     return Raw(**json.loads(done.stdout))
 
 

@@ -1,4 +1,4 @@
-"""`python loadtests/rehearsal.py --store STORE --seconds 10`: every stage against a whole deployment, faults included.
+"""`python -m loadtests.rehearsal --store STORE --seconds 10`: every stage against a whole deployment, faults included.
 
 Brings up Redis, replicas and nginx on free ports, serving a copy of the store in two versions; has locust drive all
 stages of `locustfile.py`; hurts what a stage says, and mends it. Further flags go to `recollect serve`. The last
@@ -19,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from deployment import Deployment, MissingProgramError, deployed
-from replica import ReplicaError, two_versions
+from loadtests.deployment import Deployment, MissingProgramError, deployed
+from loadtests.replica import ReplicaError, two_versions
+from loadtests.stages import NAMES, chosen
 from service.errors import ServiceError
-from stages import NAMES, chosen
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python loadtests/rehearsal.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtests.rehearsal", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is served")
     parser.add_argument("--seconds", type=float, default=10, help="how long each stage lasts; 10 unless told")
     parser.add_argument("--stages", default=",".join(NAMES), help="which, in their order; all unless told")

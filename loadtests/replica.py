@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from client import Address
-from service.manifest import MANIFEST, SIGNATURE
-from service.store import Store
+from loadtests.client import Address
+from service.bundle.manifest import MANIFEST, SIGNATURE
+from service.store.store import Store
 
 _PATIENCE_SECONDS = 60.0
 

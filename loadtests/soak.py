@@ -1,4 +1,4 @@
-"""`python loadtests/soak.py --store STORE --swaps 200 --requests 1000000`: whether memory stays flat.
+"""`python -m loadtests.soak --store STORE --swaps 200 --requests 1000000`: whether memory stays flat.
 
 A copy of the current version is served, swapped so often and asked so often; the memory of all processes of the server
 is sampled meanwhile. Prints JSON and draws a plot. Further flags go to `recollect serve`.
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from arrivals import Exchange, Load, closed_loop
-from opened import memory_with
-from processes import Memory, memory
-from replica import Replica, ReplicaError, replica, two_versions
+from loadtests.arrivals import Exchange, Load, closed_loop
+from loadtests.opened import memory_with
+from loadtests.processes import Memory, memory
+from loadtests.replica import Replica, ReplicaError, replica, two_versions
+from loadtests.storm import swap_to
+from loadtests.workload import spread, zipf
 from service.errors import ServiceError
-from service.store import Store
-from storm import swap_to
-from workload import spread, zipf
+from service.store.store import Store
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
 # Requests after each swap, so that what was swapped to is used; before any; samples of memory over all requests.
@@ -38,7 +38,7 @@ Samples = list[tuple[int, Memory]]
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python loadtests/soak.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtests.soak", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is served")
     parser.add_argument("--swaps", type=int, default=200, help="how many; 200 unless told")
     parser.add_argument("--requests", type=int, default=1_000_000, help="how many; a million unless told")

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from client import Address, Connection, LostRequestError
-from service.store import Store
+from loadtests.client import Address, Connection, LostRequestError
+from service.store.store import Store
 
 _PATIENCE_SECONDS, _LOOK_SECONDS, _PAUSE_SECONDS = 60.0, 0.02, 0.1
 

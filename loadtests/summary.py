@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from arrivals import Exchange, milliseconds
-from stages import Stage
+from loadtests.arrivals import Exchange, milliseconds
+from loadtests.stages import Stage
 
 # A request sent later than this was kept waiting by a lack of connections, not by the clock.
 _LATE_SECONDS = 0.05

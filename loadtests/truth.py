@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from client import Reply
-from service.predictor import Answer, Predictor
-from service.store import Store
-from workload import Request
+from loadtests.client import Reply
+from loadtests.workload import Request
+from service.predictor.predictor import Answer, Predictor
+from service.store.store import Store
 
 # How far scores may lie from those of a query that was alone: sums of floats depend on what is computed beside them.
 _TOLERANCE = 1e-3

@@ -17,11 +17,11 @@ from service.settings import (
 )
 
 if TYPE_CHECKING:
-    from service.activation import Activation
+    from service.versions.activation import Activation
 
 
 def serve(settings: ServeSettings) -> int:
-    from service.server import serve as serve_http
+    from service.process.server import serve as serve_http
 
     return serve_http(settings)
 
@@ -30,9 +30,9 @@ def predict(settings: PredictSettings) -> None:
     from pydantic import TypeAdapter, ValidationError
 
     from service.errors import QueryError
-    from service.predictor import Predictor
-    from service.schemas import PredictResponse, Query, Result
-    from service.store import open_store
+    from service.http.schemas import PredictResponse, Query, Result
+    from service.predictor.predictor import Predictor
+    from service.store.store import open_store
 
     try:
         query = TypeAdapter(Query).validate_python(settings.text)
@@ -58,7 +58,7 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store import open_store
+    from service.store.store import open_store
 
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     store.require()
@@ -104,9 +104,9 @@ def rollback(settings: RollbackSettings) -> None:
 
 
 def verify(settings: VerifySettings) -> None:
-    from service.golden import check_golden
-    from service.predictor import Predictor
-    from service.store import open_store
+    from service.predictor.golden import check_golden
+    from service.predictor.predictor import Predictor
+    from service.store.store import open_store
 
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
@@ -117,9 +117,9 @@ def verify(settings: VerifySettings) -> None:
 
 
 def _activation(settings: SwitchSettings) -> Activation:
-    from service.activation import Activation
-    from service.redis_link import RedisLink
-    from service.store import open_store
+    from service.redis_client import RedisLink
+    from service.store.store import open_store
+    from service.versions.activation import Activation
 
     url = settings.redis_url
     link = RedisLink(url.get_secret_value(), settings.redis_prefix) if url else None

@@ -117,13 +117,18 @@ def test_the_service_serves_where_training_is_not_installed(road: Any) -> None:
     code = """
 from pathlib import Path
 print(*import_all("service"))
-from service.predictor import Predictor
-from service.store import Store
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 predictor = Predictor.open(Store(Path(sys.argv[2])).open(sys.argv[3]), threads=1)
 print(predictor.predict(["Who must pay tax"], predictor.options()).answers[0].labels[0].uid)
 """
     modules, best = run_blocked(blocked, code, road.store, road.version).splitlines()
-    assert set(modules.split()) >= {"service.app", "service.cli", "service.predictor", "service.store"}
+    assert set(modules.split()) >= {
+        "service.http.app",
+        "service.cli",
+        "service.predictor.predictor",
+        "service.store.store",
+    }
     assert best == "Taxation"
 
 

@@ -22,14 +22,14 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from trainer.adapter import Adapter
-from trainer.classifier import Classifier
 from trainer.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
 from trainer.errors import EncoderError
 from trainer.files import flush_files
+from trainer.heads.adapter import Adapter
+from trainer.heads.classifier import Classifier
+from trainer.heads.head import Head
+from trainer.heads.prototypes import Prototypes
 from trainer.pretrained import check_lengths, load_pretrained, load_transformer
-from trainer.prototypes import Prototypes
-from trainer.refinement import Head
 
 _CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
 # What a head is made of again, by the name of its kind.

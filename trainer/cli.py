@@ -9,7 +9,7 @@ from trainer.settings import SampleSettings, TrainSettings, TuneSettings
 
 
 def sample(settings: SampleSettings) -> None:
-    from trainer.sample import write_sample
+    from trainer.data.sample import write_sample
 
     counts = write_sample(settings.folder)
     print(  # noqa: T201

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.adapter import Adapter, Side
 from trainer.errors import EncoderError
-from trainer.refinement import Head, Refinement, VectorModel
+from trainer.heads.adapter import Adapter, Side
+from trainer.heads.head import Head, Refinement, VectorModel
 from trainer.tokens import Inputs, Texts, TokenTable, VectorTable, batches_by_length
 
 Pooling = Literal["mean", "cls"]

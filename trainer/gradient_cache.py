@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from trainer.heads.head import Refinement
 from trainer.randomness import RandomState, random_state, restore
-from trainer.refinement import Refinement
 from trainer.tokens import Inputs, batches_by_length
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from trainer.adapter import Side
-from trainer.dataset import Entries
+from trainer.data.dataset import Entries
 from trainer.encoder import Encoder, embed
+from trainer.heads.adapter import Side
+from trainer.heads.head import VectorModel
 from trainer.ranks import ALONE, Ranks
-from trainer.refinement import VectorModel
 from trainer.tokens import Inputs, VectorTable
 
 

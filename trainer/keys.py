@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from trainer.encoder import embed
+from trainer.heads.head import Refinement
 from trainer.ranks import Ranks
-from trainer.refinement import Refinement
 from trainer.tokens import Inputs
 
 

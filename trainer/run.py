@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.dataset import Split
+from trainer.data.dataset import Split
+from trainer.data.formats import Dataset, open_dataset
 from trainer.device_memory import told_when_full
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.flags import check_flags
-from trainer.formats import Dataset, open_dataset
+from trainer.heads.adapter import Adapter
+from trainer.heads.head import Head
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
 from trainer.label_inputs import LabelInputs
 from trainer.memory import (
@@ -35,7 +36,6 @@ from trainer.memory import (
 from trainer.methods import METHODS
 from trainer.ranks import Ranks, joined_ranks
 from trainer.recipe import Recipe
-from trainer.refinement import Head
 from trainer.room import check_room
 from trainer.run_folder import Finished, RunFolder
 from trainer.settings import TrainSettings, TuneSettings

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainer.adapter import Side
+from trainer.heads.adapter import Side
 
 Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 

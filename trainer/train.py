@@ -17,11 +17,12 @@ from torch import nn
 from trainer.batches import Batches
 from trainer.clustering import balanced_clusters
 from trainer.curriculum import Curriculum
-from trainer.dataset import LabelSets
+from trainer.data.dataset import LabelSets
 from trainer.device_memory import kept_tokens
 from trainer.encoder import embed
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
+from trainer.heads.head import Refinement
 from trainer.keys import KeyMaker
 from trainer.methods import METHODS
 from trainer.metrics import propensity_weights
@@ -30,7 +31,6 @@ from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
 from trainer.ranks import Ranks
 from trainer.recipe import Recipe
-from trainer.refinement import Refinement
 from trainer.room import trim_heap
 from trainer.run_log import RunLog
 from trainer.stopwatch import Stopwatch

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from trainer.errors import TrainingError
 from trainer.files import flush_files, save_array
+from trainer.heads.head import Refinement
 from trainer.negatives import HardNegatives
 from trainer.randomness import random_state, restore
 from trainer.ranks import Ranks
-from trainer.refinement import Refinement
 
 _HEAD = "head-"
 

@@ -17,10 +17,10 @@ from index_builder.compare.tables import quality_table
 from index_builder.compare.training import train_and_tune
 from index_builder.console import say
 from index_builder.settings import CompareSettings
-from trainer.dataset import fingerprint
+from trainer.data.dataset import fingerprint
+from trainer.data.formats import open_dataset
 from trainer.encoder import choose_device
 from trainer.files import write_json, write_text
-from trainer.formats import open_dataset
 from trainer.memory import open_memory
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from index_builder.compare.standing import Result, Standing
-from index_builder.drawing import svg
+from index_builder.svg import svg
 from trainer.metrics import SEGMENTS
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import recollect
 from index_builder.build import build
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.settings import BuildSettings
-from service.bundle import open_bundle
-from service.predictor import Predictor
-from service.store import Store, open_store
+from service.bundle.bundle import open_bundle
+from service.predictor.predictor import Predictor
+from service.store.store import Store, open_store
 from tests.conftest import TOPICS
 from trainer.checkpoint import load_checkpoint
 from trainer.errors import MemoryFolderError
@@ -306,9 +306,9 @@ def test_error_on_the_way_leaves_no_folder(
 # Imports once, then forks a builder for each way to die: argument 1 is the run, 2 the store, 3 the exported encoder.
 DYING = """
 import os, resource, shutil, signal, sys
-import recollect, index_builder.build as builder, index_builder.tune as tune
-from service.predictor import Predictor
-from service.store import Store
+import recollect, index_builder.build as builder, index_builder.choose_index as tune
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recollect
-from service.store import Store
+from service.store.store import Store
 
 
 def test_demo_prints_table_question_and_answer_and_may_run_again(
@@ -41,7 +41,9 @@ def test_demo_tells_its_url_and_serves_its_own_store(
 ) -> None:
     served = []
     monkeypatch.setattr("index_builder.demo.demo", lambda settings: "the table")
-    monkeypatch.setattr("service.server.serve", lambda settings, listener: served.append((settings.store, listener)))
+    monkeypatch.setattr(
+        "service.process.server.serve", lambda settings, listener: served.append((settings.store, listener))
+    )
     assert recollect.main(["demo", str(tmp_path), "--port", "0"]) == 0
     (store, listener), told = served[0], capsys.readouterr().out
     assert store == tmp_path / "store"

@@ -13,8 +13,8 @@ import pytest
 import recollect
 from index_builder.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
-from service.predictor import Predictor
-from service.store import Store
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 
 
 def read(path: Path) -> list[dict[str, Any]]:

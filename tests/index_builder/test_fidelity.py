@@ -11,9 +11,9 @@ from index_builder import fidelity
 from index_builder.build import build
 from index_builder.fidelity import METRICS, exact_search, quality_changes
 from index_builder.settings import BuildSettings
-from service.predictor import Predictor
-from service.searcher import Neighbours
-from service.store import Store
+from service.predictor.predictor import Predictor
+from service.predictor.searcher import Neighbours
+from service.store.store import Store
 from trainer.memory import Memory, open_memory
 
 

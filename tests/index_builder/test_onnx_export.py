@@ -16,15 +16,15 @@ from transformers import BertConfig, BertModel
 
 from index_builder import onnx_export
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
-from service.encoder import QueryEncoder
-from service.manifest import EncoderInfo, Precision
+from service.bundle.manifest import EncoderInfo, Precision
+from service.predictor.encoder import QueryEncoder
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.adapter import Adapter
 from trainer.checkpoint import load_checkpoint
-from trainer.classifier import Classifier
 from trainer.encoder import Encoder, UnitVectorModel
+from trainer.heads.adapter import Adapter
+from trainer.heads.classifier import Classifier
+from trainer.heads.prototypes import Prototypes
 from trainer.pretrained import load_pretrained
-from trainer.prototypes import Prototypes
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
 

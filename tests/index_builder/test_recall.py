@@ -11,7 +11,7 @@ import pytest
 
 from index_builder.faiss_index import build_index
 from index_builder.recall import exact_neighbours, milliseconds, reachable
-from service.searcher import unwrapped
+from service.predictor.searcher import unwrapped
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of, unit
 
 

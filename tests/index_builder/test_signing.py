@@ -11,9 +11,9 @@ import pytest
 
 import recollect
 from index_builder.signing import read_signing_key
+from service.bundle.manifest import MANIFEST, SIGNATURE
 from service.errors import BundleError, KeyFileError
-from service.manifest import MANIFEST, SIGNATURE
-from service.store import Store
+from service.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

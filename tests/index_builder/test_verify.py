@@ -18,10 +18,10 @@ from index_builder.evaluate import evaluate, quality
 from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings, EvaluateSettings
 from index_builder.verify import check, golden_queries, sample_of, table
-from service.golden import agreement, read_golden
-from service.manifest import Check, Manifest
-from service.predictor import Predictor
-from service.store import Store
+from service.bundle.manifest import Check, Manifest
+from service.predictor.golden import agreement, read_golden
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 from tests.conftest import TOPICS
 from tests.service.http_helpers import add_version, copy_store, rehash
 from trainer.checkpoint import load_checkpoint

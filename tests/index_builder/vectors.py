@@ -8,8 +8,8 @@ import numpy as np
 
 from index_builder.faiss_index import Keys, build_index, write_index
 from index_builder.recall import recall
-from service.searcher import KeyIndex, Neighbours
-from trainer.dataset import LabelSets
+from service.predictor.searcher import KeyIndex, Neighbours
+from trainer.data.dataset import LabelSets
 from trainer.label_keys import LabelKeys
 
 

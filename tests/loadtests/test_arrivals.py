@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from arrivals import Exchange, Load, closed_loop, milliseconds, open_loop
-from client import Address
+from loadtests.arrivals import Exchange, Load, closed_loop, milliseconds, open_loop
+from loadtests.client import Address
 from tests.loadtests.stub import Said, stub
 
 FINE = Said(200, {}, {"X-Index-Version": "v1"})

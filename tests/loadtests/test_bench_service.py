@@ -9,7 +9,7 @@ from tests.loadtests.programs import last_line, run
 
 
 def test_the_last_line_printed_is_json_with_every_figure(road: Any) -> None:
-    result = run("loadtests/bench_service.py", "--store", road.store, "--seconds", 0.5, "--clients", 2)
+    result = run("-m", "loadtests.bench_service", "--store", road.store, "--seconds", 0.5, "--clients", 2)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures.pop("errors") == 0
@@ -27,14 +27,14 @@ def test_the_last_line_printed_is_json_with_every_figure(road: Any) -> None:
 
 
 def test_a_store_that_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
-    result = run("loadtests/bench_service.py", "--store", tmp_path / "none")
+    result = run("-m", "loadtests.bench_service", "--store", tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
     assert "Traceback" not in result.stderr
 
 
 def test_a_flag_that_the_service_lacks_is_told_in_one_line(road: Any) -> None:
-    result = run("loadtests/bench_service.py", "--store", road.store, "--seconds", 0.1, "--no-such-flag")
+    result = run("-m", "loadtests.bench_service", "--store", road.store, "--seconds", 0.1, "--no-such-flag")
     assert result.returncode == 2
     assert "no-such-flag" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client import Address
+from loadtests.client import Address
 from tests.loadtests.programs import last_line, run
 from tests.loadtests.stub import Said, stub
 

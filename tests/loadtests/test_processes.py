@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from processes import cpu_seconds, family, memory
+from loadtests.processes import cpu_seconds, family, memory
 
 PARENT = """
 import subprocess, sys

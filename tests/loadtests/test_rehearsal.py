@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stages import NAMES
+from loadtests.stages import NAMES
 from tests.loadtests.programs import last_line, run
 
 LACKS = [name for name in ("redis-server", "nginx") if shutil.which(name) is None]
@@ -16,7 +16,9 @@ LACKS = [name for name in ("redis-server", "nginx") if shutil.which(name) is Non
 
 @pytest.mark.skipif(bool(LACKS), reason=f"not installed: {', '.join(LACKS)}")
 def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
-    result = run("loadtests/rehearsal.py", "--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1)
+    result = run(
+        "-m", "loadtests.rehearsal", "--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1
+    )
     assert result.returncode == 0, result.stderr
     summary = last_line(result)
     assert not summary["failed"]
@@ -27,7 +29,7 @@ def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
 
 
 def test_a_store_that_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
-    result = run("loadtests/rehearsal.py", "--store", tmp_path / "none")
+    result = run("-m", "loadtests.rehearsal", "--store", tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
     assert "Traceback" not in result.stderr

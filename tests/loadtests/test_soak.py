@@ -10,7 +10,7 @@ from tests.loadtests.programs import last_line, run
 
 def test_memory_is_told_over_swaps_and_requests(road: Any, tmp_path: Path) -> None:
     plot = tmp_path / "soak.png"
-    result = run("loadtests/soak.py", "--store", road.store, "--swaps", 2, "--requests", 300, "--plot", plot)
+    result = run("-m", "loadtests.soak", "--store", road.store, "--swaps", 2, "--requests", 300, "--plot", plot)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures["errors"] == 0

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from arrivals import Exchange
-from stages import NAMES, chosen
-from summary import as_json, as_table, failed, summarise
+from loadtests.arrivals import Exchange
+from loadtests.stages import NAMES, chosen
+from loadtests.summary import as_json, as_table, failed, summarise
 
 GOOD = [Exchange(nth, 0.001 * nth, 0.0, 200, f"v{nth % 2}", "") for nth in range(100)]
 OVERLOADED = Exchange(0, 0.1, 0.2, 503, "v1", "503 overloaded")

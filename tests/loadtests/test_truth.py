@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from client import Reply
-from service.predictor import Predictor
-from service.store import Store
-from truth import Truth
-from workload import Request
+from loadtests.client import Reply
+from loadtests.truth import Truth
+from loadtests.workload import Request
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 
 QUERY = "How doctors treat high blood pressure"
 REQUESTS = [

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from workload import SHARES, requests, spread, zipf
+from loadtests.workload import SHARES, requests, spread, zipf
 
 TEXTS = [f"query {number} " + "word " * (number % 60) for number in range(500)]
 UIDS = [f"label {number}" for number in range(100)]

@@ -32,9 +32,9 @@ VOTES = ([0], [0, 1], [])
 def write_bundle() -> Callable[..., Path]:
     """Writes a bundle that opens; its encoder is mere bytes, its keys and what they vote for can be chosen."""
     from index_builder.faiss_index import build_index, write_index
-    from service.bundle import describe_files
-    from service.manifest import MANIFEST, Indexes, Manifest
-    from service.strings import write_table
+    from service.bundle.bundle import describe_files
+    from service.bundle.manifest import MANIFEST, Indexes, Manifest
+    from service.bundle.strings import write_table
 
     def write(
         folder: Path,
@@ -92,8 +92,8 @@ def bundle_folder(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def predictor(road: Any) -> Any:
-    from service.predictor import Predictor
-    from service.store import Store
+    from service.predictor.predictor import Predictor
+    from service.store.store import Store
 
     return Predictor.open(Store(road.store).open(road.version), threads=1)
 

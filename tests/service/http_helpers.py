@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from service.bundle import describe_files
-from service.strings import write_table
+from service.bundle.bundle import describe_files
+from service.bundle.strings import write_table
 
 PATIENCE_SECONDS = 60
 

@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from service.store import Store
+from service.store.store import Store
 
 PATIENCE_SECONDS = 60
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.arrays import map_array, map_offsets, map_positions, save_array
+from service.bundle.arrays import map_array, map_offsets, map_positions, save_array
 from service.errors import BundleError
 
 

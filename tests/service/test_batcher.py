@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.batcher import Batcher
 from service.errors import OverloadError
-from service.predictor import Answer, Answers, Options, Predictor, ScoredLabel
-from service.telemetry import Telemetry
+from service.predictor.predictor import Answer, Answers, Options, Predictor, ScoredLabel
+from service.serving.batcher import Batcher
+from service.telemetry.metrics import Telemetry
 
 MOST_TOGETHER = 32
 OPTIONS = Options(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)

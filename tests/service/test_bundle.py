@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import describe_files, open_bundle
+from service.bundle.bundle import describe_files, open_bundle
+from service.bundle.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
 from service.errors import BundleError
-from service.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
 
 every_file = pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
 

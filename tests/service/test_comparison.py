@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.searcher import KeyIndex
+from service.predictor.searcher import KeyIndex
 from tests.index_builder.vectors import clustered_keys, near, opened
 from tests.service.test_searcher import FACTORIES
 
@@ -51,7 +51,7 @@ def test_one_key_is_compared_as_among_all(index: tuple[str, KeyIndex]) -> None:
 def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
     whole = index.compare(QUERIES[0], rows)
-    monkeypatch.setattr("service.comparison._BLOCK_KEYS", 64)
+    monkeypatch.setattr("service.predictor.comparison._BLOCK_KEYS", 64)
     np.testing.assert_array_equal(index.compare(QUERIES[0], rows), whole)
 
 

@@ -12,14 +12,14 @@ import httpx
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 
 # Nothing is ever quiet for long enough, so that what ends at once is seen to.
-NEVER_QUIET = "from service import process\nprocess._QUIET_SECONDS = 3600.0\n"
+NEVER_QUIET = "from service.process import worker\nworker._QUIET_SECONDS = 3600.0\n"
 AT_LENGTH = ("--drain-seconds", "3600")
 
 TOLD_EARLY = """
 import os, signal
 class ToldWhenLoading:
     def find_spec(self, name, *rest):
-        if name == "service.process":
+        if name == "service.process.worker":
             os.kill(os.getpid(), signal.SIGTERM)
 sys.meta_path.insert(0, ToldWhenLoading())
 sys.exit(recollect.main())

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.encoder import QueryEncoder
-from service.predictor import Predictor
+from service.predictor.encoder import QueryEncoder
+from service.predictor.predictor import Predictor
 from trainer.memory import open_memory
 
 TEXTS = [

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from service.errors import BundleError, WrongAnswersError
-from service.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, check_golden, read_golden, write_golden
-from service.predictor import Predictor
-from service.store import Store
+from service.predictor.golden import (
+    GOLDEN,
+    GOLDEN_CHECK,
+    GoldenQuery,
+    agreement,
+    check_golden,
+    read_golden,
+    write_golden,
+)
+from service.predictor.predictor import Predictor
+from service.store.store import Store
 from tests.service.http_helpers import add_version, copy_store, rehash
 
 QUERY = "How doctors treat high blood pressure"

@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 import structlog
 
-from service.gpu import GpuIndex, NoGpuError
-from service.manifest import IndexInfo
-from service.opening import Opener
-from service.predictor import Predictor
-from service.searcher import KeyIndex
-from service.store import Store
+from service.bundle.manifest import IndexInfo
+from service.predictor.gpu import GpuIndex, NoGpuError
+from service.predictor.predictor import Predictor
+from service.predictor.searcher import KeyIndex
+from service.store.store import Store
+from service.versions.opening import Opener
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU, and faiss-gpu")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from service.bundle.manifest import MANIFEST, check_version, read_manifest
 from service.errors import BundleError, StoreError
-from service.manifest import MANIFEST, check_version, read_manifest
 
 MISSING = object()
 

@@ -10,9 +10,9 @@ import faiss
 import numpy as np
 import pytest
 
-from service.bundle import open_bundle
+from service.bundle.bundle import open_bundle
 from service.errors import BundleError
-from service.predictor import Answer, Predictor
+from service.predictor.predictor import Answer, Predictor
 from trainer.memory import Memory, open_memory
 
 QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]
@@ -202,6 +202,6 @@ def test_a_bundle_whose_parts_disagree_is_not_served(predictor: Predictor, chang
 def test_large_batch_is_answered_in_parts_and_alike(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     queries = [f"a query about taxes, number {number}" for number in range(9)]
     whole = predictor.predict(queries, predictor.options()).answers
-    monkeypatch.setattr("service.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys at a time
+    monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys at a time
     for parts, expected in zip(predictor.predict(queries, predictor.options()).answers, whole, strict=True):
         assert scores(parts) == pytest.approx(scores(expected), abs=1e-6)

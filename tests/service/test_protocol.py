@@ -21,12 +21,12 @@ BODY = b'{"query": "bread"}'
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(BODY)
 WHOLE = HEAD + b"\r\n" + BODY
 CHUNKED = HEAD.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n"
-IMPATIENT = "from service import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
-BRIEF = "from service import process\nprocess._KEEP_ALIVE_SECONDS = 1\n"
+IMPATIENT = "from service.process import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
+BRIEF = "from service.process import worker\nworker._KEEP_ALIVE_SECONDS = 1\n"
 # Answers take far longer than requests may.
 SLOW = f"""{IMPATIENT}
 import time
-from service import predictor
+from service.predictor import predictor
 answer = predictor.Predictor.predict_together
 def slowly(self, requests):
     if any("bread" in queries for queries, _ in requests):

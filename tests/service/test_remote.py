@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 import recollect
+from service.bundle.manifest import MANIFEST, SIGNATURE
 from service.errors import BundleError, StoreError
-from service.manifest import MANIFEST, SIGNATURE
-from service.remote import RemoteStore, default_cache
-from service.remote_folder import RemoteFolder, without_credentials
-from service.store import Store, open_store
+from service.store.remote import RemoteStore, default_cache
+from service.store.remote_folder import RemoteFolder, without_credentials
+from service.store.store import Store, open_store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, light_encoder, serving
 from tests.service.remote_helpers import PATIENCE_SECONDS, Web, publish
@@ -32,7 +32,7 @@ POLL = ("--poll-seconds", "0.05")
 OPENER = """
 import sys
 from pathlib import Path
-from service.store import open_store
+from service.store.store import open_store
 store = open_store(sys.argv[1], None, Path(sys.argv[2]))
 print("begun", flush=True)
 print(store.open(sys.argv[3]).manifest.version)
@@ -122,7 +122,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_folder_is_opened_without_fsspec(origin: Store) -> None:
     code = """
 import sys
-from service.store import open_store
+from service.store.store import open_store
 print(type(open_store(sys.argv[1])).__name__, "fsspec" in sys.modules)
 """
     done = subprocess.run(

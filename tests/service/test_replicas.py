@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from service.activation import Activation
 from service.errors import NotServedError
-from service.replicas import FolderReplicas, Refusal, Report, replica_name, shortened
-from service.store import Store
+from service.store.store import Store
+from service.versions.activation import Activation
+from service.versions.replicas import FolderReplicas, Refusal, Report, replica_name, shortened
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
 
 SINCE = datetime(2026, 1, 2, tzinfo=UTC)
@@ -50,7 +50,9 @@ def test_a_mended_version_that_is_activated_again_is_waited_for_anew(store: Path
     encoder = store / "bundles" / "v5" / "encoder.onnx"
     content = encoder.read_bytes()
     encoder.write_bytes(b"broken")
-    with serving(store, *POLLS, prelude="from service import live\nlive._RETRY_SECONDS = 1.0") as server:
+    with serving(
+        store, *POLLS, prelude="from service.versions import model_manager\nmodel_manager._RETRY_SECONDS = 1.0"
+    ) as server:
         Activation(Store(store), None).activate("v5")
         server.wait_for("bundle_refused")
         encoder.write_bytes(content)
@@ -64,7 +66,7 @@ def test_a_killed_replica_is_forgotten(tmp_path: Path) -> None:
 import sys, time
 from datetime import datetime, UTC
 from pathlib import Path
-from service.replicas import FolderReplicas, Report, replica_name
+from service.versions.replicas import FolderReplicas, Report, replica_name
 replicas = FolderReplicas(Path({str(tmp_path)!r}))
 replicas.tell(Report(replica=replica_name(), state="serving", version="v3", since=datetime.now(UTC)))
 print(flush=True)
@@ -100,7 +102,7 @@ def test_waiting_names_who_refuses_and_why(store: Path) -> None:
 
 
 def test_waiting_says_that_nobody_follows(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.activation._SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("service.versions.activation._SILENCE_SECONDS", 0.2)
     with pytest.raises(NotServedError, match="v5 is current, but no replica tells what it serves"):
         Activation(Store(store), None).wait("v5", PATIENCE_SECONDS)
 

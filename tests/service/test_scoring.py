@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scoring import Ranking, Values, cast_votes, key_weights, rank
-from service.searcher import Neighbours
+from service.predictor.scoring import Ranking, Values, cast_votes, key_weights, rank
+from service.predictor.searcher import Neighbours
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (1e-4, 0.04, 1.0, 100.0)

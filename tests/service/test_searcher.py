@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from index_builder.faiss_index import build_index, write_index
 from index_builder.recall import exact_neighbours
-from service.bundle import open_bundle
-from service.manifest import IndexInfo
-from service.searcher import KeyIndex, Neighbours, Searcher, merge
+from service.bundle.bundle import open_bundle
+from service.bundle.manifest import IndexInfo
+from service.predictor.searcher import KeyIndex, Neighbours, Searcher, merge
 from tests.index_builder.vectors import recall_of
 
 INSTANCES, LABELS, DIM = 60, 25, 8

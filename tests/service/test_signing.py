@@ -15,11 +15,11 @@ import pytest
 
 import recollect
 from index_builder.signing import read_signing_key, sign_manifest
-from service.bundle import open_bundle
+from service.bundle.bundle import open_bundle
+from service.bundle.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.bundle.signing import read_verify_key
 from service.errors import BundleError, KeyFileError
-from service.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.signing import read_verify_key
-from service.store import Store
+from service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
 from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, serving
 

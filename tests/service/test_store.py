@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from service.bundle.manifest import MANIFEST
 from service.errors import BundleError, StoreError
-from service.manifest import MANIFEST
-from service.store import Store
+from service.store.store import Store
 
 REPOSITORY = Path(__file__).parents[2]
 # Begins a bundle in the store, says so, and waits to be killed.
 BUILDER = """
 import sys, time
 from pathlib import Path
-from service.store import Store
+from service.store.store import Store
 with Store(Path(sys.argv[1])).incoming() as folder:
     (folder / "keys").write_bytes(b"half")
     print("begun", flush=True)
@@ -28,7 +28,7 @@ with Store(Path(sys.argv[1])).incoming() as folder:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from service.store import Store
+from service.store.store import Store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

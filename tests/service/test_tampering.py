@@ -11,10 +11,10 @@ import pytest
 
 import recollect
 from index_builder.signing import read_signing_key, sign_manifest
-from service.bundle import open_bundle
+from service.bundle.bundle import open_bundle
+from service.bundle.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.bundle.signing import read_verify_key
 from service.errors import BundleError
-from service.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.signing import read_verify_key
 from tests.keys import write_pair
 from tests.service.http_helpers import add_version, copy_store, light_encoder
 

@@ -59,7 +59,8 @@ def test_libraries_are_told_but_for_what_the_user_said(store: Path) -> None:
 
 def test_nothing_that_reads_them_is_loaded_before_they_are_set() -> None:
     code = (
-        "import service.server, sys; print([each for each in ('numpy', 'faiss', 'onnxruntime') if each in sys.modules])"
+        "import service.process.server, sys; "
+        "print([each for each in ('numpy', 'faiss', 'onnxruntime') if each in sys.modules])"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout == "[]\n"

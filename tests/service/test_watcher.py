@@ -16,14 +16,14 @@ from tests.service.http_helpers import PATIENCE_SECONDS, Server
 
 PROGRAM = """
 import atexit, os, select, signal, sys, time
-from service import workers
+from service.process import supervisor
 from service.errors import ServiceError
-from service.logs import configure_logs
+from service.telemetry.logs import configure_logs
 configure_logs()
 count, stop_seconds, stopping = 2, 3600, lambda: None
 {}
-run = workers.Workers(count, work, stop_seconds, stopping, buried=lambda process: None).run
-sys.exit(run(lambda: workers.log.info("serving", url="")))
+run = supervisor.Workers(count, work, stop_seconds, stopping, buried=lambda process: None).run
+sys.exit(run(lambda: supervisor.log.info("serving", url="")))
 """
 
 IDLE = """
@@ -72,7 +72,7 @@ def work(number, ready):
     while True:
         signal.pause()
 def stopping():
-    workers.log.info("stopping")
+    supervisor.log.info("stopping")
 """
     with watching(deaf, tmp_path) as server:
         server.process.send_signal(signal.SIGTERM)
@@ -127,8 +127,8 @@ def counted(*arguments):
     return look(*arguments)
 def stopping():
     select.select = counted
-workers._SHORTEST_PAUSE_SECONDS = 0.3
-atexit.register(lambda: workers.log.info("stopped", looks=len(looks)))
+supervisor._SHORTEST_PAUSE_SECONDS = 0.3
+atexit.register(lambda: supervisor.log.info("stopped", looks=len(looks)))
 """
     with watching(program, tmp_path) as server:
         server.wait_for("worker_died")

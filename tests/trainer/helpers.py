@@ -10,11 +10,11 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from trainer.adapter import Adapter
-from trainer.dataset import LabelSets
+from trainer.data.dataset import LabelSets
+from trainer.heads.adapter import Adapter
+from trainer.heads.head import Head
 from trainer.methods import METHODS, Options
 from trainer.ranks import Ranks
-from trainer.refinement import Head
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:

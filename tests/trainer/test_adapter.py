@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.adapter import Adapter, Side
 from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from trainer.encoder import Encoder
 from trainer.errors import EncoderError
+from trainer.heads.adapter import Adapter, Side
 
 DIM, HIDDEN = 32, 48
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.trainer.helpers import label_sets, random_units
 from trainer.batches import Batch, Batches
-from trainer.centroids import Centroids
+from trainer.heads.centroids import Centroids
 
 DIM, LABELS, INSTANCES = 8, 10, 30
 WITHOUT_INSTANCE, HELD_OUT = 9, 4  # a label that nobody has, and an instance whose labels are not to be known

@@ -8,13 +8,13 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.classifier import Classifier
 from trainer.encoder import Encoder
 from trainer.errors import EncoderError
-from trainer.prototypes import Prototypes
-from trainer.refinement import Head
+from trainer.heads.adapter import Adapter
+from trainer.heads.classifier import Classifier
+from trainer.heads.head import Head
+from trainer.heads.prototypes import Prototypes
 
 # Heads for six labels, by what is special in them.
 HEADS: dict[str, Callable[[], Head]] = {

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.trainer.helpers import label_sets, learned_head
-from trainer.classifier import Classifier
+from trainer.heads.classifier import Classifier
 
 LABELS, DIM, QUERIES = 9, 16, 5
 ALL_LABELS = torch.arange(LABELS)

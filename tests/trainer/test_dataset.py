@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.dataset import Entries, Split, SplitBuilder, StringColumn, check_unique, fingerprint
+from trainer.data.dataset import Entries, Split, SplitBuilder, StringColumn, check_unique, fingerprint
 from trainer.errors import DatasetError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_label_sets_where_rows_are_kept_are_theirs_and_the_others_empty(kept: li
 
 
 def test_string_column_of_many_chunks_keeps_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 2)
+    monkeypatch.setattr("trainer.data.dataset._CHUNK_STRINGS", 2)
     column = StringColumn()
     for number in range(5):
         column.append(f"t{number}")
@@ -91,7 +91,7 @@ class TestFingerprint:
 
     def test_how_strings_are_stored_does_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = self.of()
-        monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 1)
+        monkeypatch.setattr("trainer.data.dataset._CHUNK_STRINGS", 1)
         padded = entries([("x", "before"), *LABELS, ("y", "after")])
         sliced = Entries(padded.uids[1:3], padded.texts[1:3])
         assert fingerprint(sliced, split_of(ROWS)) == whole
@@ -117,7 +117,7 @@ class TestFingerprint:
 )
 def test_half_a_million_texts_are_read_within_600_megabytes() -> None:
     read = (
-        "import sys; from pathlib import Path; from trainer.formats import open_dataset;"
+        "import sys; from pathlib import Path; from trainer.data.formats import open_dataset;"
         "dataset = open_dataset(Path(sys.argv[1])); split = dataset.read_split('train');"
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
         "print(len(split), len(dataset.labels), peak.split()[1])"

@@ -10,7 +10,7 @@ from trainer import device_memory
 from trainer.device_memory import kept_tokens, told_when_full
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
-from trainer.refinement import VectorModel
+from trainer.heads.head import VectorModel
 from trainer.tokens import TokenTable
 
 LENGTHS = [3, 9, 5, 8, 7]

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
+from trainer.data.formats import FORMATS, open_dataset
 from trainer.errors import DatasetError
-from trainer.formats import FORMATS, open_dataset
 
 WriteLines = Callable[..., Path]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.dataset import Split
+from trainer.data.dataset import Split
+from trainer.data.formats import open_dataset
 from trainer.errors import DatasetError
-from trainer.formats import open_dataset
 
 WriteLines = Callable[..., Path]
 
@@ -81,7 +81,7 @@ def test_blank_lines_count_in_the_line_number_of_an_error(read: Read) -> None:
 
 
 def test_file_of_more_rows_than_one_chunk_keeps_them_all(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.dataset._CHUNK_STRINGS", 3)
+    monkeypatch.setattr("trainer.data.dataset._CHUNK_STRINGS", 3)
     split = read(*({"text": f"t{row}", "labels": [row % 3]} for row in range(10)))
     assert split.entries.texts.to_pylist() == [f"t{row}" for row in range(10)]
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.dataset import Split
+from trainer.data.dataset import Split
+from trainer.data.formats import open_dataset
 from trainer.errors import DatasetError
-from trainer.formats import open_dataset
 
 LABELS = {"label": ["red", "green", "blue"], "text": ["Red", "Green", "Blue"]}
 

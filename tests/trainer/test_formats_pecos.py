@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from trainer.dataset import Split
+from trainer.data.dataset import Split
+from trainer.data.formats import FORMATS, open_dataset
 from trainer.errors import DatasetError
-from trainer.formats import FORMATS, open_dataset
 
 WriteLines = Callable[..., Path]
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.dataset import Split
+from trainer.data.dataset import Split
+from trainer.data.formats import FORMATS, Dataset, open_dataset
 from trainer.errors import DatasetError
-from trainer.formats import FORMATS, Dataset, open_dataset
 
 WriteLines = Callable[..., Path]
 

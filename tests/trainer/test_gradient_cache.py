@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.gradient_cache import Embedder, Part
-from trainer.refinement import Refinement, VectorModel
+from trainer.heads.head import Refinement, VectorModel
 from trainer.tokens import VectorTable
 
 

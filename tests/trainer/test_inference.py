@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from service import scoring, searcher
+from service.predictor import scoring, searcher
 from trainer.inference import Answering, Neighbours, answer
 
 LAMBDAS = (0.0, 0.3, 1.0)

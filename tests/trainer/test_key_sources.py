@@ -7,12 +7,12 @@ import torch
 
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
 from trainer import memory
+from trainer.data.formats import open_dataset
 from trainer.encoder import Encoder
-from trainer.formats import open_dataset
+from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
 from trainer.memory import MemoryPlan, write_memory
 from trainer.ranks import ALONE, Ranks
-from trainer.refinement import VectorModel
 from trainer.tokens import VectorTable
 
 KINDS = [f"{what}, {method}" for what in ("texts", "adapter") for method in ("rae", "prime", "unidec")]

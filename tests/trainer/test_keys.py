@@ -6,11 +6,11 @@ import torch
 
 from tests.trainer.conftest import LABELS, TEXTS
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head
-from trainer.adapter import Side
 from trainer.encoder import Encoder
+from trainer.heads.adapter import Side
+from trainer.heads.head import Refinement, VectorModel
 from trainer.keys import KeyMaker
 from trainer.ranks import ALONE
-from trainer.refinement import Refinement, VectorModel
 from trainer.tokens import VectorTable
 
 DIM = 12

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.trainer.helpers import learned_adapter, learned_head
+from trainer.data.formats import Dataset, open_dataset
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
-from trainer.formats import Dataset, open_dataset
+from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys, EncodedTexts
 from trainer.memory import (
     DEFAULTS,
@@ -26,7 +27,6 @@ from trainer.memory import (
     write_memory,
 )
 from trainer.ranks import ALONE
-from trainer.refinement import VectorModel
 from trainer.tokens import VectorTable
 
 REPOSITORY = Path(__file__).parents[2]
@@ -291,7 +291,7 @@ from pathlib import Path
 from trainer import memory
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
-from trainer.formats import open_dataset
+from trainer.data.formats import open_dataset
 from trainer.key_sources import EncodedTexts
 from trainer.ranks import ALONE
 

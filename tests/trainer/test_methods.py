@@ -19,10 +19,10 @@ from tests.trainer.test_losses import (
     written_softmax,
 )
 from tests.trainer.test_losses_prime import written_regulariser, written_triplet
-from trainer.classifier import Classifier
+from trainer.heads.classifier import Classifier
+from trainer.heads.prototypes import Prototypes
 from trainer.methods import METHODS, Options, Scored, ScoredLabels
 from trainer.methods.method import PSL
-from trainer.prototypes import Prototypes
 from trainer.ranks import ALONE
 
 PICKED = ["unidec", "supcon"]

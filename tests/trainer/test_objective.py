@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer import losses, objective
 from trainer.batches import Batch, Batches
-from trainer.dataset import LabelSets
+from trainer.data.dataset import LabelSets
 from trainer.gradient_cache import Embedder
+from trainer.heads.head import VectorModel
+from trainer.heads.prototypes import Prototypes
 from trainer.methods import METHODS, Options, Scored, ScoredLabels
 from trainer.negatives import HardNegatives
 from trainer.objective import Objective
-from trainer.prototypes import Prototypes
 from trainer.ranks import ALONE, Ranks
-from trainer.refinement import VectorModel
 from trainer.tokens import VectorTable
 
 INSTANCES, LABELS, DIM = 30, 40, 8

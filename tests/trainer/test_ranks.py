@@ -20,7 +20,7 @@ from tests.trainer.test_objective import ALL, Problem, assert_same
 from trainer import losses
 from trainer import ranks as ranks_module
 from trainer.errors import TrainingError
-from trainer.prototypes import Prototypes
+from trainer.heads.prototypes import Prototypes
 from trainer.ranks import ALONE, Ranks, joined_ranks
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from tests.trainer.conftest import SAMPLE_TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.adapter import Side
 from trainer.encoder import Encoder, embed
-from trainer.refinement import VectorModel
+from trainer.heads.adapter import Side
+from trainer.heads.head import VectorModel
 from trainer.tokens import VectorTable
 
 DIM, LABELS = 32, 4  # as many as there are sample texts

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from trainer import room
-from trainer.classifier import Classifier
 from trainer.errors import TrainingError
-from trainer.prototypes import Prototypes
+from trainer.heads.classifier import Classifier
+from trainer.heads.prototypes import Prototypes
 from trainer.room import check_room
 
 

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from trainer.data.formats import open_dataset
+from trainer.data.sample import SampleCounts, write_sample
+from trainer.data.stdlib.modules import read_modules
+from trainer.data.stdlib.sentences import sentences
 from trainer.errors import DatasetError
-from trainer.formats import open_dataset
-from trainer.sample import SampleCounts, write_sample
-from trainer.stdlib.modules import read_modules
-from trainer.stdlib.sentences import sentences
 
 # Writes the sample into a folder; prints the counts, and which modules were loaded meanwhile.
 WRITE = """
 import json, sys
 from pathlib import Path
-from trainer.sample import write_sample
+from trainer.data.sample import write_sample
 counts = write_sample(Path(sys.argv[1]))
 print(json.dumps([[counts.labels, counts.train, counts.test], sorted(sys.modules)]))
 """
@@ -138,7 +138,7 @@ def test_source_that_does_not_parse_is_passed_over(tmp_path: Path, monkeypatch: 
     (tmp_path / "json.py").write_text("print 'a Python of old'")
     (tmp_path / "colorsys.py").write_bytes("# coding: latin-1\n'''Café.'''".encode("latin-1"))
     (tmp_path / "mine.py").write_text("'''Not of the library.'''")
-    monkeypatch.setattr("trainer.stdlib.modules.sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("trainer.data.stdlib.modules.sysconfig.get_path", lambda _: str(tmp_path))
     modules = read_modules()
     assert modules["colorsys"].docstring == "Café."
     assert not {"json", "mine"} & modules.keys()
@@ -171,7 +171,7 @@ def test_nothing_is_left_when_the_disk_fails(tmp_path: Path, quick: None, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.sample._write_lines", full)
+    monkeypatch.setattr("trainer.data.sample._write_lines", full)
     with pytest.raises(OSError, match="No space left"):
         write_sample(tmp_path / "sample")
     assert not list(tmp_path.iterdir())
@@ -180,7 +180,7 @@ def test_nothing_is_left_when_the_disk_fails(tmp_path: Path, quick: None, monkey
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library of one function, for tests of what surrounds it."""
-    monkeypatch.setattr("trainer.sample.read_docstrings", lambda: {"math.sqrt": ["Return the square root of x."]})
+    monkeypatch.setattr("trainer.data.sample.read_docstrings", lambda: {"math.sqrt": ["Return the square root of x."]})
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from tests.trainer.helpers import files, label_sets
 from tests.trainer.runs import LEFT, Train, metrics, results, texts, training, weights
 from trainer import run_log
 from trainer import train as loop
-from trainer.adapter import Adapter
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
+from trainer.heads.adapter import Adapter
+from trainer.heads.head import Refinement, VectorModel
+from trainer.heads.prototypes import Prototypes
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
-from trainer.prototypes import Prototypes
 from trainer.recipe import Recipe
-from trainer.refinement import Refinement, VectorModel
 from trainer.settings import TrainSettings
 from trainer.tokens import TokenTable
 from trainer.validation import Validation

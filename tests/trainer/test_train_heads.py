@@ -21,10 +21,10 @@ from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, w
 from trainer import memory, room, run_log
 from trainer import train as loop
 from trainer.checkpoint import load_checkpoint, load_encoder
-from trainer.classifier import Classifier
 from trainer.encoder import Encoder
+from trainer.heads.classifier import Classifier
+from trainer.heads.prototypes import Prototypes
 from trainer.memory import open_memory
-from trainer.prototypes import Prototypes
 from trainer.validation import Validation, hold_out
 
 INSTANCES, LABELS, DIM = 60, 12, 32

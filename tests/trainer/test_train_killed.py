@@ -288,7 +288,7 @@ HEADS: dict[str, list[object]] = {
     "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
     "unidec": ["--hard-negatives", 3],
 }
-STEADY = {"trainer.prototypes._DROPOUT": 0.0, "trainer.classifier._DROPOUT": 0.0}
+STEADY = {"trainer.heads.prototypes._DROPOUT": 0.0, "trainer.heads.classifier._DROPOUT": 0.0}
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 
 from tests.trainer.helpers import files
 from trainer import training_state
-from trainer.adapter import Adapter
 from trainer.errors import TrainingError
+from trainer.heads.adapter import Adapter
+from trainer.heads.head import VectorModel
 from trainer.negatives import HardNegatives
 from trainer.ranks import ALONE, Ranks
-from trainer.refinement import VectorModel
 from trainer.training_state import Learner, Progress, load_state, save_state
 
 

@@ -17,12 +17,12 @@ import recollect
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
 from tests.trainer.runs import Train, training
 from trainer import tune as tuner
-from trainer.dataset import Entries, Split
+from trainer.data.dataset import Entries, Split
 from trainer.errors import MemoryFolderError, TrainingError
+from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys
 from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults, write_memory
 from trainer.ranks import ALONE
-from trainer.refinement import VectorModel
 from trainer.settings import TuneSettings
 from trainer.tokens import VectorTable
 from trainer.tune import Trial, Tuning, table, tune

@@ -9,9 +9,9 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trainer.prototypes import PrototypeToken
+from trainer.heads.head import Head
+from trainer.heads.prototypes import PrototypeToken
 from trainer.ranks import Ranks
-from trainer.refinement import Head
 
 PSL = Literal["pal-n", "pal"]
 

@@ -4,8 +4,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trainer import losses
+from trainer.heads.prototypes import Prototypes
 from trainer.methods.method import Method, Scored, ScoredLabels
-from trainer.prototypes import Prototypes
 
 _REGULARISER = 0.1  # its weight
 

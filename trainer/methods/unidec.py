@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from trainer.classifier import Classifier
+from trainer.heads.classifier import Classifier
 from trainer.methods import supcon
 
 METHOD = dataclasses.replace(supcon.METHOD, name="unidec", head=lambda dim, labels, _: Classifier(dim, labels))

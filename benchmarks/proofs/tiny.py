@@ -1,0 +1,115 @@
+"""A tiny encoder from random weights over made-up tokens, and the product's own loop to train it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from transformers import BertConfig, BertModel
+
+from trainer.data.dataset import LabelSets
+from trainer.encoder import Pooling, UnitVectorModel, embed
+from trainer.ranks import ALONE
+from trainer.recipe import Recipe
+from trainer.stopwatch import Stopwatch
+from trainer.tokens import TokenTable
+from trainer.train import Machine, Task, train
+from trainer.validation import Validation
+
+VOCABULARY = 5_000
+DIM = 64
+_LAYERS, _HEADS = 1, 2
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Made-up texts: rows of token ids, all of one length."""
+
+    tokens: Int[np.ndarray, "row token"]
+
+    def table(self) -> TokenTable:
+        rows, length = self.tokens.shape
+        return TokenTable(self.tokens.reshape(-1).astype(np.int32), length * np.arange(rows + 1), pad_id=0)
+
+
+def random_texts(random: np.random.Generator, rows: int, tokens: int) -> Int[np.ndarray, "row token"]:
+    """Uniform draws from the vocabulary; 0 pads and 1 is kept for a marker."""
+    return random.integers(2, VOCABULARY, size=(rows, tokens))
+
+
+def tiny_encoder(seed: int, length: int, pooling: Pooling = "mean") -> UnitVectorModel:
+    """One transformer layer under unit vectors."""
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=DIM,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        intermediate_size=2 * DIM,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return UnitVectorModel(BertModel(config, add_pooling_layer=False), pooling).learning()
+
+
+def learn(
+    model: UnitVectorModel,
+    queries: Texts,
+    labels: Texts,
+    label_sets: LabelSets,
+    method: str,
+    epochs: int,
+    batch_size: int = 100,
+    learning_rate: float = 2e-3,
+    seed: int = 0,
+) -> None:
+    """Train with a method's loss over the whole label space, every positive pulled at every visit."""
+    recipe = Recipe(
+        encoder={},
+        encoder_sha256="",
+        dataset_sha256="",
+        method=method,
+        train="full",
+        steps=epochs * -(-len(label_sets) // batch_size),
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        temperature=0.05,
+        hard_negatives=None,
+        mine_every=1,
+        mine_top=1,
+        mine_search="exact",
+        positives=0,
+        validation_fraction=0.0,
+        label_inputs="text",
+        label_key_alpha=0.0,
+        precision="fp32",
+        seed=seed,
+    )
+    nobody = np.zeros(len(label_sets), dtype=bool)
+    task = Task(
+        model=model,
+        queries=queries.table(),
+        labels=labels.table(),
+        label_sets=label_sets,
+        validation=Validation(nobody, label_sets, len(labels.tokens), 0.0, "cpu"),
+        keep=lambda: None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        train(task, recipe, Path(folder), Machine(ALONE, "cpu", save_minutes=1e9), Stopwatch())
+    model.eval()
+
+
+def vectors(model: UnitVectorModel, texts: Texts) -> Float[np.ndarray, "row dim"]:
+    return embed(model, texts.table(), DIM, "cpu")
+
+
+def label_sets(rows: list[list[int]]) -> LabelSets:
+    """Label sets from lists."""
+    indptr = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
+    return LabelSets(indptr, np.array([label for row in rows for label in sorted(row)], dtype=np.int32))

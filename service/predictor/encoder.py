@@ -1,0 +1,87 @@
+"""The query encoder: tokenizer and ONNX graph; pooling and normalisation are inside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from jaxtyping import Float
+from tokenizers import Encoding, Tokenizer
+
+from service.bundle.manifest import EncoderInfo
+from service.errors import opening
+from service.settings import Device
+
+# Rows that run together: of like length, so that padding costs little. In int8 each runs alone: a batch has one scale
+# for its activations, so that a text's vector would depend on its company, and on a CPU company wins nothing.
+_BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
+
+onnxruntime.disable_telemetry_events()  # what is asked here is nobody's but its users'
+
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_FOR_CPUS = "int8 is for CPUs; build with --precision fp16 for a GPU"
+_NO_CUDA = "ONNX Runtime finds no CUDA GPU, or is built without; pip install 'recollect[serve-gpu]' for one that has it"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised batch; `truncated` says which texts were longer than the encoder reads."""
+
+    ids: list[list[int]]
+    truncated: list[bool]
+
+
+class QueryEncoder:
+    """Texts to unit vectors.
+
+    Attributes:
+        on_cpu: Why it is not on the GPU that was asked for; empty where it is, or none was.
+    """
+
+    def __init__(self, folder: Path, info: EncoderInfo, threads: int, device: Device = "cpu") -> None:
+        self._pad_id = info.pad_id
+        self._batch_rows = _BATCH_ROWS[info.precision]
+        with opening(folder / "tokenizer.json") as path:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(info.max_length)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores alone
+        options.log_severity_level = 3
+        with opening(folder / "encoder.onnx") as path:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device, info))
+        missing = device != "cpu" and _CUDA not in self._session.get_providers()
+        self.on_cpu = f"encoder.onnx: {_FOR_CPUS if info.precision == 'int8' else _NO_CUDA}" if missing else ""
+        self.dim: int = self._session.get_outputs()[0].shape[-1]
+
+    def tokenise(self, texts: Sequence[str]) -> Tokens:
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(texts))
+        return Tokens([each.ids for each in encodings], [bool(each.overflowing) for each in encodings])
+
+    def encode(self, tokens: Tokens) -> Float[np.ndarray, "query dim"]:
+        vectors = np.empty((len(tokens.ids), self.dim), dtype=np.float32)
+        order = np.argsort([len(ids) for ids in tokens.ids], kind="stable")
+        for start in range(0, len(order), self._batch_rows):
+            rows = order[start : start + self._batch_rows]
+            vectors[rows] = self._run([tokens.ids[row] for row in rows])
+        return vectors
+
+    def _run(self, rows: list[list[int]]) -> Float[np.ndarray, "row dim"]:
+        lengths = np.array([len(ids) for ids in rows])
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        input_ids = np.full(mask.shape, self._pad_id, dtype=np.int64)
+        input_ids[mask] = np.concatenate(rows)
+        feed = {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
+        vectors: np.ndarray = self._session.run(["vectors"], feed)[0]
+        return vectors
+
+
+def _providers(device: Device, info: EncoderInfo) -> list[str]:
+    """The GPU where it is asked for and ONNX Runtime is built for it, the CPU behind it."""
+    wanted = [_CPU] if device == "cpu" or info.precision == "int8" else [_CUDA, _CPU]
+    return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

@@ -1,0 +1,344 @@
+"""The index that is chosen: what is tried, what is preferred, what becomes of targets that nothing reaches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from index_builder import choose_index
+from index_builder.choose_index import (
+    Target,
+    Trial,
+    between,
+    build_best,
+    candidates,
+    choose,
+    compare,
+    curve,
+    efforts,
+    ranked,
+    spread,
+)
+from index_builder.errors import BuildError
+from index_builder.faiss_index import build_index, write_index
+from index_builder.recall import exact_neighbours
+from service.bundle.manifest import IndexInfo, Point
+from service.predictor.searcher import KeyIndex
+from tests.index_builder.vectors import clustered_keys, enriched, near, random_keys, recall_of
+
+KINDS = ["auto", "flat", "ivf", "hnsw"]
+
+
+@contextlib.contextmanager
+def silent(factory: str, keys: int) -> Iterator[Callable[[int], object]]:
+    """Progress that nobody looks at."""
+    yield lambda rows: None
+
+
+def point(factory: str, recall: float, milliseconds: float, **more: Any) -> Point:
+    """A measurement of a thousand keys that take 100 bytes each."""
+    plain = {"keys": 1_000, "effort": 1, "refine": 1, "bytes_per_key": 100}
+    return Point(**plain | {"factory": factory, "recall": recall, "milliseconds": milliseconds} | more)
+
+
+def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
+    """An index of the keys, written, to be asked for some that are close to the first."""
+    index, info = build_index(keys, kind, 0, lambda rows: None)
+    write_index(index, folder / "keys.faiss")
+    return Trial(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
+
+
+def best(
+    keys: Any, kind: str, folder: Path, target: Target, first_row: int = 0
+) -> tuple[IndexInfo, Point, list[Point]]:
+    queries = near(keys[:], min(len(keys), 50))
+    return build_best(keys, first_row, folder / "keys.faiss", kind, queries, target, silent)
+
+
+@pytest.fixture
+def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families are compared on a thousand keys and a hundred queries."""
+    monkeypatch.setattr(choose_index, "_SAMPLE_KEYS", 1_000)
+    monkeypatch.setattr(choose_index, "QUERIES", 100)
+    monkeypatch.setattr(choose_index, "_FEW_KEYS", 500)
+
+
+@pytest.fixture
+def slow_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exact search is fast enough to be taken whatever else there is."""
+    monkeypatch.setattr(choose_index, "_EXACT_MILLISECONDS", 0)
+
+
+# What is preferred.
+
+
+def test_the_fastest_point_that_reaches_the_recall_is_chosen() -> None:
+    points = [point("HNSW32,SQ8", 0.97, 0.1), point("HNSW32,SQ8", 0.981, 0.4), point("IVF64,SQ8", 0.99, 0.3)]
+    assert choose(points, Target(0.98, 10)) == points[2]
+    assert choose(points, Target(0.97, 10)) == points[0]
+
+
+def test_exact_search_is_chosen_where_it_is_fast_and_only_there() -> None:
+    quick, slow, graph = point("Flat", 1, 1.9), point("Flat", 1, 2.1), point("HNSW32,SQ8", 0.99, 0.1)
+    assert choose([graph, quick], Target(0.98, 10)) == quick
+    assert choose([graph, slow], Target(0.98, 10)) == graph
+
+
+@pytest.mark.parametrize("choosing", [choose, lambda points, target: ranked(points, target, 1_000, 32)])
+def test_what_takes_more_memory_or_time_than_it_may_is_passed_over(choosing: Callable[..., Any]) -> None:
+    exact, graph = point("Flat", 1, 0.5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.99, 0.1, bytes_per_key=656)
+    lists = point("IVF100,RaBitQ4", 0.98, 0.9, bytes_per_key=210)
+    family = {each: each if choosing is choose else [each.factory] for each in (exact, graph, lists)}
+
+    def chosen(**budget: float) -> Any:
+        return choosing([exact, graph, lists], Target(0.98, 10, **budget))
+
+    assert chosen(size_bytes=300_000) == family[lists]
+    assert chosen(milliseconds=0.2) == family[graph]
+    assert chosen(size_bytes=700_000, milliseconds=0.2) == family[graph]
+    assert chosen(size_bytes=700_000) == (graph if choosing is choose else [graph.factory, lists.factory])
+
+
+def test_where_none_reaches_the_target_the_one_that_finds_most_within_the_budget_is_chosen() -> None:
+    exact, graph = point("Flat", 1, 5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.97, 0.1, bytes_per_key=656)
+    few, more = (
+        point("IVF100,RaBitQ4", 0.8, 0.2, bytes_per_key=210),
+        point("IVF100,RaBitQ4", 0.9, 0.4, bytes_per_key=210),
+    )
+    points = [exact, graph, few, more]
+    assert choose(points, Target(0.98, 10, size_bytes=300_000)) == more
+    assert choose(points, Target(0.98, 10, size_bytes=300_000, milliseconds=0.3)) == few
+    assert choose(points, Target(0.98, 10, milliseconds=1)) == graph
+    assert choose(points, Target(0.98, 10, size_bytes=1)) == exact
+    assert ranked(points, Target(0.98, 10, size_bytes=300_000), 1_000, 32) == ["IVF100,RaBitQ4"]
+
+
+def test_families_are_ranked_by_what_they_should_take_on_all_keys() -> None:
+    codes, graph = point("SQ8", 0.99, 0.1, effort=0), point("HNSW32,SQ8", 0.99, 0.3, effort=200)
+    assert ranked([codes, graph], Target(0.98, 10), 1_000, 32) == ["SQ8", "HNSW32,SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10, milliseconds=0.5), 10_000, 32) == ["HNSW32,SQ8"]
+    assert ranked([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
+
+
+def test_a_family_of_lists_gets_as_many_as_all_keys_want() -> None:
+    sample = [point(factory, 0.99, 0.1) for factory in candidates(50_000, 32)]
+    sample = [each.model_copy(update={"keys": 50_000}) for each in sample]
+    assert sorted(ranked(sample, Target(0.98, 10), 3_500_000, 32)) == sorted(candidates(3_500_000, 32))
+
+
+# What is tried.
+
+
+def test_few_keys_are_searched_exactly_without_a_comparison(tmp_path: Path, slow_exact_search: None) -> None:
+    for rows, families in ((1_999, 1), (2_000, 6)):
+        _, _, points = best(clustered_keys(rows), "auto", tmp_path, Target(0.9, 10))
+        assert len({each.factory for each in points if each.keys < 2_000}) == families
+
+
+@pytest.mark.parametrize("dim", [1, 7, 32])
+def test_every_candidate_is_one_that_faiss_makes(dim: int) -> None:
+    for factory in candidates(3_000, dim):
+        assert faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT).d == dim
+
+
+@pytest.mark.parametrize("top_b", [1, 20, 200, 1_000])
+def test_efforts_rise_from_the_least_that_can_find_b_keys_to_all(top_b: int) -> None:
+    graph = IndexInfo(kind="hnsw", factory="HNSW32,SQ8", keys=1_000, effort=300)
+    walks = efforts(graph, 0, top_b)
+    assert walks == sorted(set(walks))
+    assert (walks[0], walks[-1]) == (top_b, min(16 * top_b, 1_000))
+    lists = IndexInfo(kind="ivf", factory="IVF40,SQ8", keys=1_000, effort=3)
+    probes = efforts(lists, 40, top_b)
+    assert probes == sorted(set(probes))
+    assert (probes[0], probes[-1]) == (max(1, 40 * top_b // 1_000), 40)
+
+
+def test_an_index_that_refines_is_tried_with_more_candidates_at_every_effort(tmp_path: Path) -> None:
+    info = IndexInfo(kind="ivf", factory="IVF4,PQ8x4fs,Refine(SQ8)", keys=1_000, effort=1, refine=2)
+    assert efforts(info, 4, 10) == [1, 2, 4]
+    assert efforts(info, 4, 200) == [4]  # which 1,600 candidates demand
+    tried = [(each.effort, each.refine) for each in curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))]
+    assert tried[:6] == [(effort, refine) for effort in (1, 2) for refine in (2, 4, 8)]
+    assert {refine for _, refine in tried} == {2, 4, 8}
+
+
+@pytest.mark.parametrize("top_b", [20, 200])
+@pytest.mark.parametrize("kind", ["ivf", "hnsw", "IVF76,PQ16x4fs,Refine(SQ8)", "IVF40,RaBitQ4", "SQ8"])
+def test_a_curve_rises_until_there_is_nothing_left_to_find(tmp_path: Path, kind: str, top_b: int) -> None:
+    keys = clustered_keys(3_000)
+    queries, path, written = near(keys, 50), tmp_path / "keys.faiss", trial(keys, kind, tmp_path, top_b)
+    info, points = written.info, list(curve(written))
+    exact = exact_neighbours(keys, queries, top_b)
+    for each in points:
+        served = KeyIndex(path, info.model_copy(update={"effort": each.effort, "refine": each.refine}))
+        assert each.recall == recall_of(served, keys, queries, exact)
+        assert (each.factory, each.keys) == (info.factory, 3_000)
+        assert each.bytes_per_key == path.stat().st_size / 3_000
+    thorough = info.model_copy(update={"effort": 3_000, "refine": max(each.refine for each in points)})
+    assert max(each.recall for each in points) >= recall_of(KeyIndex(path, thorough), keys, queries, exact) - 0.002
+
+
+def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = random_keys(4_000, 32)  # without clusters, so that what is missed is in lists that are not looked at
+    points = list(curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
+    few = [each.recall for each in points if each.effort == 1]
+    assert few[0] == few[1] == few[2] < 0.99
+    assert max(each.recall for each in points) >= 0.99
+
+
+@pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW8,SQ8", "IVF300,PQ16x4fs,Refine(SQ8)"])
+def test_efforts_between_the_chosen_one_and_the_next_lower_one_close_in_on_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(
+        choose_index, "milliseconds", lambda *_: np.ones(1)
+    )  # so that the least effort that will do is chosen
+    written = trial(random_keys(12_000, 32), kind, tmp_path, 20)  # without clusters, so that there is much to find
+    points = list(curve(written))
+    last = [each for each in points if each.refine == points[-1].refine]
+    target = Target((last[0].recall + last[-1].recall) / 2, 20)
+    chosen = choose(points, target)
+    closer = list(between(written, points, target))
+    tried = sorted((each for each in (*points, *closer) if each.refine == chosen.refine), key=lambda each: each.effort)
+    assert 1 <= len(closer) <= 2
+    assert all(last[0].effort < each.effort < chosen.effort for each in closer)
+    assert all(each.refine == chosen.refine for each in closer)
+    enough = next(place for place, each in enumerate(tried) if each.recall >= target.recall)
+    assert {tried[enough], tried[enough - 1]} & set(closer)
+
+
+def test_where_the_least_effort_reaches_the_target_or_none_does_nothing_more_is_tried(tmp_path: Path) -> None:
+    written = trial(clustered_keys(3_000), "IVF64,RaBitQ", tmp_path, 100)
+    points = list(curve(written))
+    assert list(between(written, points, Target(min(each.recall for each in points), 100))) == []
+    assert list(between(written, points, Target(1, 100))) == []
+
+
+# What is built.
+
+
+def test_auto_compares_families_on_a_sample_and_builds_the_best_whole(
+    tmp_path: Path, small_sample: None, slow_exact_search: None
+) -> None:
+    keys, target = clustered_keys(3_000), Target(0.95, 20)
+    info, chosen, points = best(keys, "auto", tmp_path, target)
+    assert {each.factory for each in points if each.keys == 1_000} == set(candidates(1_000, 32))
+    whole = [each for each in points if each.keys == 3_000]
+    assert chosen == choose(whole, target)
+    assert chosen.recall >= 0.95
+    assert info.factory in candidates(3_000, 32)
+    assert (info.factory, info.effort, info.refine, info.keys) == (
+        *(chosen.factory, chosen.effort, chosen.refine),
+        3_000,
+    )
+    served = KeyIndex(tmp_path / "keys.faiss", info)
+    assert recall_of(served, keys, near(keys, 50), exact_neighbours(keys, near(keys, 50), 20)) == chosen.recall
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
+
+
+def test_auto_takes_exact_search_where_it_is_fast_and_tries_nothing_else(tmp_path: Path, small_sample: None) -> None:
+    info, chosen, points = best(clustered_keys(3_000), "auto", tmp_path, Target(0.98, 20))
+    assert (info.factory, chosen.recall) == ("Flat", 1)
+    assert {each.factory for each in points} == {"Flat"}
+
+
+def test_auto_keeps_to_the_memory_it_may_take(tmp_path: Path, small_sample: None) -> None:
+    keys = clustered_keys(3_000)
+    info, chosen, _ = best(keys, "auto", tmp_path, Target(0.9, 20, size_bytes=64 * 3_000))  # half of float32's
+    assert info.factory != "Flat"
+    assert (tmp_path / "keys.faiss").stat().st_size <= 64 * 3_000
+    assert chosen.recall >= 0.9
+
+
+def test_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: None, slow_exact_search: None) -> None:
+    info, chosen, _ = best(enriched(3_000), "auto", tmp_path, Target(0.9, 20))
+    assert chosen.recall >= 0.9
+    assert info.keys == 3_000
+
+
+def test_what_no_family_reaches_is_answered_with_the_one_that_comes_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_index, "ranked", lambda *_: ["PCA8,Flat", "SQ8", "RaBitQ"])  # all hoped for, all in vain
+    keys = clustered_keys(3_000)
+    info, chosen, points = best(keys, "auto", tmp_path, Target(1, 20))
+    assert {each.factory for each in points if each.keys == 3_000} == {"PCA8,Flat", "SQ8", "RaBitQ"}
+    assert info.factory == chosen.factory == "SQ8"
+    assert chosen.recall == max(each.recall for each in points if each.keys == 3_000) < 1
+    assert isinstance(faiss.read_index(str(tmp_path / "keys.faiss")), faiss.IndexScalarQuantizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
+
+
+def test_auto_passes_over_a_graph_that_leaves_keys_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_index, "ranked", lambda *_: ["HNSW32,SQ8", "SQ8"])
+    keys = clustered_keys(3_000)
+    info, _, _ = best(keys, "auto", tmp_path, Target(0.9, 20))
+    assert info.factory == "HNSW32,SQ8"
+    keys[::10] = keys[0]  # as search logs repeat their queries: more copies than a key has links
+    info, chosen, points = best(keys, "auto", tmp_path, Target(0.9, 20))
+    assert {each.factory: each.reachable for each in points}["HNSW32,SQ8"] < 0.999
+    assert (info.factory, chosen.reachable) == ("SQ8", 1)
+
+
+def test_a_named_index_is_built_as_it_is_named_at_the_least_effort_that_reaches_the_target(tmp_path: Path) -> None:
+    info, chosen, points = best(clustered_keys(3_000), "IVF64,SQ8", tmp_path, Target(0.9, 20))
+    assert {each.factory for each in points} == {info.factory} == {"IVF64,SQ8"}
+    assert chosen.recall >= 0.9
+    assert all(each.recall < 0.9 for each in points if each.milliseconds < chosen.milliseconds)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "IVF1,RaBitQ4", "RR16,HNSW8"])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_fewer_keys_than_are_asked_for_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
+    info, chosen, _ = best(random_keys(rows), kind, tmp_path, Target(0.98, 200))
+    assert (chosen.recall, info.keys) == (1, rows)
+    assert info.effort <= rows
+
+
+@pytest.mark.parametrize("kind", ["auto", "flat", "ivf", "IVF1,RaBitQ4"])
+@pytest.mark.parametrize("rows", [30, 3_000])
+def test_keys_that_are_all_equal_are_as_good_as_one_another(tmp_path: Path, kind: str, rows: int) -> None:
+    keys = np.repeat(random_keys(1), rows, axis=0)
+    info, chosen, _ = build_best(keys, 0, tmp_path / "keys.faiss", kind, keys[:20], Target(0.98, 200), silent)
+    assert (chosen.recall, info.keys) == (1, rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, 0.0, np.inf])
+def test_a_key_that_is_no_unit_vector_is_named_by_its_row_in_the_memory_sampled_or_not(
+    tmp_path: Path, small_sample: None, kind: str, value: float
+) -> None:
+    for row in (0, 1_501, 1_502, 1_503, 2_999):  # the sample holds one row of three
+        keys = clustered_keys(3_000)
+        keys[row] = value
+        with pytest.raises(BuildError, match=f"row {7_000 + row}: expected a unit vector"):
+            build_best(keys, 7_000, tmp_path / "keys.faiss", kind, keys[5:9], Target(0.9, 5), silent)
+
+
+def test_the_sample_is_asked_for_keys_that_it_leaves_out(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, asked = clustered_keys(3_000), []
+
+    def trial(path: Path, info: IndexInfo, sample: np.ndarray, queries: np.ndarray, top_b: int) -> None:
+        asked.append((sample, queries))
+
+    monkeypatch.setattr(choose_index, "Trial", trial)
+    monkeypatch.setattr(choose_index, "curve", lambda _: [])
+    compare(keys, 0, Target(0.98, 10), silent)
+    rows = {row.tobytes(): number for number, row in enumerate(keys)}
+    for sample, queries in asked:
+        sampled, held_out = ({rows[row.tobytes()] for row in part} for part in (sample, queries))
+        assert (len(sampled), len(held_out), sampled & held_out) == (1_000, 100, set())
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(1, 5), (5, 5), (7, 5), (1_000, 1), (1_000, 256)])
+def test_rows_are_spread_over_all_and_none_is_taken_twice(rows: int, wanted: int) -> None:
+    spread_rows = spread(rows, wanted)
+    assert len(set(spread_rows.tolist())) == len(spread_rows) == min(rows, wanted)
+    assert 0 <= spread_rows.min() <= spread_rows.max() <= rows - 1

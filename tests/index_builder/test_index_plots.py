@@ -1,0 +1,95 @@
+"""The plots that `--report` leaves: valid SVG in which every family and the chosen point can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import recollect
+from index_builder.index_plots import write_report
+from service.bundle.manifest import Point
+
+FAMILIES = ["Flat", "HNSW32,SQ8", "IVF894,RaBitQ4", "IVF894,PQ192x4fs,Refine(SQ8)"]
+
+
+def curve(factory: str, keys: int) -> list[Point]:
+    plain = {"factory": factory, "keys": keys, "bytes_per_key": 656.4}
+    return [
+        Point(**plain, effort=effort, refine=refine, recall=1 - 1 / (effort + refine), milliseconds=effort / 100)
+        for effort in (200, 400)
+        for refine in (1.5, 4)
+    ]
+
+
+def texts(path: Path) -> list[str]:
+    """What a reader sees written in an SVG."""
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    return ["".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.fixture
+def measured() -> tuple[dict[str, Point], dict[str, list[Point]]]:
+    """A sample of four families, and one of them whole, for each part."""
+    curves = {
+        part: [*(point for factory in FAMILIES for point in curve(factory, 50_000)), *curve("HNSW32,SQ8", keys)]
+        for part, keys in (("labels", 1_300_000), ("instances", 2_200_000))
+    }
+    return {part: points[-2] for part, points in curves.items()}, curves
+
+
+def test_each_part_has_a_plot_that_names_every_family_and_the_chosen_point(
+    tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
+) -> None:
+    write_report(tmp_path, *measured, top_b=200, recall_target=0.98)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["instances.svg", "labels.svg"]
+    for part, keys in (("labels", "1,300,000"), ("instances", "2,200,000")):
+        written = texts(tmp_path / f"{part}.svg")
+        assert {f"{factory}, 50,000 keys" for factory in FAMILIES} <= set(written)
+        assert f"HNSW32,SQ8, {keys} keys" in written
+        assert f"Indexes of the {part}: {keys} keys" in written
+        assert "chosen: HNSW32,SQ8, effort 400, 656 bytes a key" in written
+        assert "target: 0.98" in written
+
+
+def test_axes_are_named_with_their_units(
+    tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
+) -> None:
+    write_report(tmp_path, *measured, top_b=200, recall_target=0.98)
+    written = texts(tmp_path / "labels.svg")
+    assert "time of a query alone on one thread, in milliseconds" in written
+    assert "recall, as a share of the exact top 200" in written
+
+
+def test_the_same_measurements_make_the_same_plot(
+    tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        write_report(tmp_path / name, *measured, top_b=200, recall_target=0.98)
+    assert (tmp_path / "first" / "labels.svg").read_bytes() == (tmp_path / "second" / "labels.svg").read_bytes()
+
+
+def test_build_leaves_a_report_where_it_is_told_to_even_when_nothing_is_published(
+    tiny_run: Path, quick_export: None, tmp_path: Path
+) -> None:
+    report = tmp_path / "new" / "report"
+    flags = ["--report", str(report), "--latency-budget-ms", "1e-6"]
+    assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path / "store"), *flags]) == 1
+    assert "Flat, 28 keys" in texts(report / "instances.svg")
+    assert "Flat, 8 keys" in texts(report / "labels.svg")
+
+
+def test_report_that_cannot_be_written_is_told_before_the_work(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("index_builder.build.write_tables", pytest.fail)
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/below"):
+        flags = ["--report", str(tmp_path / name)]
+        assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path / "store"), *flags]) == 2
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert str(tmp_path / name) in err

@@ -1,0 +1,174 @@
+"""API keys, rates, origins: who may ask, and how much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.errors import SettingsError
+from service.http import auth
+from service.http.auth import ApiKey, RateLimits, read_api_keys
+from tests.service.http_helpers import Server, serving
+
+FRONT, BATCH = "front-0123456789abcdef", "batch-0123456789abcdef"
+QUERY = {"query": "bread"}
+
+
+@pytest.fixture(scope="module")
+def server(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"# who asks\nfront {FRONT}\n\nbatch {BATCH} 0.001\n")
+    flags = ("--api-keys", str(keys), "--poll-seconds", "600", "--max-batch", "4", "--access-log")
+    with serving(light_versions, *flags, "--cors-origins", "https://shop.example") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Authorization": f"Bearer {FRONT}"}, {"authorization": f"bearer  {FRONT}"}, {"X-API-Key": FRONT}]
+)
+def test_a_known_key_may_ask(client: httpx.Client, headers: dict[str, str]) -> None:
+    assert client.post("/predict", json=QUERY, headers=headers).status_code == 200
+    assert client.get("/version", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer wrong-key-wrong-key"},
+        {"Authorization": f"Basic {FRONT}"},
+        {"X-API-Key": FRONT[:-1]},
+        {"X-API-Key": "front"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/labels/x", "/version"])
+def test_anyone_else_may_not(client: httpx.Client, headers: dict[str, str], path: str) -> None:
+    response = client.request("POST" if "predict" in path else "GET", path, content=b"no JSON", headers=headers)
+    assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"])
+def test_what_tells_of_the_service_needs_no_key(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 200
+
+
+def test_docs_tell_of_keys_where_they_are_needed(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert set(described["components"]["securitySchemes"]) == {"bearer", "header"}
+    assert described["paths"]["/predict"]["post"]["security"]
+    assert "security" not in described["paths"]["/health/live"]["get"]
+    assert {"401", "429"} <= set(described["paths"]["/predict"]["post"]["responses"])
+
+
+def test_a_key_over_its_rate_is_told_when_to_come_again(server: Server, client: httpx.Client) -> None:
+    headers = {"X-API-Key": BATCH}
+    first = client.post("/predict/batch", json={"queries": ["a", "b", "c", "d"]}, headers=headers)
+    assert first.status_code == 200  # a largest batch at once, and then no more for a long while
+    refused = client.post("/predict", json=QUERY, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+    assert int(refused.headers["retry-after"]) > 900
+    assert client.post("/predict", json=QUERY, headers={"X-API-Key": FRONT}).status_code == 200
+    assert 'recollect_rate_limited_total{key="batch"} 1.0' in client.get("/metrics").text
+    assert BATCH not in server.log()
+    assert {event["key"] for event in server.events("request") if event["status"] == 429} == {"batch"}
+
+
+def test_a_page_of_another_origin_may_ask_only_where_it_was_let(client: httpx.Client) -> None:
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key,content-type"}
+    let = client.options("/predict", headers={"Origin": "https://shop.example", **preflight})
+    assert (let.status_code, let.headers["access-control-allow-origin"]) == (200, "https://shop.example")
+    other = client.options("/predict", headers={"Origin": "https://other.example", **preflight})
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("", "expected a line for each key, found none"),
+        ("front\n", "line 1: expected NAME KEY"),
+        (f"front {FRONT} 5 6\n", "found 4 words"),
+        ("front short-secret\n", "line 1: expected a key of 16 characters or more, found 12"),
+        (f"front {FRONT}\u00e9\n", "expected a key of letters, digits and signs of ASCII"),
+        (f"front {FRONT} many\n", "expected queries a second, 0 for no limit, found 'many'"),
+        (f"front {FRONT} -1\n", "found '-1'"),
+        (f"front {FRONT} inf\n", "found 'inf'"),
+        (f"fr/ont {FRONT}\n", "line 1: expected NAME KEY"),
+        (f"front {FRONT}\nfront {BATCH}\n", "found front again"),
+        (f"front {FRONT}\nback {FRONT}\n", "found back again"),
+    ],
+)
+def test_a_file_of_keys_that_is_none_is_refused_without_its_secrets(tmp_path: Path, content: str, found: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content)
+    with pytest.raises(SettingsError) as refused:
+        read_api_keys(path, 0)
+    assert found in str(refused.value)
+    for secret in (FRONT, BATCH, "short-secret"):
+        assert secret not in str(refused.value)
+    with pytest.raises(SettingsError, match="No such file"):
+        read_api_keys(tmp_path / "nowhere", 0)
+
+
+def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(auth.time, "monotonic", lambda: now)
+    limits, key = RateLimits(most_at_once=4, workers=1, link=None), ApiKey("front", b"", 10.0)
+
+    def ask(queries: int = 1) -> float:
+        return asyncio.run(limits.wait_seconds(key, queries))
+
+    assert [ask() for _ in range(10)] == [0.0] * 10  # a second's worth
+    assert ask() == pytest.approx(0.1)
+    now += 0.1
+    assert ask() == 0.0
+    assert ask() > 0
+    now += 60
+    assert ask(10) == 0.0
+    assert ask(4) == pytest.approx(0.4)
+    assert asyncio.run(limits.wait_seconds(ApiKey("free", b"", 0.0), 10_000)) == 0.0
+    of_two = RateLimits(most_at_once=4, workers=2, link=None)
+    assert [asyncio.run(of_two.wait_seconds(key, 1)) for _ in range(5)] == [0.0] * 5
+    assert asyncio.run(of_two.wait_seconds(key, 1)) == pytest.approx(0.2)
+
+
+def settings_refused(*flags: str, capsys: Any) -> str:
+    from recollect import main
+
+    assert main(["serve", "--store", "nowhere", "--port", "0", *flags]) == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    return str(told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (("--rate-limit", "5"), "--rate-limit: expected --api-keys"),
+        (("--admin-port", "0", "--admin-token", "too-short"), "expected 16 characters or more, found 9"),
+        (("--admin-token", "0123456789abcdef"), "expected an --admin-port that it guards"),
+        (("--admin-port", "0", "--admin-host", "0.0.0.0"), "expected an --admin-token where others can reach it"),
+        (("--cors-origins", "shop.example"), "expected origins as https://shop.example, found 'shop.example'"),
+        (("--device", "tpu"), "--device: expected"),
+        (("--workers", "0"), "--workers: expected"),
+    ],
+)
+def test_settings_at_odds_are_refused_in_one_line(
+    flags: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = settings_refused(*flags, capsys=capsys)
+    assert found in told
+    assert "too-short" not in told

@@ -1,0 +1,167 @@
+"""What the service tells of itself: metrics that Prometheus can read, traces where they are wanted, logs of queries."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.store.store import Store
+from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.service.light_stores import until_serves
+
+QUERY = {"query": "bread"}
+
+
+def samples(client: httpx.Client) -> dict[str, float]:
+    """Every sample by its name and labels, as Prometheus reads them."""
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@pytest.fixture
+def client(store: Path) -> Iterator[httpx.Client]:
+    with (
+        serving(store, "--poll-seconds", "0.05") as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
+    ):
+        yield client
+
+
+def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
+    client.post("/predict", json=QUERY)
+    client.post("/predict", json={})
+    client.post("/predict/batch", json={"queries": ["a", "b", "c"]})
+    client.get("/labels/nowhere")
+    for made_up in ("/wp-login.php", "/x"):
+        client.get(made_up)
+    found = samples(client)
+    counted = {name: value for name, value in found.items() if name.startswith("recollect_requests_total")}
+    assert counted == {
+        "recollect_requests_total{path=/predict,status=200}": 1,
+        "recollect_requests_total{path=/predict,status=422}": 1,
+        "recollect_requests_total{path=/predict/batch,status=200}": 1,
+        "recollect_requests_total{path=/labels/{uid},status=404}": 1,
+        "recollect_requests_total{path=other,status=404}": 2,
+    }
+    assert found["recollect_request_seconds_count{path=/predict}"] == 2
+    assert found["recollect_batch_queries_sum"] == 4
+    for stage in ("queue", "tokenize", "encode", "search", "combine"):
+        assert found[f"recollect_stage_seconds_count{{stage={stage}}}"] == 2
+    assert found["recollect_queue_queries"] == 0
+    assert "recollect_redis_up" not in found
+
+
+def test_versions_and_swaps_are_told(client: httpx.Client, store: Path) -> None:
+    assert samples(client)["recollect_swaps_total{outcome=refused}"] == 0
+    Store(store).activate("v5")
+    until_serves(client, "v5")
+    found = samples(client)
+    assert found["recollect_swaps_total{outcome=swapped}"] == found["recollect_swap_seconds_count"] == 1
+    assert found["recollect_bundle_info{version=v5}"] == found["recollect_ready"] == 1
+    assert "recollect_bundle_info{version=v3}" not in found
+    assert found["recollect_bundle_age_seconds"] > 0
+
+
+def test_answers_that_nobody_waits_for_are_counted(client: httpx.Client) -> None:
+    slow = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
+    assert client.post("/predict/batch", json=slow).status_code == 504
+    assert samples(client)["recollect_dropped_total{why=deadline}"] == 1
+
+
+def test_a_share_of_the_queries_is_logged_where_it_is_switched_on(store: Path) -> None:
+    with serving(store, "--log-queries", "1") as server:
+        answer = httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"}).json()
+        logged = server.wait_for("query")
+        assert (logged["query"], logged["version"], logged["request_id"]) == ("bread", "v3", "r-1")
+        assert logged["labels"] == {label["uid"]: label["score"] for label in answer["labels"]}
+    with serving(store) as server:
+        httpx.post(f"{server.url}/predict", json=QUERY)
+        assert "bread" not in server.log()
+
+
+def test_every_request_is_logged_where_it_is_switched_on(store: Path) -> None:
+    with serving(store, "--access-log") as server:
+        httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"})
+        logged = server.wait_for("request")
+        assert (logged["method"], logged["path"], logged["status"]) == ("POST", "/predict", 200)
+        assert (logged["request_id"], logged["client"], logged["key"]) == ("r-1", "127.0.0.1", None)
+        assert "bread" not in server.log()
+
+
+class Collector:
+    """A real endpoint for traces, that keeps what it was sent."""
+
+    def __init__(self) -> None:
+        received = self.received = []  # type: ignore[var-annotated]
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append(self.rfile.read(int(self.headers["content-length"])))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_requests_and_their_stages_are_traced_where_a_collector_is_named(store: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    collector = Collector()
+    try:
+        caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+        with serving(store, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url) as server:
+            httpx.post(f"{server.url}/predict", json=QUERY, headers=caller).raise_for_status()
+            httpx.get(f"{server.url}/health/live").raise_for_status()
+        spans = [
+            span
+            for body in collector.received
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+    finally:
+        collector.close()
+    (request,) = [span for span in spans if "predict" in span.name]
+    assert request.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
+    stages = [span for span in spans if span is not request]
+    assert [span.name for span in stages] == ["queue", "tokenize", "encode", "search", "combine"]
+    assert {span.parent_span_id for span in stages} == {request.span_id}
+    assert all(
+        before.end_time_unix_nano == after.start_time_unix_nano
+        for before, after in zip(stages[:-1], stages[1:], strict=True)
+    )
+
+
+def test_metric_names_are_what_operators_alert_on(client: httpx.Client) -> None:
+    alerts = Path(__file__).parents[2] / "deploy" / "alerts.yml"
+    named = set(re.findall(r"recollect_\w+", alerts.read_text(encoding="utf-8")))
+    told = set(re.findall(r"recollect_\w+", client.get("/metrics").text)) | {
+        "recollect_redis_up",
+        "recollect_redis_errors_total",
+    }
+    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in named} <= {
+        re.sub(r"_(bucket|count|sum)$", "", name) for name in told
+    }

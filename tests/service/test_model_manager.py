@@ -1,0 +1,325 @@
+"""Swapping versions under load, refusing broken ones, stopping; and what a server says when it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from service.http.app import create_app
+from service.settings import ServeSettings
+from service.store.store import Store
+from service.telemetry.metrics import Telemetry
+from service.versions.current import StoreCurrent
+from service.versions.model_manager import Live
+from service.versions.opening import Opener
+from service.versions.replicas import replicas_of
+from tests.service.http_helpers import (
+    PATIENCE_SECONDS,
+    Server,
+    add_version,
+    flip_bit,
+    rehash,
+    serving,
+)
+from tests.service.light_stores import TOP_K, until_serves
+
+POLL = ("--poll-seconds", "0.05")
+
+
+@pytest.fixture
+def server(store: Path) -> Iterator[Server]:
+    with serving(store, *POLL) as server:
+        yield server
+
+
+def following(root: Path, poll_seconds: float) -> Live:
+    store = Store(root)
+    return Live(Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Telemetry(), poll_seconds)
+
+
+class Load:
+    """Threads that ask without pause; `wrong` collects every answer that is not as its version says."""
+
+    def __init__(self, url: str, threads: int = 4) -> None:
+        self._url, self._stop = url, threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(threads)]
+        self.wrong: list[str] = []
+        self.versions: list[str] = []
+
+    def _ask(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=PATIENCE_SECONDS) as client:
+            while not self._stop.is_set():
+                try:
+                    self._check(client.post("/predict", json={"query": "tax on bread"}))
+                except Exception as error:
+                    self.wrong.append(repr(error))
+
+    def _check(self, answer: httpx.Response) -> None:
+        body = answer.json()
+        as_it_says = (answer.status_code, len(body["labels"])) == (200, TOP_K[body["version"]])
+        if not as_it_says or answer.headers["x-index-version"] != body["version"]:
+            self.wrong.append(f"{answer.status_code} {answer.headers} {answer.text}")
+        self.versions.append(body["version"])
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask no more, once the present request is answered."""
+        self._stop.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_fifty_activations_under_load_fail_no_request_and_mix_no_versions(store: Path, server: Server) -> None:
+    with Load(server.url) as load, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+        for nth in range(50):
+            version = ("v5", "v3")[nth % 2]
+            Store(store).activate(version)
+            until_serves(client, version)
+    assert load.wrong == []
+    assert set(load.versions) == {"v3", "v5"}
+    swaps = server.events("bundle_swapped")
+    assert [swap["version"] for swap in swaps] == ["v5", "v3"] * 25
+    assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
+
+
+def test_versions_go_while_nobody_asks(store: Path, server: Server) -> None:
+    def mapped() -> set[str]:
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+        return set(re.findall(r"/bundles/(v\d)/", maps))
+
+    with httpx.Client(base_url=server.url) as client:
+        client.post("/predict", json={"query": "bread"}).raise_for_status()
+        for version in ("v5", "v3", "v5"):
+            Store(store).activate(version)
+            until_serves(client, version)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while mapped() != {"v5"}:
+            assert time.monotonic() < deadline, mapped()
+            time.sleep(0.02)
+
+
+FAULTY_STORE = """
+from service.versions import current
+version, times = current.StoreCurrent.version, iter(range(3))
+def faulty(self):
+    if next(times, None) is not None:
+        raise KeyError("a fault of a driver's")
+    return version(self)
+current.StoreCurrent.version = faulty
+"""
+
+
+def test_a_fault_while_following_is_logged_and_following_goes_on(store: Path) -> None:
+    with serving(store, *POLL, prelude=FAULTY_STORE) as server, httpx.Client(base_url=server.url) as client:
+        assert "KeyError" in server.wait_for("store_unreadable")["exception"]
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+        assert len(server.events("store_unreadable")) == 1
+
+
+def wrong_dim(folder: Path, manifest: dict[str, Any]) -> None:
+    manifest["dim"] = 383
+
+
+def bit_flipped(folder: Path, manifest: dict[str, Any]) -> None:
+    flip_bit(folder / "label_keys.faiss")
+
+
+def no_onnx(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / "encoder.onnx").write_bytes(b"no graph")
+    rehash(folder, manifest)
+
+
+def test_broken_version_is_refused_once_and_a_later_good_one_is_taken(store: Path, server: Server) -> None:
+    breaks = {"bit_flipped": "label_keys.faiss", "wrong_dim": "383", "no_onnx": ""}
+    with httpx.Client(base_url=server.url) as client:
+        for nth, (name, told) in enumerate(breaks.items(), start=1):
+            add_version(store, "v5", name, globals()[name])
+            Store(store).activate(name)
+            refused = server.wait_for("bundle_refused", nth)
+            assert (refused["version"], refused["serving"], refused["level"]) == (name, "v3", "error")
+            assert told in refused["error"]
+            assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        time.sleep(0.3)
+        assert len(server.events("bundle_refused")) == len(breaks)
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+
+
+@pytest.mark.parametrize("garbage", [b"../v5\n", b"/etc\n", b"\xff\xfe", b"", b"v5\nv3\n", b"a" * 5000])
+def test_current_that_names_no_version_is_logged_and_survived(store: Path, server: Server, garbage: bytes) -> None:
+    (store / "CURRENT").write_bytes(garbage)
+    unreadable = server.wait_for("store_unreadable")
+    assert unreadable["serving"] == "v3"
+    with httpx.Client(base_url=server.url) as client:
+        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+
+
+def test_version_that_is_not_there_is_refused(store: Path, server: Server) -> None:
+    (store / "CURRENT").write_text("nowhere\n")
+    assert "nowhere" in server.wait_for("bundle_refused")["error"]
+    (store / "CURRENT").write_text("v5\n")
+    assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+def test_current_that_goes_missing_changes_nothing(store: Path, server: Server) -> None:
+    (store / "CURRENT").unlink()
+    time.sleep(0.3)
+    assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
+
+
+def test_sigterm_stops_the_server_after_its_last_answer(server: Server) -> None:
+    httpx.get(f"{server.url}/health/ready").raise_for_status()
+    answers: list[int] = []
+
+    def ask() -> None:
+        body = {"queries": ["many words " * 60] * 64}
+        answers.append(httpx.post(f"{server.url}/predict/batch", json=body, timeout=PATIENCE_SECONDS).status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.05)
+    server.process.send_signal(signal.SIGTERM)
+    asking.join()
+    assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+    assert answers == [200]
+    assert "Traceback" not in server.log()
+
+
+FAULT = """
+from service.predictor.predictor import Predictor
+answer = Predictor.predict_together
+def predict_together(self, requests):
+    if any(query.startswith("zyzzyva") for queries, _ in requests for query in queries):
+        raise RuntimeError("a fault of ours")
+    return answer(self, requests)
+Predictor.predict_together = predict_together
+"""
+
+
+def test_fault_of_ours_is_logged_once_without_the_query(store: Path) -> None:
+    with serving(store, prelude=FAULT) as server:
+        query = {"query": "zyzzyva, in private"}
+        failed = httpx.post(f"{server.url}/predict", json=query, headers={"X-Request-Id": "r-1"})
+        assert (failed.status_code, failed.json()["code"]) == (500, "internal")
+        assert "a fault of ours" not in failed.text
+        assert (failed.headers["x-request-id"], failed.headers["x-index-version"]) == ("r-1", "v3")
+        event = server.wait_for("request_failed")
+        assert (event["request_id"], event["path"]) == ("r-1", "/predict")
+        assert "a fault of ours" in event["exception"]
+        assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).status_code == 200
+        assert "zyzzyva" not in server.log()
+        assert server.log().count("Traceback") == 1
+
+
+def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
+    app = create_app(following(tmp_path, poll_seconds=1), ServeSettings(store=tmp_path), Telemetry())
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+            asked = [await client.get(path) for path in ("/health/ready", "/version", "/labels/x", "/health/live")]
+            return [await client.post("/predict", json={"query": "bread"}), *asked]
+
+    *refused, alive = anyio.run(ask)
+    for response in refused:
+        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+        assert int(response.headers["retry-after"]) >= 1
+        assert "x-index-version" not in response.headers
+    assert alive.json() == {"status": "live"}
+
+
+def test_log_is_one_json_event_a_line(server: Server) -> None:
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    assert [line["event"] for line in lines] == ["bundle_opened", "thread_budget", "serving"]
+    assert all({"timestamp", "level"} <= line.keys() for line in lines)
+
+
+def test_refused_version_is_tried_again_after_a_while(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.versions.model_manager._RETRY_SECONDS", 0.0)
+    live = following(store, poll_seconds=0.02)
+    live.open_current()
+    before, broken = live.version(), store / "bundles" / "v5" / "tokenizer.json"
+    content = broken.read_bytes()
+    broken.write_bytes(b"{}")
+    live.follow()
+    try:
+        (store / "CURRENT").write_text("v5\n")
+        time.sleep(0.2)
+        assert live.version() == before
+        broken.write_bytes(content)
+        deadline = time.monotonic() + 20
+        while live.version() != "v5":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        live.close()
+
+
+# A full queue, and clients that leave.
+
+# Answers take their time; what is asked is written down.
+SLOW = """
+import pathlib, time
+from service.predictor import predictor
+answer = predictor.Predictor.predict_together
+def slowly(self, requests):
+    with pathlib.Path({asked!r}).open("a") as asked:
+        asked.writelines(query + "\\n" for queries, _ in requests for query in queries)
+    time.sleep({seconds})
+    return answer(self, requests)
+predictor.Predictor.predict_together = slowly
+"""
+
+
+def test_more_than_may_wait_is_told_to_come_again_and_the_rest_is_answered(store: Path, tmp_path: Path) -> None:
+    prelude = SLOW.format(asked=str(tmp_path / "asked"), seconds=0.3)
+    flags = ("--max-queue", "2")
+    with serving(store, *flags, prelude=prelude) as server, httpx.Client(timeout=PATIENCE_SECONDS) as client:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(client.post, f"{server.url}/predict", json={"query": f"q{n}"}) for n in range(8)]
+            answers = [each.result() for each in asked]
+        assert {answer.status_code for answer in answers} == {200, 503}
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert {answer.json()["code"] for answer in refused} == {"overloaded"}
+        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+        assert client.post(f"{server.url}/predict", json={"query": "later"}).status_code == 200
+
+
+def test_a_client_that_has_gone_costs_no_answer(store: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    with serving(store, prelude=SLOW.format(asked=str(asked), seconds=1.5)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+            asked.write_text("")
+            first = pool.submit(client.post, "/predict", json={"query": "first"})
+            while "first" not in asked.read_text():
+                time.sleep(0.01)
+            with socket.create_connection((host, int(port))) as leaving:
+                body = b'{"query": "leaving"}'
+                head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                leaving.sendall(b"POST /predict HTTP/1.1\r\n" + head.encode() + body)
+                time.sleep(0.4)  # it waits behind the first, and is looked after
+            assert first.result().status_code == 200
+            assert client.post("/predict", json={"query": "last"}).status_code == 200
+        assert asked.read_text().split() == ["first", "last"]

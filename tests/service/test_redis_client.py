@@ -1,0 +1,280 @@
+"""Replicas that share a real Redis: one current version, answers kept for each other, a Redis that goes and comes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.store.store import Store
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.service.light_stores import TOP_K, until_serves
+from tests.service.redis_server import PASSWORD, RedisServer, needs_redis, running_redis
+
+pytestmark = needs_redis
+
+# Only an announcement makes a replica look before the test is over.
+NEVER_POLLS = ("--poll-seconds", "600")
+POLLS = ("--poll-seconds", "0.05")
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
+    with (
+        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
+    ):
+        yield server, client
+
+
+def run(*arguments: str) -> int:
+    from recollect import main
+
+    return main(list(arguments))
+
+
+def until(true: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_activation_is_announced_to_a_replica_that_has_a_store_of_its_own(
+    store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = copy_store(store, tmp_path / "elsewhere")
+    with (
+        replica(store, redis_server, *NEVER_POLLS) as (_, near),
+        replica(elsewhere, redis_server, *NEVER_POLLS) as (_, far),
+    ):
+        until(lambda: redis_server.client().pubsub_numsub("recollect:current")[0][1] == 2)
+        assert run("activate", "v5", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 0
+        assert capsys.readouterr().out == "v5\n"
+        for client in (near, far):
+            answer = client.post("/predict", json={"query": "bread"}).json()
+            assert (answer["version"], len(answer["labels"])) == ("v5", TOP_K["v5"])
+        assert run("rollback", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 0
+        assert {client.get("/version").json()["version"] for client in (near, far)} == {"v3"}
+
+
+def test_a_version_that_one_replica_lacks_is_told_by_replica_and_reason(
+    store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.service.http_helpers import add_version, answers_with
+
+    elsewhere = copy_store(store, tmp_path / "elsewhere")
+    with replica(store, redis_server, *POLLS) as (_, near), replica(elsewhere, redis_server, *POLLS) as (_, far):
+        add_version(store, "v3", "v7", answers_with(7))
+        assert run("activate", "v7", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 1
+        told = capsys.readouterr().err
+        assert "v7 is current, but 1 of 2 replicas do not serve it:" in told
+        assert "serves v3:" in told
+        assert "found no 'v7'" in told
+        assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
+
+
+def test_a_lost_announcement_costs_a_poll_and_a_redis_that_forgot_is_told_again(
+    store: Path, redis_server: RedisServer
+) -> None:
+    with replica(store, redis_server, *POLLS) as (_, client), redis_server.client() as redis_client:
+        redis_client.set("recollect:current", "v5")  # nobody is told
+        until_serves(client, "v5")
+        redis_client.delete("recollect:current")
+        until(lambda: redis_client.get("recollect:current") == "v5")
+
+
+def test_the_service_goes_on_without_redis_says_so_and_recovers(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *POLLS) as (server, client):
+        redis_server.stop()
+        degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
+        assert "Redis does not answer: it cannot be reached" in degraded[0]
+        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        assert metric(client, "recollect_redis_up") == 0
+        Store(store).activate("v5")  # followed all the same
+        until_serves(client, "v5")
+        redis_server.start()
+        until(lambda: "degraded" not in client.get("/health/ready").json())
+        assert metric(client, "recollect_redis_up") == 1
+        assert until(lambda: redis_server.client().get("recollect:current")) == "v5"
+        assert client.get("/version").json()["version"] == "v5"
+        assert len(server.events("redis_up")) <= len(server.events("redis_down"))
+        assert PASSWORD not in server.log()
+
+
+def test_a_version_activated_while_redis_was_away_is_not_undone_by_it(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *POLLS) as (server, client):
+        until(lambda: redis_server.client().get("recollect:current") == "v3")
+        redis_server.hold_up()  # it will remember v3
+        server.wait_for("redis_down")
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+        redis_server.go_on()
+        until(lambda: redis_server.client().get("recollect:current") == "v5")
+        assert client.get("/version").json()["version"] == "v5"
+
+
+def test_a_redis_that_hangs_holds_up_no_request_for_long(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *NEVER_POLLS) as (server, client):
+        redis_server.hold_up()
+        for number in range(5):
+            assert client.post("/predict", json={"query": f"bread {number}"}).status_code == 200
+        assert len(server.events("redis_down")) == 1
+
+
+def test_answers_are_kept_for_other_replicas(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *POLLS) as (_, first), replica(store, redis_server, *POLLS) as (_, second):
+        made = first.post("/predict", json={"query": "bread", "top_k": 2})
+        until(lambda: redis_server.client().keys("recollect:answer:*"))
+        kept = second.post("/predict", json={"query": "bread", "top_k": 2})
+        assert kept.headers["server-timing"].startswith("cache;")
+        assert (kept.json(), kept.headers["x-index-version"]) == (made.json(), "v3")
+        assert metric(second, 'recollect_cache_requests_total{outcome="hit",tier="redis"}') == 1
+        assert 0 < redis_server.client().ttl(redis_server.client().keys("recollect:answer:*")[0]) <= 600
+        Store(store).activate("v5")
+        until_serves(second, "v5")
+        assert len(second.post("/predict", json={"query": "bread"}).json()["labels"]) == TOP_K["v5"]
+
+
+def test_rates_are_counted_over_replicas_and_by_each_without_redis(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("front 0123456789abcdef 2\n")
+    flags = (*POLLS, "--api-keys", str(keys), "--max-batch", "4")
+    with replica(store, redis_server, *flags) as (_, first), replica(store, redis_server, *flags) as (_, second):
+
+        def ask(client: httpx.Client) -> httpx.Response:
+            return client.post("/predict", json={"query": "bread"}, headers={"X-API-Key": "0123456789abcdef"})
+
+        statuses = [ask((first, second)[nth % 2]).status_code for nth in range(10)]
+        assert statuses[:4] == [200] * 4
+        assert 429 in statuses
+        refused = until(lambda: next((each for each in [ask(first)] if each.status_code == 429), None))
+        assert int(refused.headers["retry-after"]) >= 1
+        redis_server.stop()
+        assert 200 in [ask(first).status_code for _ in range(3)]
+
+
+def test_a_version_that_the_store_lacks_does_not_keep_a_replica_from_starting(
+    store: Path, redis_server: RedisServer
+) -> None:
+    redis_server.client().set("recollect:current", "removed")
+    with replica(store, redis_server, *POLLS) as (server, client):
+        assert client.get("/version").json()["version"] == "v3"
+        assert "removed" not in [event["version"] for event in server.events("bundle_opened")]
+
+
+def test_a_redis_that_refuses_to_keep_answers_is_told_without_them(store: Path, redis_server: RedisServer) -> None:
+    with redis_server.client() as owner, replica(store, redis_server, *NEVER_POLLS) as (server, client):
+        owner.config_set("maxmemory", "1")
+        answer = client.post("/predict", json={"query": "bread"}).json()
+        refused = server.wait_for("redis_refuses")
+        assert "OutOfMemory" in refused["error"]
+        told = client.get("/health/ready").text + server.log()
+        assert answer["labels"][0]["uid"] not in told
+        assert str(redis_server.port) not in told
+        assert metric(client, "recollect_redis_errors_total") >= 1
+
+
+def test_many_requests_at_once_take_turns(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *NEVER_POLLS) as (server, client), ThreadPoolExecutor(150) as pool:
+        limits = httpx.Limits(max_connections=200)
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, limits=limits) as many:
+            asked = [pool.submit(many.post, "/predict", json={"query": f"bread {n % 7}"}) for n in range(600)]
+            assert {each.result().status_code for each in asked} <= {200, 503}
+        assert server.events("redis_down") == []
+        assert metric(client, "recollect_redis_errors_total") == 0
+
+
+@pytest.mark.parametrize("kept", ["", '{"labels":1', "[]", "\x00"])
+def test_what_is_no_answer_in_redis_is_made_anew(store: Path, redis_server: RedisServer, kept: str) -> None:
+    with (
+        replica(store, redis_server, "--cache-seconds", "1", *NEVER_POLLS) as (_, client),
+        redis_server.client() as owner,
+    ):
+        made = client.post("/predict", json={"query": "bread"})
+        key = until(lambda: owner.keys("recollect:answer:*"))[0]
+        owner.set(key, kept)
+        time.sleep(1.1)  # until the process itself has forgotten
+        assert client.post("/predict", json={"query": "bread"}).json() == made.json()
+
+
+def test_a_rate_outlives_a_clock_that_is_set_back(store: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("front 0123456789abcdef 2\n")
+    with replica(store, redis_server, "--api-keys", str(keys)) as (_, client):
+        headers = {"X-API-Key": "0123456789abcdef"}
+        client.post("/predict", json={"query": "a"}, headers=headers).raise_for_status()
+        (key,) = redis_server.client().keys("recollect:rate:*")
+        redis_server.client().set(key, str(time.time() + 3600))
+        assert client.post("/predict", json={"query": "b"}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
+def test_a_wrong_password_is_refused_at_the_start_and_never_printed(
+    store: Path,
+    redis_server: RedisServer,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0"]
+    refused = subprocess.run(
+        [*command, "--redis-url", url.format(port=redis_server.port)], capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [
+        "recollect serve: --redis-url: Redis does not accept its user and password; correct them"
+    ]
+
+
+@pytest.mark.parametrize("url", ["http://x:secret-word@host", "redis://user:secret/word@host:6379", "secret-word"])
+def test_a_url_of_another_form_is_refused_and_not_repeated(
+    store: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("activate", "v5", "--store", str(store), "--redis-url", url) == 2
+    told = capsys.readouterr().err
+    assert "--redis-url: expected redis://" in told
+    assert "secret" not in told
+
+
+def test_activation_without_redis_says_what_happened(
+    store: Path, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    redis_server.stop()
+    assert run("activate", "v5", "--store", str(store), "--redis-url", redis_server.url) == 1
+    told = capsys.readouterr().err
+    assert "v5 is current in the store, but Redis does not answer" in told
+    assert PASSWORD not in told
+    assert Store(store).current() == "v5"
+
+
+def test_a_malformed_version_in_redis_is_logged_and_survived(store: Path, redis_server: RedisServer) -> None:
+    with replica(store, redis_server, *POLLS) as (server, client):
+        redis_server.client().set("recollect:current", "../v5")
+        assert "expected a version's name" in server.wait_for("store_unreadable")["error"]
+        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        redis_server.client().set("recollect:current", "v5")
+        until_serves(client, "v5")

@@ -1,0 +1,109 @@
+"""Click logs in Parquet: one row a click, as a search front end writes them.
+
+    train.parquet  test.parquet   query text, label uid[, weight]
+    labels.parquet                label uid, label text
+
+Each may be one file or a folder of parts. Rows of the same query text become one instance; a query and label
+that occur in several rows are one pair whose weights add up, and a pair whose sum is not positive is no pair.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+
+from trainer.data.dataset import Entries, LabelSets, SplitName, text_problem
+from trainer.errors import DatasetError
+
+EXPECTED = "labels.parquet and train.parquet"
+
+_QUERY = ("query", "query_text", "text")
+_LABEL = ("label", "label_uid", "uid")
+_WEIGHT = ("weight",)
+_TEXT = ("text", "label_text")
+
+
+def recognises(folder: Path) -> bool:
+    return (folder / "labels.parquet").exists()
+
+
+def read_labels(folder: Path) -> tuple[Path, Entries]:
+    path = folder / "labels.parquet"
+    table = _read(path)
+    return path, Entries(_strings(table, _LABEL, path), _strings(table, _TEXT, path))
+
+
+def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
+    path = folder / f"{name}.parquet"
+    table = _read(path)
+    encoded = _strings(table, _QUERY, path).dictionary_encode()
+    queries = encoded.dictionary
+    rows = encoded.indices.to_numpy().astype(np.int64)
+    columns = _label_positions(_strings(table, _LABEL, path), labels, path)
+    pairs, index = np.unique(rows * len(labels) + columns, return_inverse=True)
+    pairs = pairs[np.bincount(index, weights=_weights(table, path), minlength=len(pairs)) > 0]
+    counts = np.bincount(pairs // len(labels), minlength=len(queries))
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
+    return path, Entries(uids, queries), LabelSets(indptr, (pairs % len(labels)).astype(np.int32))
+
+
+def _read(path: Path) -> pa.Table:
+    if not path.exists():
+        raise DatasetError(f"{path}: expected a Parquet file or a folder of them, found nothing")
+    try:
+        return pads.dataset(path, format="parquet").to_table()
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{path}: expected Parquet, found: {str(error).splitlines()[0]}") from None
+
+
+def _column(table: pa.Table, names: tuple[str, ...]) -> pa.ChunkedArray | None:
+    return next((table.column(name) for name in names if name in table.column_names), None)
+
+
+def _strings(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.LargeStringArray:
+    column = _column(table, names)
+    if column is None:
+        raise DatasetError(f"{path}: expected a column {' or '.join(names)}, found {', '.join(table.column_names)}")
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type  # pandas' category
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DatasetError(f"{path}: expected column {names[0]!r} to hold strings, found {column.type}")
+    strings = pa.concat_arrays(column.cast(pa.large_string()).chunks or [pa.array([], type=pa.large_string())])
+    try:
+        strings.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DatasetError(f"{path}: expected column {names[0]!r} to hold UTF-8, found: {error}") from None
+    blank = pc.equal(pc.utf8_trim_whitespace(pc.fill_null(strings, "")), "")
+    if pc.any(blank).as_py():
+        row = int(np.flatnonzero(blank.to_numpy(zero_copy_only=False))[0])
+        raise DatasetError(f"{path}: row {row + 1}: {names[0]!r}: {text_problem('')}")
+    return strings
+
+
+def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path) -> np.ndarray:
+    positions = pc.index_in(uids, value_set=labels.uids)
+    if positions.null_count:
+        row = int(np.flatnonzero(positions.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DatasetError(
+            f"{path}: row {row + 1}: label uid {uids[row].as_py()!r} is unknown; expected one of the "
+            f"{len(labels):,} uids of labels.parquet: add it there or remove the row"
+        )
+    return np.asarray(positions.to_numpy(), dtype=np.int64)
+
+
+def _weights(table: pa.Table, path: Path) -> np.ndarray:
+    column = _column(table, _WEIGHT)
+    if column is None:
+        return np.ones(len(table))
+    try:
+        weights = np.asarray(column.cast(pa.float64()).to_numpy())
+    except pa.ArrowException as error:
+        raise DatasetError(f"{path}: expected column 'weight' to hold numbers, found {column.type} ({error})") from None
+    if not np.isfinite(weights).all():
+        row = int(np.flatnonzero(~np.isfinite(weights))[0])
+        raise DatasetError(f"{path}: row {row + 1}: expected a finite weight, found {weights[row]}")
+    return weights

@@ -1,0 +1,68 @@
+"""Recollect's own layout: JSON lines, plain or gzip.
+
+    train.jsonl[.gz]   test.jsonl[.gz]   {"uid", "text", "labels": [position or label uid, ...]}
+    labels.jsonl[.gz]                    {"uid", "text"}, one line a label, in label order
+
+An instance's uid may be left out; its row number, from 0, stands in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.data.dataset import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
+from trainer.data.formats.lines import check_position, first_existing, records, require, text_field, uid_field
+from trainer.errors import DatasetError
+
+EXPECTED = "labels.jsonl[.gz] and train.jsonl[.gz]"
+
+
+def _names(stem: str) -> tuple[str, ...]:
+    return (f"{stem}.jsonl", f"{stem}.jsonl.gz")
+
+
+def recognises(folder: Path) -> bool:
+    return any(first_existing(folder, _names(stem)) for stem in ("labels", "train", "test"))
+
+
+def read_labels(folder: Path) -> tuple[Path, Entries]:
+    path = require(folder, _names("labels"))
+    uids, texts = StringColumn(), StringColumn()
+    for number, record in records(path):
+        uids.append(uid_field(record, path, number))
+        texts.append(text_field(record, "text", path, number))
+    return path, Entries(uids.build(), texts.build())
+
+
+def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
+    path = require(folder, _names(name))
+    resolve = LabelResolver(labels, path)
+    split = SplitBuilder()
+    for number, record in records(path):
+        found = record.get("labels")
+        if not isinstance(found, list):
+            raise DatasetError(f"{path}:{number}: expected 'labels' to be a list, found {found!r}")
+        positions = [resolve(label, number) for label in found]
+        uid = uid_field(record, path, number, default=str(len(split)))
+        split.append(uid, text_field(record, "text", path, number), positions)
+    return path, *split.build()
+
+
+class LabelResolver:
+    """Turns a label as written, a position or a uid, into its position."""
+
+    def __init__(self, labels: Entries, path: Path) -> None:
+        self._labels, self._path = labels, path
+        self._positions: dict[str, int] | None = None
+
+    def __call__(self, label: object, number: int) -> int:
+        if not isinstance(label, str):
+            return check_position(label, len(self._labels), self._path, number)
+        if self._positions is None:  # built only for files that name labels by uid
+            self._positions = {uid: row for row, uid in enumerate(self._labels.uids.to_pylist())}
+        if label not in self._positions:
+            raise DatasetError(
+                f"{self._path}:{number}: label uid {label!r} is unknown; expected one of the "
+                f"{len(self._labels):,} uids of the labels file: add it there or correct it here"
+            )
+        return self._positions[label]

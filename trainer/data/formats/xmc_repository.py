@@ -1,0 +1,55 @@
+"""The layout of the extreme classification repository's raw data (http://manikvarma.org/downloads/XC).
+
+    trn.json.gz  tst.json.gz   {"uid", "title", "content", "target_ind": [position, ...], "target_rel"}
+    lbl.json.gz                {"uid", "title", "content"}
+
+A text is the title, and the content where there is one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainer.data.dataset import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
+from trainer.data.formats.lines import check_position, first_existing, records, require, text_field, uid_field
+from trainer.errors import DatasetError
+
+EXPECTED = "lbl.json[.gz] and trn.json[.gz]"
+
+_STEMS: dict[str, str] = {"train": "trn", "test": "tst", "labels": "lbl"}
+
+
+def _names(stem: str) -> tuple[str, ...]:
+    return (f"{stem}.json.gz", f"{stem}.json")
+
+
+def recognises(folder: Path) -> bool:
+    return first_existing(folder, _names(_STEMS["labels"])) is not None
+
+
+def read_labels(folder: Path) -> tuple[Path, Entries]:
+    path = require(folder, _names(_STEMS["labels"]))
+    uids, texts = StringColumn(), StringColumn()
+    for number, record in records(path):
+        uids.append(uid_field(record, path, number))
+        texts.append(_text(record, path, number))
+    return path, Entries(uids.build(), texts.build())
+
+
+def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
+    path = require(folder, _names(_STEMS[name]))
+    split = SplitBuilder()
+    for number, record in records(path):
+        found = record.get("target_ind")
+        if not isinstance(found, list):
+            raise DatasetError(f"{path}:{number}: expected 'target_ind' to be a list, found {found!r}")
+        positions = [check_position(position, len(labels), path, number) for position in found]
+        uid = uid_field(record, path, number, default=str(len(split)))
+        split.append(uid, _text(record, path, number), positions)
+    return path, *split.build()
+
+
+def _text(record: dict[str, Any], path: Path, number: int) -> str:
+    parts = [part for field in ("title", "content") if isinstance(part := record.get(field), str) and part.strip()]
+    return text_field({"title": " ".join(parts)}, "title", path, number)

@@ -1,0 +1,75 @@
+"""The classifier head (UniDEC): beside its dual encoder's vector, a query has one by which labels are told apart.
+
+    query:  [ f(x) ; unit(dropout(W f(x) + b)) ] / sqrt 2        label:  [ f(z_l) ; unit(w_l) ] / sqrt 2
+
+w_l is learnt, one vector a label. Both views count alike in the similarity of two keys. UniDEC puts a layer of its own
+between encoder and f, and learns the classifier's query at its own length; here f is the encoder's vector, as for every
+method, and both views learn as they answer, at unit length.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy import sparse
+from torch import Tensor, nn
+
+from trainer.heads.head import Head
+from trainer.label_keys import mix
+
+_DROPOUT = 0.1
+
+
+class Classifier(Head):
+    """Queries and labels have two views each, the dual encoder's and the classifier's; a key is both, side by side.
+
+    Args:
+        dim: Size of a vector.
+        labels: How many there are.
+    """
+
+    kind: ClassVar[str] = "classifier"
+    query_views, label_views = 2, 2
+
+    def __init__(self, dim: int, labels: int) -> None:
+        super().__init__(dim)
+        self.project = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(_DROPOUT)
+        self.weights = nn.Parameter(torch.zeros(labels, dim))
+        nn.init.eye_(self.project.weight)  # so that both views of a query start as one
+        nn.init.zeros_(self.project.bias)
+
+    @property
+    def key_dim(self) -> int:
+        return 2 * self.dim
+
+    def shape(self) -> dict[str, Any]:
+        return {"labels": len(self.weights)}
+
+    def queries(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row 2 dim"]:
+        return torch.stack([vectors, nn.functional.normalize(self.dropout(self.project(vectors)), dim=-1)], dim=1)
+
+    def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 2 dim"]:
+        return torch.stack([vectors, nn.functional.normalize(self.weights[rows], dim=-1)], dim=1)
+
+    def key(self, views: Float[Tensor, "row 2 dim"]) -> Float[Tensor, "row key"]:
+        return views.flatten(1) / math.sqrt(2)
+
+    def start(
+        self,
+        texts: Float[np.ndarray, "label dim"],
+        instances: Float[np.ndarray, "instance dim"],
+        values: sparse.csr_matrix,
+        seed: int,
+    ) -> None:
+        """A label starts between its text and the mean of its instances."""
+        weights = mix(texts, values.T @ instances, alpha=0.5)
+        with torch.no_grad():
+            self.weights.copy_(torch.from_numpy(weights))
+
+    def lookups(self) -> list[nn.Parameter]:
+        return [self.weights]

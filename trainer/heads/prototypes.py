@@ -1,0 +1,112 @@
+"""Label prototypes (PRIME): what a label's text, its instances and its neighbours say of it, as one vector.
+
+    p_l = unit( mean of Transformer( [t_l, v_c(l), c_l] ) )
+
+t_l is the label text's vector; c_l its centroid, the mean of its instances'; v_c(l) a free vector out of a bank, which
+the labels of a cluster share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy import sparse
+from torch import Tensor, nn
+
+from trainer.batches import Batch
+from trainer.clustering import balanced_clusters
+from trainer.heads.centroids import Centroids
+from trainer.heads.head import Head
+from trainer.randomness import Purpose, generator
+
+PrototypeToken = Literal["text", "free", "centroid"]
+
+_FEED_FORWARD, _DROPOUT = 1_024, 0.1
+
+
+class Prototypes(Head):
+    """Queries keep their vector; labels have two views: the prototype, which is their key, and the text's vector.
+
+    Args:
+        dim: Size of a vector.
+        labels: How many there are.
+        tokens: Of what a prototype is made.
+        bank: Free vectors; 0 where they are no token.
+    """
+
+    kind: ClassVar[str] = "prototypes"
+    query_views, label_views = 1, 2
+
+    def __init__(self, dim: int, labels: int, tokens: Sequence[PrototypeToken], bank: int) -> None:
+        super().__init__(dim)
+        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
+        self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
+        for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # so that a prototype starts as a mean
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+        self.free = nn.Parameter(torch.zeros(bank, dim))
+        self.cluster: Tensor
+        self.register_buffer("cluster", torch.zeros(labels if bank else 0, dtype=torch.int64))
+        self.centroids = Centroids(labels, dim) if "centroid" in tokens else None
+
+    @property
+    def key_dim(self) -> int:
+        return self.dim
+
+    def shape(self) -> dict[str, Any]:
+        return self._shape
+
+    def queries(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row 1 dim"]:
+        return vectors[:, None]
+
+    def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 2 dim"]:
+        parts = [vectors] if "text" in self._shape["tokens"] else []
+        if len(self.free):
+            parts.append(self.free[self.cluster[rows]])
+        if self.centroids is not None:
+            parts.append(self.centroids(rows, vectors))
+        mixed = self.layer(torch.stack(parts, dim=1)).mean(dim=1)
+        return torch.stack([nn.functional.normalize(mixed, dim=-1), vectors], dim=1)
+
+    def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row dim"]:
+        return views[:, 0]
+
+    def start(
+        self,
+        texts: Float[np.ndarray, "label dim"],
+        instances: Float[np.ndarray, "instance dim"],
+        values: sparse.csr_matrix,
+        seed: int,
+    ) -> None:
+        """A free vector starts as the mean of its cluster's texts."""
+        if self.centroids is not None:
+            self.centroids.start(instances, values)
+        if len(self.free):
+            bank = len(self.free)
+            cluster = balanced_clusters(texts, np.arange(len(texts)), bank, generator(seed, Purpose.BANK))
+            means = sparse.csr_matrix((np.ones(len(texts), np.float32), (cluster, np.arange(len(texts))))) @ texts
+            with torch.no_grad():
+                self.cluster.copy_(torch.from_numpy(cluster))
+                self.free.copy_(nn.functional.normalize(torch.from_numpy(means), dim=-1))
+
+    def leave_out(self, batch: Batch) -> None:
+        if self.centroids is not None:
+            self.centroids.leave_out(batch)
+
+    def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
+        if self.centroids is not None:
+            self.centroids.follow(batch, queries)
+
+    def scratch(self) -> dict[str, np.ndarray]:
+        return {} if self.centroids is None else {"followed": self.centroids.followed}
+
+    def restore(self, scratch: dict[str, np.ndarray]) -> None:
+        if self.centroids is not None:
+            self.centroids.followed = scratch["followed"]
+
+    def lookups(self) -> list[nn.Parameter]:
+        return [self.free]
