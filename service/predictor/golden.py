@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.errors import BundleError, WrongAnswersError
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.versions.throttle import rest
 
@@ -73,7 +74,7 @@ def agreement(predictor: Predictor, golden: list[GoldenQuery]) -> float:
     """Share of the golden labels that the bundle answers with, over all golden queries; all of none is 1."""
     kept = 0
     for each in golden:
-        (answer,) = predictor.predict([each.query], predictor.options(top_k=len(each.labels))).answers
+        (answer,) = predictor.predict([each.query], resolve_options(predictor.defaults, top_k=len(each.labels))).answers
         kept += len({*each.labels} & {label.uid for label in answer.labels})
         rest()
     return kept / sum(len(each.labels) for each in golden) if golden else 1.0

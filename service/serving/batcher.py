@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from service.errors import OverloadError
-from service.predictor.predictor import Answers, Options, Predictor
+from service.options import AnswerOptions
+from service.predictor.predictor import Answers, Predictor
 from service.telemetry.metrics import Telemetry
 
 Composed = TypeVar("Composed")
@@ -31,7 +32,7 @@ class _Job(Generic[Composed]):
 
     predictor: Predictor
     queries: Sequence[str]
-    options: Options
+    options: AnswerOptions
     compose: Callable[[Answers], Composed]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Composed]
@@ -90,7 +91,7 @@ class Batcher:
         self,
         predictor: Predictor,
         queries: Sequence[str],
-        options: Options,
+        options: AnswerOptions,
         compose: Callable[[Answers], Composed],
     ) -> asyncio.Future[Composed]:
         """Have a request answered, and its response composed, off the event loop; cancelled, it is dropped.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from service.options import resolve_options
 from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
 from service.settings import Device
@@ -52,7 +53,7 @@ class Opener:
         check_golden(predictor)
         for query in recorded:
             with contextlib.suppress(Exception):  # who asks it again is told; here it only warms
-                predictor.predict([query], predictor.options())
+                predictor.predict([query], resolve_options(predictor.defaults))
             rest()
         for why in predictor.on_cpu if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=why)
