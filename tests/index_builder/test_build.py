@@ -286,7 +286,7 @@ def test_memory_whose_texts_are_damaged_is_refused(
     "step",
     [
         "build.export_encoder",
-        "tune.write_index",
+        "choose_index.write_index",
         "build.describe_files",
         "verify.Predictor.open",
         "verify.Store.publish",
@@ -308,7 +308,7 @@ def test_error_on_the_way_leaves_no_folder(
 # Imports once, then forks a builder for each way to die: argument 1 is the run, 2 the store, 3 the exported encoder.
 DYING = """
 import os, resource, shutil, signal, sys
-import recollect, index_builder.build as builder, index_builder.choose_index as tune
+import recollect, index_builder.build as builder, index_builder.choose_index as choose_index
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 from pathlib import Path
@@ -330,7 +330,7 @@ def full_at(size):
 builder.export_encoder = copy
 deaths = {
     "export": kill_at(builder, "export_encoder"),
-    "index": kill_at(tune, "write_index"),
+    "index": kill_at(choose_index, "write_index"),
     "verify": kill_at(Predictor, "open"),
     "rename": kill_at(Path, "rename"),
     "activate": kill_at(Store, "activate"),

@@ -61,6 +61,28 @@ def best(
     return build_best(keys, first_row, folder / "keys.faiss", kind, queries, target, silent)
 
 
+@pytest.fixture(autouse=True)
+def _times_follow_effort(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Replace measured search times by times that follow from the index and its effort alone.
+
+    A time rises with the effort, then with the candidates that are compared again; an exhaustive search takes 0.1 ms a
+    thousand keys. One thread builds all indexes, because a graph depends on the order in which threads add keys.
+    """
+    at = Trial.at
+
+    def timed(trial: Trial, effort: int, refine: float) -> Point:
+        measured = at(trial, effort, refine)
+        milliseconds = effort / 100 + refine / 1_000 if effort else measured.keys / 10_000
+        return measured.model_copy(update={"milliseconds": milliseconds})
+
+    monkeypatch.setattr(choose_index, "milliseconds", lambda *_: np.ones(1))
+    monkeypatch.setattr(Trial, "at", timed)
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(threads)
+
+
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Families are compared on a thousand keys and a hundred queries."""
@@ -185,7 +207,7 @@ def test_a_curve_rises_until_there_is_nothing_left_to_find(tmp_path: Path, kind:
     assert max(each.recall for each in points) >= recall_of(KeyIndex(path, thorough), keys, queries, exact) - 0.002
 
 
-def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path) -> None:
     keys = random_keys(4_000, 32)  # without clusters, so that what is missed is in lists that are not looked at
     points = list(curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
     few = [each.recall for each in points if each.effort == 1]
@@ -195,11 +217,8 @@ def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path, mon
 
 @pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW8,SQ8", "IVF300,PQ16x4fs,Refine(SQ8)"])
 def test_efforts_between_the_chosen_one_and_the_next_lower_one_close_in_on_the_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, kind: str
 ) -> None:
-    monkeypatch.setattr(
-        choose_index, "milliseconds", lambda *_: np.ones(1)
-    )  # so that the least effort that will do is chosen
     written = trial(random_keys(12_000, 32), kind, tmp_path, 20)  # without clusters, so that there is much to find
     points = list(curve(written))
     last = [each for each in points if each.refine == points[-1].refine]

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from loadtests import arrivals
 from loadtests.arrivals import Exchange, Load, closed_loop, milliseconds, open_loop
 from loadtests.client import Address
 from tests.loadtests.stub import Said, stub
@@ -17,7 +20,30 @@ def load(address: Address, seen: Callable[[Exchange], Any], judge: Callable[...,
     return Load(address, lambda nth: ("/predict", b'{"nth": %d}' % nth), judge, seen)
 
 
-def test_an_open_loop_sends_every_request_that_is_due_once() -> None:
+class Clock:
+    """Time passes only while a load sleeps or a server works."""
+
+    def __init__(self) -> None:
+        self._now, self._lock = 0.0, threading.Lock()
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that loads go by, independent of the machine."""
+    clock = Clock()
+    monkeypatch.setattr(arrivals, "time", clock)
+    return clock
+
+
+def test_an_open_loop_sends_every_request_that_is_due_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "_PATIENCE_SECONDS", 60.0)  # however slow the machine is
     exchanges: list[Exchange] = []
     asked: list[int] = []
 
@@ -31,13 +57,11 @@ def test_an_open_loop_sends_every_request_that_is_due_once() -> None:
     assert {(exchange.status, exchange.version, exchange.error) for exchange in exchanges} == {(200, "v1", "")}
 
 
-def test_latency_counts_from_when_a_request_was_due_not_from_when_a_connection_was_free() -> None:
+def test_latency_counts_from_when_a_request_was_due_not_from_when_a_connection_was_free(clock: Clock) -> None:
     exchanges: list[Exchange] = []
-    stalled = threading.Event()
 
     def answer(body: dict[str, Any]) -> Said:
-        if body["nth"] == 0:
-            stalled.wait(0.5)
+        clock.sleep(0.5 if body["nth"] == 0 else 0.01)
         return FINE
 
     with stub(answer) as address:
@@ -50,12 +74,13 @@ def test_latency_counts_from_when_a_request_was_due_not_from_when_a_connection_w
     assert by_number[1].late_seconds > by_number[5].late_seconds > by_number[9].late_seconds
 
 
-def test_what_finds_no_connection_in_time_is_counted_as_never_sent() -> None:
+def test_what_finds_no_connection_in_time_is_counted_as_never_sent(clock: Clock) -> None:
     exchanges: list[Exchange] = []
-    ended = threading.Event()
+    both = threading.Barrier(2)
 
     def answer(body: dict[str, Any]) -> Said:
-        ended.wait(1.5)
+        both.wait(60)  # until every connection is taken
+        clock.sleep(1.5)
         return FINE
 
     with stub(answer) as address:

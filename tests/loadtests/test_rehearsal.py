@@ -16,9 +16,9 @@ LACKS = [name for name in ("redis-server", "nginx") if shutil.which(name) is Non
 
 @pytest.mark.skipif(bool(LACKS), reason=f"not installed: {', '.join(LACKS)}")
 def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
-    result = run(
-        "-m", "loadtests.rehearsal", "--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1
-    )
+    given = ["--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1]
+    # A rate that any machine serves: a share of the measured saturation would depend on the machine's load.
+    result = run("-m", "loadtests.rehearsal", *given, "--rate", 50)
     assert result.returncode == 0, result.stderr
     summary = last_line(result)
     assert not summary["failed"]
