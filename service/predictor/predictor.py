@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
-from service.bundle.manifest import MOST_KEYS, Manifest
+from service.bundle.manifest import MOST_KEYS
 from service.errors import BundleError
 from service.predictor.encoder import QueryEncoder
 from service.predictor.filters import Filter, Voters
@@ -88,6 +88,7 @@ class Predictor:
     def __init__(self, bundle: Bundle, threads: int, device: Device = "cpu") -> None:
         self._threads = threads
         self.bundle = bundle
+        self.manifest = bundle.manifest
         self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads, device)
         self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
@@ -107,9 +108,9 @@ class Predictor:
         predictor.warm_up()
         return predictor
 
-    @property
-    def manifest(self) -> Manifest:
-        return self.bundle.manifest
+    def close(self) -> None:
+        """Free the encoder and the indexes and unmap the bundle, in this thread. Only `manifest` stays usable."""
+        del self.bundle, self.encoder, self.searcher, self.values, self.voters
 
     @property
     def version(self) -> str:
