@@ -7,6 +7,7 @@ from index_builder.console import say
 from index_builder.evaluate import evaluate, table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
 from service.bundle.bundle import Bundle
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 from trainer.data.sample import write_sample
@@ -41,5 +42,5 @@ def demo(settings: DemoSettings) -> str:
 
 def _ask(bundle: Bundle) -> list[str]:
     predictor = Predictor.open(bundle, threads=1)
-    answer = predictor.predict([_QUESTION], predictor.options()).answers[0]
+    answer = predictor.predict([_QUESTION], resolve_options(predictor.defaults)).answers[0]
     return [f"{_QUESTION!r}:", *(f"  {label.score:.3f}  {label.uid}" for label in answer.labels[:5])]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.bundle.manifest import Precision
-from service.http.schemas import Lambda, Temperature, TopB
+from service.options import Lambda, Temperature, TopB
 from service.settings import NO_WORD, Device, Location
 from trainer.settings import (
     BatchSize,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from loadtests.processes import Memory, memory
 from loadtests.workload import spread
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 
@@ -28,7 +29,7 @@ def main(store: str, *versions: str) -> None:
     for predictor in opened:
         queries = spread(predictor.bundle.instance_texts, _QUERIES)
         for start in range(0, len(queries), _BATCH):
-            predictor.predict(queries[start : start + _BATCH], predictor.options())
+            predictor.predict(queries[start : start + _BATCH], resolve_options(predictor.defaults))
     print(json.dumps(dataclasses.asdict(memory(os.getpid()))))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from loadtests.workload import spread
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _cpu_ms(predictor: Predictor, queries: list[str], threads: int, seconds: float) -> float:
-    options, numbers = predictor.options(), itertools.count()
+    options, numbers = resolve_options(predictor.defaults), itertools.count()
     asked: list[int] = []
     before, until = time.process_time(), time.perf_counter() + seconds
 
@@ -94,7 +95,7 @@ def _cpu_ms(predictor: Predictor, queries: list[str], threads: int, seconds: flo
 
 def _p50_ms(predictor: Predictor, queries: list[str], seconds: float, rest_seconds: float) -> float:
     spent: list[float] = []
-    options, until = predictor.options(), time.perf_counter() + seconds
+    options, until = resolve_options(predictor.defaults), time.perf_counter() + seconds
     while time.perf_counter() < until:
         time.sleep(rest_seconds)
         start = time.perf_counter()

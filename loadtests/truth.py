@@ -8,6 +8,7 @@ from typing import Any
 
 from loadtests.client import Reply
 from loadtests.workload import Request
+from service.options import resolve_options
 from service.predictor.predictor import Answer, Predictor
 from service.store.store import Store
 
@@ -66,7 +67,7 @@ class Truth:
 
 def _labels(predictor: Predictor, request: Request) -> list[Labels]:
     filters = {name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options}
-    options = predictor.options(**filters)
+    options = resolve_options(predictor.defaults, **filters)
     return [_pairs(predictor.predict([query], options).answers[0]) for query in request.queries]
 
 

@@ -30,7 +30,8 @@ def predict(settings: PredictSettings) -> None:
     from pydantic import TypeAdapter, ValidationError
 
     from service.errors import QueryError
-    from service.http.schemas import PredictResponse, Query, Result
+    from service.http.schemas import PredictResponse, Result
+    from service.options import Query, resolve_options
     from service.predictor.predictor import Predictor
     from service.store.store import open_store
 
@@ -42,7 +43,7 @@ def predict(settings: PredictSettings) -> None:
     version = store.resolve(settings.version)
     predictor = Predictor.open(store.open(version), threads=1)
     chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
-    options = predictor.options(**chosen)
+    options = resolve_options(predictor.defaults, **chosen)
     answer = predictor.predict([query], options).answers[0]
     if settings.json_:
         response = PredictResponse(version=version, **dict(Result.of(answer)))

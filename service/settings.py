@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, S
 
 from service.addresses import is_loopback
 from service.errors import SettingsError
-from service.http.schemas import Lambda, Temperature, TopB, TopK
+from service.options import Lambda, Temperature, TopB, TopK
 
 ENV_PREFIX = "RECOLLECT_"
 

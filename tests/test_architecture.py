@@ -117,10 +117,11 @@ def test_the_service_serves_where_training_is_not_installed(road: Any) -> None:
     code = """
 from pathlib import Path
 print(*import_all("service"))
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 predictor = Predictor.open(Store(Path(sys.argv[2])).open(sys.argv[3]), threads=1)
-print(predictor.predict(["Who must pay tax"], predictor.options()).answers[0].labels[0].uid)
+print(predictor.predict(["Who must pay tax"], resolve_options(predictor.defaults)).answers[0].labels[0].uid)
 """
     modules, best = run_blocked(blocked, code, road.store, road.version).splitlines()
     assert set(modules.split()) >= {

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from service.bundle.manifest import MOST_KEYS, Counts, Defaults, EncoderInfo, Indexes
-
-if TYPE_CHECKING:  # settings share these types, and `--help` must not load an encoder
-    from service.predictor.predictor import Answer
-
-
-def _has_words(query: str) -> str:
-    """Refuse what is no text, or holds nothing but white space, control and format characters."""
-    try:
-        query.encode()
-    except UnicodeEncodeError:
-        raise ValueError("the query holds half of a surrogate pair, which is no character; remove it") from None
-    if all(unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp") for character in query):
-        raise ValueError("the query is empty; send some words")
-    return query
-
-
-# What `/docs` can say of words: a character that is neither white space nor a control.
-_WORDS = {"minLength": 1, "pattern": r"[^\s\x00-\x1f\x7f-\xa0]"}
-
-Query = Annotated[
-    str,
-    AfterValidator(_has_words),
-    Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS),
-]
-Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1: instances alone")]
-Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the found keys")]
-TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="keys to retrieve")]
-TopK = Annotated[int, Field(ge=1, le=1_000, description="labels to answer with, at most")]
+from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes
+from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK
+from service.predictor.predictor import Answer
 
 
 class _Request(BaseModel):
@@ -48,7 +20,7 @@ class _Request(BaseModel):
     top_b: TopB | None = None
     allow: list[str] | None = Field(None, description="label uids; no other label is answered")
     deny: list[str] | None = Field(None, description="label uids that are not answered")
-    threshold: float = Field(0.0, ge=0, le=1, description="labels that score less are not answered")
+    threshold: Threshold = 0.0
     explain: bool = Field(False, description="list the terms of each score")
     timeout_ms: int | None = Field(None, ge=1, le=600_000, description="answer within, or 504")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.errors import BundleError, WrongAnswersError
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 
 GOLDEN = "golden.json"
@@ -77,7 +78,7 @@ def agreement(predictor: Predictor, golden: list[GoldenQuery], pause: Callable[[
     """The share of the golden labels, over all queries, that are among the answers; 1 without golden queries."""
     answered = 0
     for each in golden:
-        (answer,) = predictor.predict([each.query], predictor.options(top_k=len(each.labels))).answers
+        (answer,) = predictor.predict([each.query], resolve_options(predictor.defaults, top_k=len(each.labels))).answers
         answered += len({*each.labels} & {label.uid for label in answer.labels})
         if pause is not None:
             pause()

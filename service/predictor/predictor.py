@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import faiss
 import numpy as np
 from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
-from service.bundle.manifest import MOST_KEYS
+from service.bundle.manifest import MOST_KEYS, Defaults
 from service.errors import BundleError
+from service.options import AnswerOptions, resolve_options
 from service.predictor.encoder import QueryEncoder
 from service.predictor.filters import Filter, Voters
 from service.predictor.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
@@ -26,24 +25,6 @@ from service.telemetry.stopwatch import Stopwatch
 _WIDEN = 4
 # Keys whose votes are laid out at a time: what bounds the memory of a large batch.
 _BLOCK_KEYS = 16_384
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a query is answered; `allow` and `deny` hold label uids."""
-
-    lambda_: float
-    temperature: float
-    top_b: int
-    top_k: int
-    threshold: float = 0.0
-    allow: tuple[str, ...] | None = None
-    deny: tuple[str, ...] = ()
-    explain: bool = False
-
-    @property
-    def filtered(self) -> bool:
-        return self.allow is not None or bool(self.deny)
 
 
 @dataclass(frozen=True)
@@ -117,6 +98,10 @@ class Predictor:
         return self.manifest.version
 
     @property
+    def defaults(self) -> Defaults:
+        return self.manifest.defaults
+
+    @property
     def on_cpu(self) -> list[str]:
         """What is not on the GPU that was asked for, and why."""
         return [why for why in (self.encoder.on_cpu, *self.searcher.on_cpu) if why]
@@ -133,12 +118,6 @@ class Predictor:
                     f"{folder / name}: manifest expects shape {expected}, found {found}; rebuild with `recollect build`"
                 )
 
-    def options(self, **chosen: Any) -> Options:
-        """The bundle's default options, but for those chosen: fields of `Options`; None chooses nothing."""
-        defaults = self.manifest.defaults
-        options = Options(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.top_k)
-        return dataclasses.replace(options, **{name: value for name, value in chosen.items() if value is not None})
-
     def warm_up(self) -> None:
         """Answer some of the memory's own texts.
 
@@ -151,17 +130,17 @@ class Predictor:
             raise BundleError(
                 f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found others; build again"
             )
-        self.predict(texts, self.options())
+        self.predict(texts, resolve_options(self.defaults))
 
     def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
         """Unit vectors of queries."""
         return self.encoder.encode(self.encoder.tokenise(queries))
 
-    def predict(self, queries: Sequence[str], options: Options) -> Answers:
+    def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
         """Answer a batch of queries."""
         return self.predict_together([(queries, options)])[0]
 
-    def predict_together(self, requests: Sequence[tuple[Sequence[str], Options]]) -> list[Answers]:
+    def predict_together(self, requests: Sequence[tuple[Sequence[str], AnswerOptions]]) -> list[Answers]:
         """Answer several requests at once, each by its own options.
 
         All their queries are encoded together; those of equal options are searched and ranked together. A request's
@@ -195,7 +174,7 @@ class Predictor:
         self,
         vectors: Float[np.ndarray, "query dim"],
         truncated: list[bool],
-        options: Options,
+        options: AnswerOptions,
         chosen: Filter | None,
         watch: Stopwatch,
     ) -> list[Answer]:
@@ -219,19 +198,19 @@ class Predictor:
         return answers
 
     def _search(
-        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: Options, watch: Stopwatch
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: Stopwatch
     ) -> Neighbours:
         neighbours = self.searcher.search(vectors, top_b, options.lambda_)
         watch.lap("search")
         return neighbours
 
-    def _rank(self, neighbours: Neighbours, options: Options) -> tuple[Ranking, Votes]:
+    def _rank(self, neighbours: Neighbours, options: AnswerOptions) -> tuple[Ranking, Votes]:
         """Rank the labels that the found keys vote for; the votes are the terms of the scores."""
         votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
         return rank(votes, self.values), votes
 
     def _rank_admitted(
-        self, vector: Float[np.ndarray, "1 dim"], options: Options, chosen: Filter, watch: Stopwatch
+        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, chosen: Filter, watch: Stopwatch
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits, looking as far as it takes to find k of them."""
         neighbours = nearest = self._search(vector, options.top_b, options, watch)
@@ -264,9 +243,9 @@ class Predictor:
         return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share)
 
 
-def _by_options(requests: Sequence[tuple[Sequence[str], Options]]) -> Iterator[tuple[Options, list[int]]]:
+def _by_options(requests: Sequence[tuple[Sequence[str], AnswerOptions]]) -> Iterator[tuple[AnswerOptions, list[int]]]:
     """Rows of all requests' queries, those of equal options together; filters, which may be large, stay apart."""
-    groups: dict[object, tuple[Options, list[int]]] = {}
+    groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
     row = 0
     for nth, (queries, options) in enumerate(requests):
         _, rows = groups.setdefault(nth if options.filtered else options, (options, []))

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from service.errors import OverloadError
-from service.predictor.predictor import Answers, Options
+from service.options import AnswerOptions
+from service.predictor.predictor import Answers
 from service.telemetry.metrics import Telemetry
 from service.versions.leases import Lease
 
@@ -32,7 +33,7 @@ class _Job(Generic[Composed]):
 
     lease: Lease
     queries: Sequence[str]
-    options: Options
+    options: AnswerOptions
     compose: Callable[[Answers], Composed]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Composed]
@@ -91,7 +92,7 @@ class Batcher:
         self,
         lease: Lease,
         queries: Sequence[str],
-        options: Options,
+        options: AnswerOptions,
         compose: Callable[[Answers], Composed],
     ) -> asyncio.Future[Composed]:
         """Have a request answered, and its response composed, off the event loop; cancelled, it is dropped.

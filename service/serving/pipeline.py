@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect
 from service.http.auth import ApiKey, RateLimits
 from service.http.problems import ProblemError
 from service.http.schemas import PredictBatchRequest, PredictRequest, Result
-from service.predictor.predictor import Answers, Options, Predictor
+from service.options import AnswerOptions, resolve_options
+from service.predictor.predictor import Answers, Predictor
 from service.serving.answer_cache import KeptAnswers, answer_keys
 from service.telemetry.stopwatch import Stopwatch
 from service.versions.leases import Lease
@@ -158,17 +159,17 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -> Options:
-    """The request's options; the bundle's own where it says nothing."""
-    return predictor.options(
+def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -> AnswerOptions:
+    return resolve_options(
+        predictor.defaults,
         lambda_=body.lambda_,
         temperature=body.temperature,
         top_b=body.top_b,
         top_k=body.top_k,
         threshold=body.threshold,
+        allow=body.allow,
+        deny=body.deny,
         explain=body.explain,
-        allow=None if body.allow is None else tuple(body.allow),
-        deny=tuple(body.deny or ()),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from service.options import resolve_options
 from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
 from service.settings import Device
@@ -55,7 +56,7 @@ class Opener:
         check_golden(predictor, pause)
         for query in recent_queries:
             with contextlib.suppress(Exception):  # a query that fails here fails again, with a message, when it is sent
-                predictor.predict([query], predictor.options())
+                predictor.predict([query], resolve_options(predictor.defaults))
             if pause:
                 pause()
         for reason in predictor.on_cpu if self.device == "cuda" else []:

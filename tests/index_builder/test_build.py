@@ -19,6 +19,7 @@ from index_builder.build import build
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store, open_store
 from tests.conftest import TOPICS
@@ -32,7 +33,7 @@ QUERY = "Who must pay tax on the sale of a house"
 
 def answers(store: Path, version: str) -> list[str]:
     predictor = Predictor.open(Store(store).open(version), threads=1)
-    return [label.uid for label in predictor.predict([QUERY], predictor.options()).answers[0].labels]
+    return [label.uid for label in predictor.predict([QUERY], resolve_options(predictor.defaults)).answers[0].labels]
 
 
 def contents(store: Path) -> dict[str, bytes]:
@@ -224,7 +225,8 @@ def test_memory_that_says_so_is_served_with_enriched_label_keys(run: Path, quick
     metrics = Store(tmp_path / "store").manifest(version).metrics
     assert (metrics["recall_instances"], metrics["recall_labels"]) == (1, 1)
     predictor = Predictor.open(open_bundle(folder), threads=1)
-    labels = predictor.predict([QUERY], predictor.options(lambda_=0.0, temperature=1.0, top_k=8)).answers[0].labels
+    options = resolve_options(predictor.defaults, lambda_=0.0, temperature=1.0, top_k=8)
+    labels = predictor.predict([QUERY], options).answers[0].labels
     weights = np.exp(expected @ load_checkpoint(run / "checkpoint", "cpu").encode([QUERY], 64)[0])
     found = {label.uid: label.score for label in labels}
     assert found == pytest.approx(dict(zip(TOPICS, weights / weights.sum(), strict=True)), abs=1e-5)

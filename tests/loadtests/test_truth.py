@@ -10,6 +10,7 @@ import pytest
 from loadtests.client import Reply
 from loadtests.truth import Truth
 from loadtests.workload import Request
+from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 
@@ -32,7 +33,7 @@ def truth(road: Any) -> Truth:
 def results(road: Any) -> list[dict[str, Any]]:
     """What the service answers to each query of the batch, the first explained."""
     predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
-    answers = predictor.predict(list(REQUESTS[1].queries), predictor.options(explain=True)).answers
+    answers = predictor.predict(list(REQUESTS[1].queries), resolve_options(predictor.defaults, explain=True)).answers
     return [
         {
             "labels": [

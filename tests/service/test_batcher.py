@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 
 from service.errors import OverloadError
-from service.predictor.predictor import Answer, Answers, Options, Predictor, ScoredLabel
+from service.options import AnswerOptions, resolve_options
+from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Telemetry
 from service.versions.leases import Lease, Leases
 
 MOST_TOGETHER = 32
-OPTIONS = Options(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
+OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
 PATIENCE_SECONDS = 30
 
 
@@ -36,7 +37,7 @@ class Gate:
     def close(self) -> None:
         self.closed = True
 
-    def predict_together(self, requests: list[tuple[list[str], Options]]) -> list[Answers]:
+    def predict_together(self, requests: list[tuple[list[str], AnswerOptions]]) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
         self.begun.release()
         assert self.open.wait(PATIENCE_SECONDS)
@@ -231,13 +232,13 @@ def test_the_queues_time_is_told_with_that_of_the_stages(make: Any) -> None:
 
 def test_requests_answered_together_get_what_they_get_alone(predictor: Predictor) -> None:
     options = [
-        predictor.options(),
-        predictor.options(top_k=2),
-        predictor.options(lambda_=0.0),
-        predictor.options(deny=("Law",)),
-        predictor.options(deny=("Law",)),
-        predictor.options(explain=True),
-        predictor.options(),
+        resolve_options(predictor.defaults),
+        resolve_options(predictor.defaults, top_k=2),
+        resolve_options(predictor.defaults, lambda_=0.0),
+        resolve_options(predictor.defaults, deny=("Law",)),
+        resolve_options(predictor.defaults, deny=("Law",)),
+        resolve_options(predictor.defaults, explain=True),
+        resolve_options(predictor.defaults),
     ]
     requests = [([f"query {number}", "Who must pay tax"], each) for number, each in enumerate(options)]
     together = predictor.predict_together(requests)

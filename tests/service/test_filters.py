@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from service.bundle.bundle import open_bundle
 from service.bundle.files import MANIFEST
 from service.errors import QueryError
+from service.options import resolve_options
 from service.predictor.predictor import Answer, Predictor
 from tests.index_builder.vectors import clustered_keys, unit
 from tests.service.http_helpers import light_encoder
@@ -85,7 +86,7 @@ def uids(labels: Sequence[int]) -> tuple[str, ...]:
 
 
 def ask(predictor: Predictor, query: str = QUERY, **chosen: Any) -> Answer:
-    return predictor.predict([query], predictor.options(**chosen)).answers[0]
+    return predictor.predict([query], resolve_options(predictor.defaults, **chosen)).answers[0]
 
 
 def agrees(answer: Answer, scores: np.ndarray, top_k: int, tolerance: float) -> None:
@@ -268,7 +269,7 @@ def test_thousands_of_allowed_labels_are_answered_as_one_request(open_memory: Op
 @pytest.mark.parametrize("filter_", [{"allow": uids([1, 5, 7])}, {"deny": uids(range(20))}])
 def test_a_filtered_batch_equals_its_queries_one_by_one(small: Dense, filter_: dict[str, Any]) -> None:
     queries = [QUERY, "x", "Photographs of galaxies", "x"]
-    options = small.predictor.options(top_b=3, temperature=0.3, **filter_)
+    options = resolve_options(small.predictor.defaults, top_b=3, temperature=0.3, **filter_)
     together = small.predictor.predict(queries, options).answers
     for query, answer in zip(queries, together, strict=True):
         (alone,) = small.predictor.predict([query], options).answers

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from service.errors import BundleError, WrongAnswersError
+from service.options import resolve_options
 from service.predictor.golden import (
     GOLDEN,
     GOLDEN_CHECK,
@@ -65,7 +66,7 @@ def test_the_road_s_bundle_agrees_with_all_its_golden_queries(predictor: Predict
 
 
 def test_agreement_is_the_share_of_labels_answered_as_far_down_as_each_query_names_them(predictor: Predictor) -> None:
-    best = [label.uid for label in predictor.predict([QUERY], predictor.options()).answers[0].labels]
+    best = [label.uid for label in predictor.predict([QUERY], resolve_options(predictor.defaults)).answers[0].labels]
     assert len(best) == 8
     for labels, kept in [
         (best[:1], 1),

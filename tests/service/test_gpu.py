@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from service.bundle.manifest import IndexInfo
+from service.options import resolve_options
 from service.predictor.gpu import GpuIndex, NoGpuError
 from service.predictor.predictor import Predictor
 from service.predictor.searcher import KeyIndex
@@ -34,7 +35,9 @@ def test_without_a_gpu_the_cpu_answers_as_it_always_does_and_says_what_is_missin
     assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU, or is built without; pip install")
     assert instances.startswith("instance_keys.faiss (Flat): ")
     assert labels.startswith("label_keys.faiss (Flat): ")
-    first, second = (each.predict(["Who must pay tax"], each.options()).answers for each in (asked, plain))
+    first, second = (
+        each.predict(["Who must pay tax"], resolve_options(each.defaults)).answers for each in (asked, plain)
+    )
     assert first == second
 
 

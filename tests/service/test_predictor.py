@@ -12,6 +12,7 @@ import pytest
 
 from service.bundle.bundle import open_bundle
 from service.errors import BundleError
+from service.options import resolve_options
 from service.predictor.predictor import Answer, Predictor
 from trainer.memory import Memory, open_memory
 
@@ -24,7 +25,7 @@ def memory(road: Any) -> Memory:
 
 
 def ask(predictor: Predictor, query: str, **chosen: Any) -> Answer:
-    return predictor.predict([query], predictor.options(**chosen)).answers[0]
+    return predictor.predict([query], resolve_options(predictor.defaults, **chosen)).answers[0]
 
 
 def scores(answer: Answer) -> dict[str, float]:
@@ -51,7 +52,7 @@ def reference(memory: Memory, vector: np.ndarray, lambda_: float, temperature: f
 def test_scores_are_those_of_the_dense_formula_over_the_memorys_own_keys(
     predictor: Predictor, memory: Memory, lambda_: float, temperature: float, top_b: int
 ) -> None:
-    options = predictor.options(lambda_=lambda_, temperature=temperature, top_b=top_b)
+    options = resolve_options(predictor.defaults, lambda_=lambda_, temperature=temperature, top_b=top_b)
     for answer, vector in zip(predictor.predict(QUERIES, options).answers, predictor.encode(QUERIES), strict=True):
         expected = reference(memory, vector, lambda_, temperature, top_b)
         found = np.zeros(len(expected))
@@ -61,7 +62,7 @@ def test_scores_are_those_of_the_dense_formula_over_the_memorys_own_keys(
 
 def test_test_queries_get_their_own_label_first(predictor: Predictor, road: Any) -> None:
     rows = [json.loads(line) for line in (road.dataset / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    answers = predictor.predict([row["text"] for row in rows], predictor.options(top_k=1)).answers
+    answers = predictor.predict([row["text"] for row in rows], resolve_options(predictor.defaults, top_k=1)).answers
     assert [[answer.labels[0].uid] for answer in answers] == [row["labels"] for row in rows]
 
 
@@ -74,7 +75,7 @@ def test_an_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
 def test_the_terms_of_an_explanation_add_up_to_the_score_largest_first(predictor: Predictor, lambda_: float) -> None:
-    options = predictor.options(lambda_=lambda_, explain=True)
+    options = resolve_options(predictor.defaults, lambda_=lambda_, explain=True)
     for answer in predictor.predict(QUERIES, options).answers:
         for label in answer.labels:
             assert label.because is not None
@@ -137,7 +138,7 @@ def test_a_batch_equals_its_queries_one_by_one(predictor: Predictor, filtered: b
     chosen: dict[str, Any] = {"explain": True}
     if filtered:  # the first query finds its label at once, the others look further
         chosen |= {"top_b": 1, "top_k": 1, "allow": ("Taxation",)}
-    together = predictor.predict(QUERIES, predictor.options(**chosen)).answers
+    together = predictor.predict(QUERIES, resolve_options(predictor.defaults, **chosen)).answers
     for query, answer in zip(QUERIES, together, strict=True):
         alone = ask(predictor, query, **chosen)
         assert scores(answer) == pytest.approx(scores(alone), abs=1e-5)
@@ -145,22 +146,22 @@ def test_a_batch_equals_its_queries_one_by_one(predictor: Predictor, filtered: b
 
 
 def test_a_query_longer_than_the_encoder_reads_is_marked_truncated(predictor: Predictor) -> None:
-    answers = predictor.predict(["tax", "tax " * 500], predictor.options()).answers
+    answers = predictor.predict(["tax", "tax " * 500], resolve_options(predictor.defaults)).answers
     assert [answer.truncated for answer in answers] == [False, True]
 
 
 def test_no_query_gets_no_answer(predictor: Predictor) -> None:
-    assert predictor.predict([], predictor.options()).answers == []
+    assert predictor.predict([], resolve_options(predictor.defaults)).answers == []
 
 
 def test_every_stage_is_timed(predictor: Predictor) -> None:
-    stages = predictor.predict(QUERIES, predictor.options()).milliseconds
+    stages = predictor.predict(QUERIES, resolve_options(predictor.defaults)).milliseconds
     assert list(stages) == ["tokenize", "encode", "search", "combine"]
     assert min(stages.values()) >= 0
 
 
 def test_threads_at_once_get_the_answers_of_one(predictor: Predictor) -> None:
-    options = predictor.options(explain=True)
+    options = resolve_options(predictor.defaults, explain=True)
     alone = [predictor.predict([query], options).answers[0] for query in QUERIES]
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda query: predictor.predict([query], options).answers[0], QUERIES * 10))
@@ -182,7 +183,7 @@ def test_every_thread_searches_with_the_number_of_threads_it_was_told(predictor:
 
 
 def test_options_are_the_bundles_own_but_for_those_chosen(predictor: Predictor) -> None:
-    options = predictor.options(top_k=3, lambda_=None)
+    options = resolve_options(predictor.defaults, top_k=3, lambda_=None)
     assert (options.lambda_, options.temperature, options.top_b, options.top_k) == (0.5, 0.04, 200, 3)
 
 
@@ -201,7 +202,9 @@ def test_a_bundle_whose_parts_disagree_is_not_served(predictor: Predictor, chang
 
 def test_large_batch_is_answered_in_parts_and_alike(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     queries = [f"a query about taxes, number {number}" for number in range(9)]
-    whole = predictor.predict(queries, predictor.options()).answers
+    whole = predictor.predict(queries, resolve_options(predictor.defaults)).answers
     monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys at a time
-    for parts, expected in zip(predictor.predict(queries, predictor.options()).answers, whole, strict=True):
+    for parts, expected in zip(
+        predictor.predict(queries, resolve_options(predictor.defaults)).answers, whole, strict=True
+    ):
         assert scores(parts) == pytest.approx(scores(expected), abs=1e-6)
