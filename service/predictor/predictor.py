@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import faiss
 import numpy as np
 from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
-from service.bundle.manifest import MOST_KEYS, Defaults, Manifest
+from service.bundle.manifest import MOST_KEYS, Defaults
 from service.errors import BundleError
 from service.options import AnswerOptions, resolve_options
 from service.predictor.encoder import QueryEncoder
@@ -19,7 +21,6 @@ from service.predictor.filters import Filter, Voters
 from service.predictor.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
 from service.predictor.searcher import Neighbours, Searcher
 from service.settings import Device
-from service.telemetry.stopwatch import Stopwatch
 
 # How much further a filtered search looks each time it has not found enough, up to `MOST_KEYS`.
 _WIDEN = 4
@@ -45,6 +46,12 @@ class ScoredLabel:
     score: float
     because: list[Reason] | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
+        if self.because is not None:
+            content["because"] = [vars(reason) for reason in self.because]
+        return content
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -53,6 +60,15 @@ class Answer:
     labels: list[ScoredLabel]
     truncated: bool
     exhausted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The members of the JSON object, for HTTP, the answer cache and the command line."""
+        content: dict[str, Any] = {"labels": [label.to_dict() for label in self.labels]}
+        if self.truncated:
+            content["truncated"] = True
+        if self.exhausted:
+            content["exhausted"] = True
+        return content
 
 
 @dataclass(frozen=True)
@@ -63,12 +79,27 @@ class Answers:
     milliseconds: dict[str, float]
 
 
+class _Stopwatch:
+    """Milliseconds by stage."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Add the time since the last lap to a stage."""
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + (now - self._last) * 1e3
+        self._last = now
+
+
 class Predictor:
     """An opened bundle; thread-safe."""
 
     def __init__(self, bundle: Bundle, threads: int, device: Device = "cpu") -> None:
         self._threads = threads
         self.bundle = bundle
+        self.manifest = bundle.manifest
         self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads, device)
         self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
@@ -88,9 +119,9 @@ class Predictor:
         predictor.warm_up()
         return predictor
 
-    @property
-    def manifest(self) -> Manifest:
-        return self.bundle.manifest
+    def close(self) -> None:
+        """Free the encoder and the indexes and unmap the bundle, in this thread. Only `manifest` stays usable."""
+        del self.bundle, self.encoder, self.searcher, self.values, self.voters
 
     @property
     def version(self) -> str:
@@ -145,7 +176,7 @@ class Predictor:
         All their queries are encoded together; those of equal options are searched and ranked together. A request's
         milliseconds are those of the whole: it waited for all of it.
         """
-        watch = Stopwatch()
+        watch = _Stopwatch()
         queries = [query for asked, _ in requests for query in asked]
         tokens = self.encoder.tokenise(queries)
         watch.lap("tokenize")
@@ -175,7 +206,7 @@ class Predictor:
         truncated: list[bool],
         options: AnswerOptions,
         chosen: Filter | None,
-        watch: Stopwatch,
+        watch: _Stopwatch,
     ) -> list[Answer]:
         if chosen is None:
             ranking, votes = self._rank(self._search(vectors, options.top_b, options, watch), options)
@@ -197,7 +228,7 @@ class Predictor:
         return answers
 
     def _search(
-        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: Stopwatch
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: _Stopwatch
     ) -> Neighbours:
         neighbours = self.searcher.search(vectors, top_b, options.lambda_)
         watch.lap("search")
@@ -209,7 +240,7 @@ class Predictor:
         return rank(votes, self.values), votes
 
     def _rank_admitted(
-        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, chosen: Filter, watch: Stopwatch
+        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, chosen: Filter, watch: _Stopwatch
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits, looking as far as it takes to find k of them."""
         neighbours = nearest = self._search(vector, options.top_b, options, watch)
