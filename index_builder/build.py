@@ -28,10 +28,11 @@ from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.settings import BuildSettings
 from index_builder.signing import read_signing_key, sign_manifest
 from index_builder.verify import baseline, golden_queries, prove, sample_of, table
-from service.bundle.bundle import describe_files, open_bundle
+from service.bundle.bundle import open_bundle
+from service.bundle.files import MANIFEST
+from service.bundle.integrity import describe_files
 from service.bundle.manifest import (
     FORMAT_VERSION,
-    MANIFEST,
     Check,
     Counts,
     Defaults,

@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from service.bundle.manifest import MANIFEST, SIGNATURE
+from service.bundle.files import MANIFEST, SIGNATURE
 from service.bundle.signing import VerifyKey, read_key
 
 

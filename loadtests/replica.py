@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.client import Address
-from service.bundle.manifest import MANIFEST, SIGNATURE
+from service.bundle.files import MANIFEST, SIGNATURE
 from service.store.store import Store
 
 _PATIENCE_SECONDS = 60.0

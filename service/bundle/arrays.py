@@ -1,7 +1,7 @@
-"""Arrays that map: an .npy file opens without being parsed, and is held to its type, its length and its contents.
+"""Mapped arrays: an .npy file is mapped into memory instead of parsed, and its type, length and content are checked.
 
-A checksum tells what was published from what was altered. What was forged before it was published has its checksums
-right, so offsets and positions are read through once: none of them leads out of the array that it points into.
+A checksum detects a file that was altered after publishing. A bundle that was forged before publishing has correct
+checksums. So all offsets and positions are checked once: each must point into its array.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from service.errors import BundleError, opening
 
 
 def save_array(path: Path, content: np.ndarray) -> None:
-    """Write an .npy file; unlike `np.save`, which leaves its last bytes to C's stdio, it notices a full disk."""
+    """Write an .npy file, and fail if the disk is full; `np.save` can lose its last bytes without an error."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(content))
         file.write(np.ascontiguousarray(content).data)
 
 
 def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
-    """Map a one-dimensional array; `length` None admits any.
+    """Map a one-dimensional array of `length` elements; None accepts any length.
 
     Raises:
-        BundleError: If the file is no .npy file, holds Python objects, or is of another type or shape.
+        BundleError: If the file is not an .npy file, contains Python objects, or has another type or shape.
     """
-    with opening(path):  # not `np.load`, which takes archives and pickles for arrays too
+    with opening(path):  # `np.load` would accept archives and pickles too
         mapped: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     if mapped.dtype != dtype or mapped.ndim != 1 or length not in (None, len(mapped)):
         raise BundleError(
@@ -38,10 +38,10 @@ def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
 
 
 def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
-    """Map where each of `rows` rows starts in an array of `end` elements, and, last, where that array ends.
+    """Map `rows` + 1 offsets into an array of `end` elements: the start of each row, then the end of the last row.
 
     Raises:
-        BundleError: If the offsets do not rise from 0 to `end`.
+        BundleError: If the offsets do not increase from 0 to `end`.
     """
     offsets = map_array(path, "int64", rows + 1)
     if offsets[0] != 0 or offsets[-1] != end:
@@ -49,9 +49,9 @@ def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
             f"{path}: expected offsets from 0 to {end:,}, found {offsets[0]:,} to {offsets[-1]:,}; "
             "build the bundle again"
         )
-    falls = offsets[1:] < offsets[:-1]
-    if falls.any():
-        row = int(falls.argmax())
+    decreasing = offsets[1:] < offsets[:-1]
+    if decreasing.any():
+        row = int(decreasing.argmax())
         raise BundleError(
             f"{path}: row {row}: expected an end at or after its start {offsets[row]:,}, found {offsets[row + 1]:,}; "
             "build the bundle again"
@@ -60,13 +60,13 @@ def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
 
 
 def map_positions(path: Path, length: int, below: int) -> Int[np.ndarray, " position"]:
-    """Map positions in a table of `below` rows.
+    """Map positions of rows in a table of `below` rows.
 
     Raises:
-        BundleError: If a position is negative, or past the table's end.
+        BundleError: If a position is negative, or `below` or greater.
     """
     positions = map_array(path, "int32", length)
-    unsigned = positions.view(np.uint32)  # in which a negative position is a huge one: one pass finds both
+    unsigned = positions.view(np.uint32)  # a negative position becomes a huge number, so one pass finds both errors
     if unsigned.max(initial=0) >= below:
         row = int(unsigned.argmax())
         raise BundleError(

@@ -1,6 +1,6 @@
-"""Signatures: whoever holds the private key says that a bundle is theirs; whoever holds the public key checks it.
+"""Signatures: the owner of a private key signs a manifest; the public key verifies the signature.
 
-`manifest.sig` is the Ed25519 signature (RFC 8032) of the bytes of `manifest.json`, bare, so that openssl checks it too:
+`manifest.sig` is the raw Ed25519 signature (RFC 8032) of the bytes of `manifest.json`. openssl can verify it too:
 
     openssl pkeyutl -verify -pubin -inkey PUBLIC -rawin -in manifest.json -sigfile manifest.sig
 """
@@ -17,18 +17,18 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from service.bundle.manifest import MANIFEST, SIGNATURE, read_small
+from service.bundle.files import MANIFEST, SIGNATURE, read_small
 from service.errors import BundleError, KeyFileError
 
 _SIGNATURE_BYTES = 64
-_MOST_KEY_BYTES = 1 << 16
+_MAX_KEY_BYTES = 1 << 16
 _PEM_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 
 _Key = TypeVar("_Key")
 
 
 class VerifyKey:
-    """An Ed25519 public key, and what messages call it."""
+    """An Ed25519 public key, and its name in messages."""
 
     def __init__(self, key: Ed25519PublicKey, name: str) -> None:
         self._key, self._name = key, name
@@ -37,11 +37,11 @@ class VerifyKey:
         """Check the signature beside a manifest.
 
         Args:
-            folder: The bundle's.
-            manifest: The content of `manifest.json`, of which nothing has been believed yet.
+            folder: Folder of the bundle.
+            manifest: Content of `manifest.json`, not parsed yet: unsigned content is not trusted.
 
         Raises:
-            BundleError: If there is no signature, or another's, or one of other content.
+            BundleError: If the signature is missing, or is not the key's signature of this content.
         """
         path = folder / SIGNATURE
         if not os.path.lexists(path):
@@ -53,16 +53,16 @@ class VerifyKey:
             self._key.verify(read_small(path, _SIGNATURE_BYTES), manifest)
         except InvalidSignature:
             raise BundleError(
-                f"{folder / MANIFEST}: expected what {SIGNATURE} signs for {self._name}, found other content or "
-                "another signature; build the bundle again, signed with the private half of that key"
+                f"{folder / MANIFEST}: expected the content that {SIGNATURE} signs for {self._name}, found other "
+                "content or another signature; build the bundle again and sign it with the matching private key"
             ) from None
 
 
 def read_verify_key(path: Path) -> VerifyKey:
-    """Read a public key, as `openssl pkey -pubout` writes it.
+    """Read an Ed25519 public key in PEM, the format that `openssl pkey -pubout` writes.
 
     Raises:
-        KeyFileError: If it is anything else.
+        KeyFileError: If the file contains no such key.
     """
     make = "write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`"
     key = read_key(path, "PUBLIC KEY", load_pem_public_key, Ed25519PublicKey, make)  # type: ignore[type-abstract]
@@ -72,17 +72,17 @@ def read_verify_key(path: Path) -> VerifyKey:
 def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type[_Key], make: str) -> _Key:
     """Read an Ed25519 key from a PEM file.
 
-    No message tells more of the file's content than what sort of thing it is: it may be private.
+    Messages name the kind of the content only, never the content: the key may be private.
 
     Args:
-        path: The file.
-        label: What must stand in its BEGIN line.
-        load: Makes a key of its content.
-        kind: What the key must be.
-        make: What to do where it is not.
+        path: The PEM file.
+        label: Label that its BEGIN line must have.
+        load: Parses the content.
+        kind: Type that the parsed key must have.
+        make: Next step for the message: how to write such a file.
 
     Raises:
-        KeyFileError: If the file holds no such key.
+        KeyFileError: If the file contains no such key.
     """
 
     def refusal(found: str) -> KeyFileError:
@@ -90,7 +90,7 @@ def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type
 
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_KEY_BYTES)
+            content = file.read(_MAX_KEY_BYTES)
     except OSError as error:
         raise refusal(str(error.strerror)) from None
     if (begin := _PEM_LABEL.search(content)) is None:
@@ -99,7 +99,7 @@ def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type
         raise refusal(f"PEM labelled {found}")
     try:
         key = load(content)
-    except (ValueError, UnsupportedAlgorithm):  # their messages may quote the content
+    except (ValueError, UnsupportedAlgorithm):  # the library may quote the content
         raise refusal("one that is damaged, or of an unknown algorithm") from None
     if not isinstance(key, kind):
         raise refusal(f"one of another algorithm, {type(key).__name__}")

@@ -1,6 +1,6 @@
-"""Strings that map: a million uids or texts open in a millisecond and cost no memory until they are read.
+"""Mapped tables of strings: a million uids or texts open in a millisecond and use no memory until they are read.
 
-A table is two arrays: `<name>.utf8.npy`, all strings joined, and `<name>.offsets.npy`, where each one starts.
+A table is two arrays: `<name>.utf8.npy`, the joined UTF-8 of all strings, and `<name>.offsets.npy`, their offsets.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from service.bundle.arrays import map_array, map_offsets, save_array
-from service.bundle.manifest import table_files
+from service.bundle.files import table_files
 
 
 class StringTable:
     """A read-only sequence of strings over mapped arrays."""
 
     def __init__(self, utf8: UInt8[np.ndarray, " byte"], offsets: Int[np.ndarray, " offset"]) -> None:
-        self._utf8, self._offsets = utf8.data, offsets.data  # whose items come quicker than an array's
+        self._utf8, self._offsets = utf8.data, offsets.data  # reading an item of a memoryview is faster
 
     @classmethod
     def open(cls, folder: Path, name: str, rows: int) -> StringTable:
         """Map a table of `rows` strings.
 
         Raises:
-            BundleError: If its files are not those of such a table.
+            BundleError: If the files are missing or are not such a table.
         """
         utf8_file, offsets_file = table_files(name)
         utf8 = map_array(folder / utf8_file, "uint8")
@@ -38,25 +38,26 @@ class StringTable:
         return len(self._offsets) - 1
 
     def __getitem__(self, row: int) -> str:
-        return self.raw(row).decode(errors="replace")  # a forged table must not fail the requests that meet it
+        return self.raw(row).decode(errors="replace")  # a forged table must not make requests fail
 
     def raw(self, row: int) -> bytes:
-        """The row's UTF-8."""
+        """The UTF-8 of a row."""
         return bytes(self._utf8[self._offsets[row] : self._offsets[row + 1]])
 
     def sorted_rows(self) -> Int[np.ndarray, " row"]:
-        """Rows in the order of their UTF-8, for `find`."""
+        """All rows, sorted by their UTF-8, as `find` needs them."""
         return np.array(sorted(range(len(self)), key=self.raw), dtype=np.int32)
 
     def find(self, string: str, sorted_rows: Int[np.ndarray, " row"]) -> int | None:
-        """The row that holds `string`; the first of several, None if none does."""
+        """The row that contains `string`: the first one if several do, None if none does."""
         found = self.find_all([string], sorted_rows)
         return int(found[0]) if len(found) else None
 
     def find_all(self, strings: Iterable[str], sorted_rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " found"]:
-        """The rows that hold any of some strings, in no order; a string that no row holds is passed over.
+        """The rows that contain any of `strings`, in no particular order; unknown strings are skipped.
 
-        A binary search for the middle one of them parts the others into those before it and those after.
+        A binary search finds the middle string. Its position splits the sorted rows, so that the smaller strings are
+        searched before it and the larger strings after it.
         """
         wanted = sorted({string.encode("utf-8", "surrogatepass") for string in strings})
         rows, found = sorted_rows.data, []
@@ -74,7 +75,7 @@ class StringTable:
 
 
 def write_table(folder: Path, name: str, strings: Iterable[str]) -> StringTable:
-    """Write a table and open it; the strings are streamed, only their UTF-8 is held."""
+    """Write a table and open it. The strings are streamed: only their UTF-8 is kept in memory."""
     utf8, offsets = bytearray(), array.array("q", [0])
     for string in strings:
         utf8 += string.encode()

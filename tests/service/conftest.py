@@ -32,8 +32,9 @@ VOTES = ([0], [0, 1], [])
 def write_bundle() -> Callable[..., Path]:
     """Writes a bundle that opens; its encoder is mere bytes, its keys and what they vote for can be chosen."""
     from index_builder.faiss_index import build_index, write_index
-    from service.bundle.bundle import describe_files
-    from service.bundle.manifest import MANIFEST, Indexes, Manifest
+    from service.bundle.files import MANIFEST
+    from service.bundle.integrity import describe_files
+    from service.bundle.manifest import Indexes, Manifest
     from service.bundle.strings import write_table
 
     def write(

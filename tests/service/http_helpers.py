@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from service.bundle.bundle import describe_files
+from service.bundle.integrity import describe_files
 from service.bundle.strings import write_table
 
 PATIENCE_SECONDS = 60

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle.bundle import describe_files, open_bundle
-from service.bundle.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.bundle.bundle import open_bundle
+from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.bundle.integrity import describe_files
 from service.errors import BundleError
 
 every_file = pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
@@ -172,12 +173,12 @@ def test_a_file_too_large_to_be_read_whole_is_refused_unread(bundle_folder: Path
 @pytest.mark.parametrize("name", ["notes.txt", "encoder.onnx.data", ".hidden", "manifest.json~"])
 def test_a_file_that_is_no_bundles_own_is_refused(bundle_folder: Path, name: str) -> None:
     (bundle_folder / name).write_text("kept by an operator")
-    refuses(bundle_folder, name, "expected a bundle's own files alone, found this; move it elsewhere")
+    refuses(bundle_folder, name, "expected only the files of a bundle, found this file; move it away")
 
 
 def test_a_folder_in_a_bundle_is_refused(bundle_folder: Path) -> None:
     (bundle_folder / "scratch").mkdir()
-    refuses(bundle_folder, "scratch", "expected a bundle's own files alone")
+    refuses(bundle_folder, "scratch", "expected only the files of a bundle")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
@@ -210,7 +211,7 @@ def test_voters_are_the_values_transposed(bundle_folder: Path) -> None:
 
 def test_voters_that_are_not_as_many_as_a_labels_training_instances_are_refused(bundle_folder: Path) -> None:
     forge(bundle_folder, "voter_indptr.npy", lambda offsets: offsets.__setitem__(1, 1))
-    refuses(bundle_folder, "voter_indptr.npy", r"row 0: expected 2 voters, as label_counts\.npy has it, found 1;")
+    refuses(bundle_folder, "voter_indptr.npy", r"row 0: expected 2 voters, the number in label_counts\.npy, found 1;")
 
 
 def test_labels_are_found_by_uid(bundle_folder: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bundle.bundle import open_bundle
-from service.bundle.manifest import MANIFEST
+from service.bundle.files import MANIFEST
 from service.errors import QueryError
 from service.options import resolve_options
 from service.predictor.predictor import Answer, Predictor

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.bundle.manifest import MANIFEST, check_version, read_manifest
+from service.bundle.files import MANIFEST
+from service.bundle.integrity import read_manifest
+from service.bundle.manifest import check_version
 from service.errors import BundleError, StoreError
 
 MISSING = object()

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import recollect
-from service.bundle.manifest import MANIFEST, SIGNATURE
+from service.bundle.files import MANIFEST, SIGNATURE
 from service.errors import BundleError, StoreError
 from service.store.remote import RemoteStore, default_cache
 from service.store.remote_folder import RemoteFolder, without_credentials
@@ -297,7 +297,7 @@ def test_a_file_is_not_read_beyond_the_size_that_the_manifest_names(web: Web, or
 def test_files_that_no_bundle_has_are_not_fetched(web: Web, origin: Store, store: Store, tmp_path: Path) -> None:
     name = "../../../escaped"
     change_manifest(origin, "A", lambda manifest: manifest["files"].update({name: {"sha256": "0" * 64, "size": 1}}))
-    with pytest.raises(BundleError, match="files: expected exactly those of a bundle, differs in ../../../escaped"):
+    with pytest.raises(BundleError, match="files: expected exactly the files of a bundle, differs in ../../../escaped"):
         store.open("A")
     with pytest.raises(StoreError, match="expected letters, digits"):
         store.open("../A")
@@ -329,7 +329,7 @@ def test_signatures_are_checked_before_anything_else_is_fetched(
     sign_manifest(origin.path("A"), read_signing_key(keys.private))
     assert store.open("A").manifest.version == "A"  # although it was cached before it was signed
     change_manifest(origin, "A", lambda manifest: manifest["defaults"].update(top_k=3))
-    with pytest.raises(BundleError, match="expected what manifest.sig signs for"):
+    with pytest.raises(BundleError, match="expected the content that manifest.sig signs for"):
         store.open("A")
 
 

@@ -16,7 +16,7 @@ import pytest
 import recollect
 from index_builder.signing import read_signing_key, sign_manifest
 from service.bundle.bundle import open_bundle
-from service.bundle.manifest import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
 from service.bundle.signing import read_verify_key
 from service.errors import BundleError, KeyFileError
 from service.store.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.manifest import MANIFEST
+from service.bundle.files import MANIFEST
 from service.errors import BundleError, StoreError
 from service.store.store import Store
 

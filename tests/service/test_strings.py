@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle.manifest import table_files
+from service.bundle.files import table_files
 from service.bundle.strings import StringTable, write_table
 
 SCRIPTS = ["plain", "naïve café", "Ελληνικά", "Русский", "עברית", "العربية", "हिन्दी", "ไทย", "中文", "日本語", "한국어"]

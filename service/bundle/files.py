@@ -1,0 +1,69 @@
+"""The files of a bundle: their names, and how a small one is read safely."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from service.errors import BundleError, opening
+
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
+
+
+def table_files(name: str) -> tuple[str, str]:
+    """The two files of a table of strings: the joined UTF-8, and the offset of each string."""
+    return f"{name}.utf8.npy", f"{name}.offsets.npy"
+
+
+# All files of a bundle except its manifest and signature. A bundle must contain each of them and no other file.
+BUNDLE_FILES: frozenset[str] = frozenset(
+    {
+        "encoder.onnx",
+        "tokenizer.json",
+        "golden.json",
+        "instance_keys.faiss",
+        "label_keys.faiss",
+        "value_indptr.npy",
+        "value_indices.npy",
+        "voter_indptr.npy",
+        "voter_indices.npy",
+        "label_counts.npy",
+        "label_order.npy",
+        *table_files("label_uids"),
+        *table_files("label_texts"),
+        *table_files("instance_uids"),
+        *table_files("instance_texts"),
+    }
+)
+
+
+def require_file(path: Path) -> None:
+    """Refuse a path that is not a regular file; a link is refused too.
+
+    Raises:
+        BundleError: If the file is missing, or is a link, a folder or a device.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise BundleError(
+            f"{path}: expected a file of the bundle, found: {error.strerror}; build the bundle again"
+        ) from None
+    if not stat.S_ISREG(mode):
+        found = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise BundleError(f"{path}: expected a file of the bundle, found {found}; build the bundle again")
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Read a small file of a bundle.
+
+    Raises:
+        BundleError: If the file is missing, is not a regular file, or has more than `max_bytes` bytes.
+    """
+    require_file(path)
+    with opening(path), path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise BundleError(f"{path}: expected at most {max_bytes:,} bytes, found more; build the bundle again")
+    return content

@@ -1,0 +1,92 @@
+"""The integrity of a bundle: its signature, its manifest and all checksums, verified before it is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE, read_small, require_file
+from service.bundle.manifest import FileInfo, Manifest, parse_manifest
+from service.bundle.signing import VerifyKey
+from service.errors import BundleError
+
+_MAX_MANIFEST_BYTES = 1 << 20
+_HASHING_THREADS = 4
+# Bytes read and hashed in one step. Both happen without Python's global lock. Each step takes the lock again, so
+# small steps would delay the threads that answer requests.
+_STEP_BYTES = 4 << 20
+
+
+def read_manifest(folder: Path, verify_key: VerifyKey | None = None) -> Manifest:
+    """Read the manifest of a bundle, and verify its signature before it is parsed.
+
+    The file is read once, so the parsed bytes are the verified bytes.
+
+    Args:
+        folder: Folder of the bundle.
+        verify_key: Key that must have signed the manifest; None accepts a bundle without a signature.
+
+    Raises:
+        BundleError: If the manifest is missing, is not signed by the key, or is not valid.
+    """
+    path = folder / MANIFEST
+    content = read_small(path, _MAX_MANIFEST_BYTES)
+    if verify_key is not None:
+        verify_key.check(folder, content)
+    return parse_manifest(content, path)
+
+
+def describe_files(folder: Path, pause: Callable[[], None] | None = None) -> dict[str, FileInfo]:
+    """The SHA-256 and size of each file of a bundle.
+
+    Args:
+        folder: Folder of the bundle.
+        pause: Called after each step of reading; None hashes several files at once.
+    """
+
+    def describe(name: str) -> tuple[str, FileInfo]:
+        digest, size, buffer = hashlib.sha256(), 0, bytearray(_STEP_BYTES)
+        with (folder / name).open("rb", buffering=0) as file:
+            while read := file.readinto(buffer):
+                digest.update(memoryview(buffer)[:read])
+                size += read
+                if pause is not None:
+                    pause()
+        return name, FileInfo(sha256=digest.hexdigest(), size=size)
+
+    if pause is not None:
+        return dict(map(describe, sorted(BUNDLE_FILES)))
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        return dict(pool.map(describe, sorted(BUNDLE_FILES)))
+
+
+def check_files(folder: Path, manifest: Manifest, pause: Callable[[], None] | None = None) -> None:
+    """Compare the files of a bundle with its manifest: first the names, then the sizes, then the checksums.
+
+    Args:
+        folder: Folder of the bundle.
+        manifest: Manifest of the bundle.
+        pause: As in `describe_files`.
+
+    Raises:
+        BundleError: If a file is missing, unexpected, a link, or has another size or content.
+    """
+    for name in sorted(BUNDLE_FILES.union(os.listdir(folder))):
+        if name not in BUNDLE_FILES | {MANIFEST, SIGNATURE}:
+            raise BundleError(f"{folder / name}: expected only the files of a bundle, found this file; move it away")
+        require_file(folder / name)
+    for name, expected in manifest.files.items():
+        if (size := (folder / name).stat().st_size) != expected.size:
+            raise BundleError(
+                f"{folder / name}: expected {expected.size:,} bytes, found {size:,}; build the bundle again"
+            )
+    found = describe_files(folder, pause)
+    for name, expected in manifest.files.items():
+        if found[name] != expected:
+            raise BundleError(
+                f"{folder / name}: expected SHA-256 {expected.sha256[:12]}..., found {found[name].sha256[:12]}...; "
+                "the file was altered: build the bundle again"
+            )
