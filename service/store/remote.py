@@ -21,11 +21,12 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.bundle.bundle import Bundle
-from service.bundle.manifest import MANIFEST, SIGNATURE, Manifest, check_version, is_version
+from service.bundle.files import MANIFEST, SIGNATURE
+from service.bundle.manifest import Manifest, check_version, is_version
 from service.errors import BundleError, StoreError
 from service.store.remote_folder import RemoteFolder
 from service.store.store import INCOMING, Store, named_in
@@ -83,7 +84,7 @@ class RemoteStore(Store):
         with super().incoming() as folder:
             return self._fetch_manifest(version, folder)
 
-    def open(self, version: str) -> Bundle:
+    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         """Fetch a published version if it is not cached, check and map it.
 
         One that is damaged in the cache is fetched again, once.
@@ -93,9 +94,9 @@ class RemoteStore(Store):
             BundleError: If it is not what was published, lacks its signature, or is another version.
         """
         try:
-            return self._open_cached(version)
+            return self._open_cached(version, pause)
         except _DamagedCopyError:
-            return self._open_cached(version, again=True)
+            return self._open_cached(version, pause, again=True)
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
@@ -133,7 +134,7 @@ class RemoteStore(Store):
     def _write(self, name: str, content: bytes) -> None:
         self._remote.write(name, content)
 
-    def _open_cached(self, version: str, again: bool = False) -> Bundle:
+    def _open_cached(self, version: str, pause: Callable[[], None] | None, again: bool = False) -> Bundle:
         folder = self.bundles / check_version(version)
         with contextlib.ExitStack() as held:
             with self._fetching():
@@ -143,7 +144,7 @@ class RemoteStore(Store):
                 os.utime(folder)
             try:
                 with self._naming_the_url(folder, version):
-                    bundle = self._open(folder, version)
+                    bundle = self._open(folder, version, pause)
             except BundleError as error:
                 if not fetched:
                     raise _DamagedCopyError from None

@@ -16,11 +16,12 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.manifest import Manifest, check_version, is_version, read_manifest
+from service.bundle.integrity import read_manifest
+from service.bundle.manifest import Manifest, check_version, is_version
 from service.bundle.signing import read_verify_key
 from service.errors import BundleError, StoreError, UnknownVersionError
 
@@ -132,14 +133,14 @@ class Store:
         """
         return self._read_manifest(self.path(version), version)
 
-    def open(self, version: str) -> Bundle:
-        """Check and map a published version.
+    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
+        """Check and map a published version, and call `pause` between steps.
 
         Raises:
             StoreError: If the store has no such version.
             BundleError: If it is not what was published, lacks its signature, or is another version.
         """
-        return self._open(self.path(version), version)
+        return self._open(self.path(version), version, pause)
 
     def close(self) -> None:
         """Give up what takes long, as the service stops: nothing does in a folder."""
@@ -211,8 +212,8 @@ class Store:
         folder.rename(target)
         _sync(self.bundles)
 
-    def _open(self, folder: Path, version: str) -> Bundle:
-        bundle = open_bundle(folder, self._verify_key)
+    def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
+        bundle = open_bundle(folder, self._verify_key, pause)
         _check_name(folder, version, bundle.manifest)
         return bundle
 
