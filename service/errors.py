@@ -1,19 +1,19 @@
-"""What can be wrong with what the service is handed.
+"""The errors of the service.
 
 ServiceError
-├── BundleError         a bundle's file is missing, altered, of an unknown format, or not signed as it must be
-├── WrongAnswersError   a bundle opens, but answers otherwise than it was built to
-├── KeyFileError        a file holds no key of the kind wanted
-├── StoreError          a store is none, cannot be read, or does not say what is current
-│   └── UnknownVersionError   it lacks the version asked for, or that is no version's name
-├── QueryError          a query cannot be answered as asked
-├── AddressError        the service cannot listen where it was told to
-├── SettingsError       settings are at odds, or the file or the Redis that one names is not what it must be
-├── RedisError          Redis does not answer
-├── HeadroomError       too little memory is free to open a bundle beside another
-├── NotServedError      a replica does not serve the version that is current
-├── NotReadyError       no bundle is loaded yet, or the service is stopping
-└── OverloadError       more queries wait than may
+├── BundleError               a file of a bundle is missing, altered, of an unknown format, or not signed as required
+├── WrongAnswersError         a bundle opens, but does not answer its golden queries as it must
+├── KeyFileError              a file contains no key of the expected kind
+├── StoreError                a store is missing or cannot be read, or its current version is not named
+│   └── UnknownVersionError   the store does not contain the version, or the name is not a version's name
+├── QueryError                a query cannot be answered with its options
+├── AddressError              the service cannot listen on an address
+├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
+├── RedisError                Redis does not answer
+├── InsufficientMemoryError   too little memory is free to open a bundle
+├── NotServedError            a replica does not serve the current version
+├── NotReadyError             no bundle is open yet, or the service is stopping
+└── OverloadError             too many queries wait
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 
 class ServiceError(Exception):
-    """A mistake the user can mend; its message says where, what was expected, what was found, what to do."""
+    """An error that the user can correct; its message says where, what must hold, what was found, and the next step."""
 
     exit_status = 2
 
@@ -65,7 +65,7 @@ class RedisError(ServiceError):
     exit_status = 1
 
 
-class HeadroomError(ServiceError):
+class InsufficientMemoryError(ServiceError):
     exit_status = 1
 
 
@@ -83,15 +83,15 @@ class OverloadError(ServiceError):
 
 @contextlib.contextmanager
 def opening(path: Path) -> Iterator[Path]:
-    """Name the file in whatever a library says of one that it cannot open.
+    """Name the file in every error of a library that opens it.
 
     Raises:
-        BundleError: In place of the library's own error.
+        BundleError: Instead of the library's error.
     """
     try:
         yield path
-    except MemoryError:  # no fault of the file's
+    except MemoryError:  # the file is not at fault
         raise
-    except Exception as error:  # every library has its own
+    except Exception as error:  # every library has its own errors
         reason = str(error).partition("\n")[0] or repr(error)
         raise BundleError(f"{path}: expected a file that opens, found: {reason}; build the bundle again") from error

@@ -1,7 +1,7 @@
-"""Redis, while it answers: what replicas share when they share more than a folder.
+"""The Redis client of the replicas: short timeouts, and no calls for a second after a failure.
 
-Nothing here is needed to answer a query. A call that fails or takes too long is given up, and for a while no other is
-tried: a Redis that is down or slow costs one short wait a second, not one a request.
+No answer to a query needs Redis. A call that fails or takes too long is given up, and calls of requests are skipped
+for a second. So a Redis that is down or slow costs one short wait a second, not one for each request.
 """
 
 from __future__ import annotations
@@ -23,144 +23,153 @@ from service.telemetry.metrics import Telemetry
 
 log = structlog.get_logger(__name__)
 
-# How long a request may wait for Redis, and what follows the current version, which is in no such hurry.
-_REQUEST_SECONDS, _FOLLOWER_SECONDS = 0.05, 2.0
-# How long Redis is left alone after it failed.
-_REST_SECONDS = 1.0
-# Requests that ask at once; the others wait their turn, as there are only so many connections.
-_MOST_AT_ONCE = 50
+# Timeouts of calls of requests, which users wait for, and of calls of background threads.
+_REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
+# Time without calls of requests after a failure.
+_BACKOFF_SECONDS = 1.0
+# Calls of requests that run at once; more calls wait, because the number of connections is limited.
+_MAX_CONCURRENT_CALLS = 50
 
 
 @dataclass
 class _Health:
-    """How Redis is found by those who can wait so long; requests and the follower have each their own patience."""
+    """Why the last call failed, and until when calls are skipped; requests and background threads have one each."""
 
     problem: str = ""
-    rests_until: float = 0.0
+    skip_until: float = 0.0
 
 
-class RedisLink:
-    """One Redis under one prefix, for the event loop and for threads."""
+class RedisClient:
+    """One Redis and one prefix of keys, for the event loop and for threads.
+
+    Args:
+        url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
+        prefix: First part of every key.
+        telemetry: Receives whether Redis answers.
+    """
 
     def __init__(self, url: str, prefix: str, telemetry: Telemetry | None = None) -> None:
         options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "health_check_interval": 15}
         self._prefix, self._telemetry = prefix, telemetry
         try:
-            self._threads: Any = redis.Redis.from_url(url, **options, **_timeouts(_FOLLOWER_SECONDS))
-            self._loop: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
-        except ValueError:  # whose words may hold a part of the password
+            self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
+            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
+        except ValueError:  # its message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
                 "write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
-        self._follower, self._requests = _Health(), _Health()
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
-        self._told: set[str] = set()
-        self._tell(True)
+        self._background, self._requests = _Health(), _Health()
+        self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
+        self._logged_refusals: set[str] = set()
+        self._set_metric(True)
 
     @property
     def problem(self) -> str:
-        """Why Redis is not relied on at present; empty while it answers."""
-        return self._requests.problem or self._follower.problem
+        """Why Redis is not used now; empty while it answers."""
+        return self._requests.problem or self._background.problem
 
     def key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
     def require_access(self) -> None:
-        """Refuse a password that Redis refuses; that it does not answer at all is borne.
+        """Refuse a user or password that Redis refuses; a Redis that does not answer is accepted.
 
         Raises:
-            SettingsError: If Redis answers, and does not let us in.
+            SettingsError: If Redis answers and refuses the user or the password.
         """
         try:
-            self._threads.ping()
+            self._sync_client.ping()
         except (redis.AuthenticationError, redis.exceptions.AuthorizationError):
             raise SettingsError("--redis-url: Redis does not accept its user and password; correct them") from None
         except (redis.RedisError, OSError):
             return
 
-    def ask(self, do: Callable[[Any], Any]) -> Any:
-        """Ask from a thread, in its own time; an answer that is soon enough for requests is good news for them too.
+    def execute(self, command: Callable[[Any], Any]) -> Any:
+        """Run a command in a background thread. If it is fast enough for requests, their calls resume too.
 
         Raises:
-            RedisError: If Redis does not answer.
+            RedisError: If Redis does not answer or refuses the command.
         """
         start = time.monotonic()
         try:
-            answer = do(self._threads)
+            answer = command(self._sync_client)
         except redis.ResponseError as error:
-            raise self._refused(error) from error
+            raise self._record_refusal(error) from error
         except (redis.RedisError, OSError) as error:
-            raise self._failed(self._follower, error) from error
-        self._answered(self._follower)
+            raise self._record_failure(self._background, error) from error
+        self._record_success(self._background)
         if time.monotonic() - start < _REQUEST_SECONDS:
-            self._answered(self._requests)
+            self._record_success(self._requests)
         return answer
 
-    async def ask_soon(self, do: Callable[[Any], Any]) -> Any:
-        """Ask for a request that waits; while Redis is resting, not at all.
+    async def execute_async(self, command: Callable[[Any], Any]) -> Any:
+        """Run a command for a request; skip it for a second after a failure.
 
         Raises:
-            RedisError: If Redis does not answer at once.
+            RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
         """
-        if time.monotonic() < self._requests.rests_until:
+        if time.monotonic() < self._requests.skip_until:
             raise RedisError(self._requests.problem)
-        async with self._turns:
+        async with self._call_slots:
             try:
-                answer = await do(self._loop)
+                answer = await command(self._async_client)
             except redis.ResponseError as error:
-                raise self._refused(error) from error
+                raise self._record_refusal(error) from error
             except (redis.RedisError, OSError) as error:
-                raise self._failed(self._requests, error) from error
-        self._answered(self._requests)
+                raise self._record_failure(self._requests, error) from error
+        self._record_success(self._requests)
         return answer
 
-    def listen(self, channel: str, heard: Callable[[], None], until: Callable[[], bool]) -> None:
-        """Call `heard` at every message, in the calling thread, until `until`; a lost connection is found again."""
-        while not until():
+    def listen(self, channel: str, on_message: Callable[[], None], stopped: Callable[[], bool]) -> None:
+        """Call `on_message` for every message, in the calling thread, until `stopped`; reconnect when needed."""
+        while not stopped():
             try:
-                with self._threads.pubsub(ignore_subscribe_messages=True) as subscription:
+                with self._sync_client.pubsub(ignore_subscribe_messages=True) as subscription:
                     subscription.subscribe(channel)
-                    while not until():
-                        if subscription.get_message(timeout=_REST_SECONDS) is not None:
-                            heard()
-            except (redis.RedisError, OSError, ValueError):  # ValueError: closed while it was reading
-                time.sleep(_REST_SECONDS)  # what asks for the version by itself tells of it
+                    while not stopped():
+                        if subscription.get_message(timeout=_BACKOFF_SECONDS) is not None:
+                            on_message()
+            except (redis.RedisError, OSError, ValueError):  # ValueError: the client was closed during the call
+                time.sleep(_BACKOFF_SECONDS)  # the calls of `execute` log the failure
 
     async def close(self) -> None:
-        self._threads.close()
-        await self._loop.aclose()
+        self._sync_client.close()
+        await self._async_client.aclose()
 
-    def _refused(self, error: redis.ResponseError) -> RedisError:
-        """Redis answers, but will not do it: it is full, or we may not. Its own words may quote what we sent."""
+    def _record_refusal(self, error: redis.ResponseError) -> RedisError:
+        """Redis answers, but refuses a command: it is full, or the user lacks a permission.
+
+        The message of Redis can quote the command, so it is not repeated.
+        """
         reason = f"Redis refuses a command: {type(error).__name__}"
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._logged_refusals:
+            self._logged_refusals.add(reason)
             log.error("redis_refuses", error=reason)
         if self._telemetry:
             self._telemetry.redis_errors.inc()
         return RedisError(reason)
 
-    def _failed(self, health: _Health, error: Exception) -> RedisError:
-        was = self.problem
-        late = isinstance(error, TimeoutError | redis.TimeoutError)
-        health.problem = "Redis does not answer: " + ("it takes too long" if late else "it cannot be reached")
-        health.rests_until = time.monotonic() + _REST_SECONDS
-        if not was:
+    def _record_failure(self, health: _Health, error: Exception) -> RedisError:
+        had_problem = bool(self.problem)
+        timed_out = isinstance(error, TimeoutError | redis.TimeoutError)
+        health.problem = "Redis does not answer: " + ("it takes too long" if timed_out else "it cannot be reached")
+        health.skip_until = time.monotonic() + _BACKOFF_SECONDS
+        if not had_problem:
             log.error("redis_down", error=health.problem)
-        self._tell(False)
+        self._set_metric(False)
         return RedisError(health.problem)
 
-    def _answered(self, health: _Health) -> None:
+    def _record_success(self, health: _Health) -> None:
         if health.problem:
-            health.problem, health.rests_until = "", 0.0
+            health.problem, health.skip_until = "", 0.0
             if not self.problem:
                 log.info("redis_up")
-                self._tell(True)
+                self._set_metric(True)
 
-    def _tell(self, up: bool) -> None:
+    def _set_metric(self, answers: bool) -> None:
         if self._telemetry:
-            self._telemetry.redis(up)
+            self._telemetry.redis(answers)
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

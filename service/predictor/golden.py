@@ -1,11 +1,12 @@
-"""Golden queries: what a bundle must answer, kept inside it.
+"""Golden queries: queries of a bundle with the labels that it must answer.
 
-Each names the labels that exact search over the trained encoder's own vectors gives, whatever precision and index the
-bundle serves with. So they hold the whole road at once: tokens, encoder, index, values, scoring.
+Their labels come from exact search with the trained encoder, before the precision was reduced and an index was chosen.
+So they check the whole path at once: tokenizer, encoder, index, values and scoring.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -13,15 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from service.errors import BundleError, WrongAnswersError
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
-from service.versions.throttle import rest
 
 GOLDEN = "golden.json"
-# The check in a manifest that says what share of them the bundle must answer.
+# Name of the check in a manifest whose lower bound is the share of golden labels that the bundle must answer.
 GOLDEN_CHECK = "golden labels answered"
 
 
 class GoldenQuery(BaseModel):
-    """A query and the uids of its best labels, the best first."""
+    """A query and the uids of its best labels, in falling order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,10 +37,10 @@ def write_golden(folder: Path, queries: list[GoldenQuery]) -> None:
 
 
 def read_golden(folder: Path) -> list[GoldenQuery]:
-    """Read a bundle's golden queries.
+    """Read the golden queries of a bundle.
 
     Raises:
-        BundleError: If the file holds anything else.
+        BundleError: If the file does not contain golden queries.
     """
     try:
         return _QUERIES.validate_json((folder / GOLDEN).read_bytes())
@@ -52,15 +52,19 @@ def read_golden(folder: Path) -> list[GoldenQuery]:
         ) from None
 
 
-def check_golden(predictor: Predictor) -> float:
-    """The share of a bundle's golden labels that it answers with.
+def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) -> float:
+    """Answer the golden queries of a bundle, and return the share of their labels among the answers.
+
+    Args:
+        predictor: The open bundle.
+        pause: Called after each query.
 
     Raises:
         BundleError: If the golden queries cannot be read.
-        WrongAnswersError: If the share is less than was asked for when the bundle was built.
+        WrongAnswersError: If the share is less than the bound in the manifest.
     """
     folder, checks = predictor.bundle.folder, predictor.manifest.checks
-    share = agreement(predictor, read_golden(folder))
+    share = agreement(predictor, read_golden(folder), pause)
     least = {each.name: each.least for each in checks}.get(GOLDEN_CHECK) or 0.0
     if share < least:
         raise WrongAnswersError(
@@ -70,11 +74,12 @@ def check_golden(predictor: Predictor) -> float:
     return share
 
 
-def agreement(predictor: Predictor, golden: list[GoldenQuery]) -> float:
-    """Share of the golden labels that the bundle answers with, over all golden queries; all of none is 1."""
-    kept = 0
+def agreement(predictor: Predictor, golden: list[GoldenQuery], pause: Callable[[], None] | None = None) -> float:
+    """The share of the golden labels, over all queries, that are among the answers; 1 without golden queries."""
+    answered = 0
     for each in golden:
         (answer,) = predictor.predict([each.query], resolve_options(predictor.defaults, top_k=len(each.labels))).answers
-        kept += len({*each.labels} & {label.uid for label in answer.labels})
-        rest()
-    return kept / sum(len(each.labels) for each in golden) if golden else 1.0
+        answered += len({*each.labels} & {label.uid for label in answer.labels})
+        if pause is not None:
+            pause()
+    return answered / sum(len(each.labels) for each in golden) if golden else 1.0

@@ -1,4 +1,4 @@
-"""Changing the current version, and seeing that every replica serves it."""
+"""Activation: change the current version, announce it, and wait until every replica serves it."""
 
 from __future__ import annotations
 
@@ -7,55 +7,66 @@ import time
 from collections.abc import Callable
 
 from service.errors import NotServedError, RedisError
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.store.store import Store
 from service.versions.current import SharedCurrent
 from service.versions.replicas import Refusal, Report, replicas_of
 
-_LOOK_SECONDS = 0.1
-# How long no replica may be heard of before it is taken that there is none.
-_SILENCE_SECONDS = 3.0
+_POLL_SECONDS = 0.1
+# Without any report for this time, `wait` concludes that no replica is running.
+_NO_REPLICA_SECONDS = 3.0
 
 
 class Activation:
-    """A store, the Redis that its replicas share, if they do, and what they tell."""
+    """Changes the current version of a store and reads the reports of its replicas.
 
-    def __init__(self, store: Store, link: RedisLink | None, stopping: Callable[[], bool] = lambda: False) -> None:
+    Args:
+        store: The store.
+        redis_client: The Redis that the replicas share, if they share one.
+        stopping: Returns whether this service is shutting down; `wait` then ends.
+
+    Attributes:
+        replicas: The reports.
+    """
+
+    def __init__(
+        self, store: Store, redis_client: RedisClient | None, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self._store, self._stopping = store, stopping
-        self._shared = SharedCurrent(store, link) if link else None
-        self._refused_before: list[Refusal] = []
-        self.replicas = replicas_of(store, link)
+        self._shared = SharedCurrent(store, redis_client) if redis_client else None
+        self._old_refusals: list[Refusal] = []
+        self.replicas = replicas_of(store, redis_client)
 
     def activate(self, version: str) -> None:
         """Make a version current.
 
         Raises:
-            StoreError: If the store has no such version.
-            BundleError: If its manifest is broken.
-            RedisError: If the store has it current, but Redis does not answer.
+            StoreError: If the store does not contain the version.
+            BundleError: If the manifest of the version is broken.
+            RedisError: If Redis does not answer. The version is then current in the store, but not announced.
         """
-        self._remember_refusals()
+        self._remember_old_refusals()
         self._store.activate(version)
         self._announce(version)
 
     def rollback(self) -> str:
-        """Return to the version that was current before, and name it.
+        """Make the previous version current again, and return its name.
 
         Raises:
-            StoreError: If there is none.
-            RedisError: If the store has it current, but Redis does not answer.
+            StoreError: If there is no previous version.
+            RedisError: As in `activate`.
         """
-        self._remember_refusals()
+        self._remember_old_refusals()
         version = self._store.rollback()
         self._announce(version)
         return version
 
     def wait(self, version: str, seconds: float) -> list[Report]:
-        """Wait until every replica serves a version; what they say then.
+        """Wait until every replica serves a version, and return the reports.
 
         Raises:
-            NotServedError: If one refuses it, or has not come to serve it in time: which, and why.
-            RedisError: If what they say cannot be read.
+            NotServedError: If a replica refuses the version or does not serve it in time; names replica and reason.
+            RedisError: If the reports cannot be read.
         """
         start = time.monotonic()
         while True:
@@ -65,21 +76,21 @@ class Activation:
             if reports and not behind:
                 return reports
             if behind and all(self._refuses(report, version) for report in behind):
-                raise NotServedError(_told(version, behind, len(reports)))
+                raise NotServedError(_describe_replicas(version, behind, len(reports)))
             if self._stopping():
-                raise NotServedError(f"{version} is current; who serves it is not waited for, as this service stops")
-            if waited >= (seconds if reports else min(seconds, _SILENCE_SECONDS)):
-                raise NotServedError(_told(version, behind, len(reports)))
-            time.sleep(_LOOK_SECONDS)
+                raise NotServedError(f"{version} is current; stopped waiting for the replicas: this service stops")
+            if waited >= (seconds if reports else min(seconds, _NO_REPLICA_SECONDS)):
+                raise NotServedError(_describe_replicas(version, behind, len(reports)))
+            time.sleep(_POLL_SECONDS)
 
-    def _remember_refusals(self) -> None:
-        """Refusals from before the switch: what was wrong then may have been mended."""
+    def _remember_old_refusals(self) -> None:
+        """Remember the refusals before the change: their reason may have been removed since."""
         with contextlib.suppress(RedisError):
-            self._refused_before = [report.refused for report in self.replicas.reports() if report.refused]
+            self._old_refusals = [report.refused for report in self.replicas.reports() if report.refused]
 
     def _refuses(self, report: Report, version: str) -> bool:
         refused = report.refused
-        return refused is not None and refused.version == version and refused not in self._refused_before
+        return refused is not None and refused.version == version and refused not in self._old_refusals
 
     def _announce(self, version: str) -> None:
         if self._shared is None:
@@ -88,19 +99,19 @@ class Activation:
             self._shared.announce(version)
         except RedisError as error:
             raise RedisError(
-                f"{version} is current in the store, but {error}; replicas follow the store meanwhile: run this again "
-                "once Redis answers"
+                f"{version} is current in the store, but {error}; replicas follow the store until Redis answers: "
+                "run this command again then"
             ) from error
 
 
-def _told(version: str, behind: list[Report], replicas: int) -> str:
+def _describe_replicas(version: str, behind: list[Report], replicas: int) -> str:
     if not replicas:
         return (
-            f"{version} is current, but no replica tells what it serves: none is started, none may write to the "
-            "store's folder, or they share a Redis that --redis-url does not name"
+            f"{version} is current, but no replica reports: none is running, none may write to the store's folder, "
+            "or the replicas share a Redis that --redis-url does not name"
         )
     lines = [f"{version} is current, but {len(behind)} of {replicas} replicas do not serve it:"]
     for report in behind:
-        refused = report.refused.error if report.refused and report.refused.version == version else ""
-        lines.append(f"  {report.replica} serves {report.version}: {refused or 'it has not come to it yet'}")
+        reason = report.refused.error if report.refused and report.refused.version == version else ""
+        lines.append(f"  {report.replica} serves {report.version}: {reason or 'it has not opened the new version yet'}")
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""Which version is current: the store says so, and where replicas share a Redis, that does.
+"""The current version: read from the store, and from Redis where replicas share one.
 
-Whoever activates a version writes the store first, then Redis. At a replica's first look Redis counts: a store of its
-own may be a copy that is behind. From then on it follows whichever of the two has changed since it last looked, Redis
-before the store; who finds Redis behind brings it up. So an activation is heard of through either, and neither a Redis
-that was away nor one that came back empty undoes what a replica has seen activated meanwhile.
+An activation writes the store first, then Redis. A replica's first look prefers Redis, because its own store may be
+an old copy. Later looks follow the one of the two that changed since the last look; Redis wins if both changed. A
+replica that finds an old version in Redis writes the new one. So an activation reaches a replica through the store or
+through Redis, and a Redis that was unreachable or restarted empty does not undo it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol
 
 from service.bundle.manifest import check_version
 from service.errors import RedisError, StoreError
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.store.store import Store
 
-# What moves the current version only from where it was seen: another activation may have come first.
-_MOVE = """
+# Set the version only if it is still the one that was read: another activation may have come first.
+_COMPARE_AND_SET = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('SET', KEYS[1], ARGV[2])
   redis.call('PUBLISH', KEYS[1], ARGV[2])
@@ -26,13 +26,13 @@ end
 
 
 class Current(Protocol):
-    """Where replicas look for the version to serve."""
+    """The place where replicas read the version to serve."""
 
     def version(self) -> str | None:
-        """The current version; None if none is.
+        """The current version; None if no version is current.
 
         Raises:
-            StoreError: If what is there names no version.
+            StoreError: If the content is not the name of a version.
             OSError: If the store cannot be read.
         """
 
@@ -40,12 +40,12 @@ class Current(Protocol):
         """The current version.
 
         Raises:
-            StoreError: If there is no store or nothing is current.
+            StoreError: If there is no store or no version is current.
         """
 
 
 class StoreCurrent:
-    """The store's own word."""
+    """The current version of a store that replicas do not share through Redis."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,31 +58,32 @@ class StoreCurrent:
 
 
 class SharedCurrent:
-    """The store's and Redis's."""
+    """The current version of a store and of Redis together."""
 
-    def __init__(self, store: Store, link: RedisLink) -> None:
-        self._store, self._link = store, link
-        self._key = link.key("current")
+    def __init__(self, store: Store, redis_client: RedisClient) -> None:
+        self._store, self._redis = store, redis_client
+        self._key = redis_client.key("current")
         self._in_store: str | None = None
         self._followed: str | None = None
-        self._no_news: set[str | None] = {None}  # what Redis held when it was last looked at, or was told since
-        self._looked = False
+        # Versions in Redis that are not new: the one at the last look, and the ones that this process wrote since.
+        self._seen_in_redis: set[str | None] = {None}
+        self._has_looked = False
 
     def version(self) -> str | None:
-        in_store = self._stored()
+        in_store = self._read_store()
         try:
-            in_redis = self._shared()
+            in_redis = self._read_redis()
         except RedisError:
             if in_store != self._in_store:
                 self._in_store = self._followed = in_store
             return self._followed
-        if in_redis not in self._no_news:
+        if in_redis not in self._seen_in_redis:
             self._followed = in_redis
         elif in_store != self._in_store:
             self._followed = in_store
-        self._in_store, self._no_news, self._looked = in_store, {None, in_redis}, True
+        self._in_store, self._seen_in_redis, self._has_looked = in_store, {None, in_redis}, True
         if self._followed is not None and self._followed != in_redis:
-            self._bring_up(in_redis, self._followed)
+            self._update_redis(in_redis, self._followed)
         return self._followed
 
     def require(self) -> str:
@@ -92,35 +93,37 @@ class SharedCurrent:
         return version
 
     def announce(self, version: str) -> None:
-        """Make a version current in Redis, whatever was, and tell all who listen.
+        """Make a version current in Redis, and notify all subscribers.
 
         Raises:
             RedisError: If Redis does not answer.
         """
-        self._link.ask(lambda client: client.pipeline().set(self._key, version).publish(self._key, version).execute())
+        self._redis.execute(
+            lambda client: client.pipeline().set(self._key, version).publish(self._key, version).execute()
+        )
 
-    def _stored(self) -> str | None:
-        """The store's version; while the store cannot be read but Redis can, the last one read."""
+    def _read_store(self) -> str | None:
+        """The version in the store; after the first look, the last version read if the store cannot be read."""
         try:
             return self._store.current()
         except (StoreError, OSError):
-            if not self._looked:
+            if not self._has_looked:
                 raise
             return self._in_store
 
-    def _shared(self) -> str | None:
-        found = self._link.ask(lambda client: client.get(self._key))
-        if found is None:
+    def _read_redis(self) -> str | None:
+        value = self._redis.execute(lambda client: client.get(self._key))
+        if value is None:
             return None
         try:
-            return check_version(found.decode(errors="replace"))
+            return check_version(value.decode(errors="replace"))
         except StoreError:
-            raise StoreError(f"Redis, {self._key}: expected a version's name; run `recollect activate`") from None
+            raise StoreError(f"Redis, {self._key}: expected the name of a version; run `recollect activate`") from None
 
-    def _bring_up(self, seen: str | None, version: str) -> None:
-        self._no_news.add(version)
-        with contextlib.suppress(RedisError):  # the next look brings it up
-            if seen is None:
-                self._link.ask(lambda client: client.set(self._key, version, nx=True))
+    def _update_redis(self, old: str | None, version: str) -> None:
+        self._seen_in_redis.add(version)
+        with contextlib.suppress(RedisError):  # the next look tries again
+            if old is None:
+                self._redis.execute(lambda client: client.set(self._key, version, nx=True))
             else:
-                self._link.ask(lambda client: client.eval(_MOVE, 1, self._key, seen, version))
+                self._redis.execute(lambda client: client.eval(_COMPARE_AND_SET, 1, self._key, old, version))

@@ -1,56 +1,108 @@
-"""Memory to spare: two versions are open at once while they swap, and the second must not cost the first its life."""
+"""The memory check: a version is opened only if the memory that it needs is free.
+
+Two versions are open at once during a swap. Without this check, the kernel could kill the process that serves the
+current version, because the next version is too large.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from service.bundle.manifest import Manifest
-from service.errors import HeadroomError
+from service.errors import InsufficientMemoryError
 
-# What an opened bundle holds for itself; the rest of it is mapped, and the system takes that back when it must.
-_OF_ENCODER, _OF_TOKENIZER, _BESIDE_BYTES = 3.0, 8.0, 64 << 20
+# Private memory of an open bundle: multiples of two file sizes, and a constant. All other files are mapped, and the
+# kernel drops mapped pages when memory is short.
+_ENCODER_FACTOR, _TOKENIZER_FACTOR, _CONSTANT_BYTES = 3.0, 8.0, 64 << 20
 
-_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+# Files of a memory control group: its limits, its usage, and its file pages in `memory.stat`.
+_CGROUP_V2 = ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")
+_CGROUP_V1 = ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
 
 
-def require_headroom(manifest: Manifest, processes: int = 1) -> None:
-    """Refuse to open a version that might not find the memory it needs.
+def require_memory(manifest: Manifest, processes: int = 1) -> None:
+    """Refuse to open a version for which too little memory is free.
 
     Args:
-        manifest: The version's.
-        processes: That open it at the same time.
+        manifest: The manifest of the version.
+        processes: Processes that open the version at the same time.
 
     Raises:
-        HeadroomError: If less is free than it holds for itself.
+        InsufficientMemoryError: If less is free than the processes need.
     """
     needed, free = processes * private_bytes(manifest), free_bytes()
     if free < needed:
-        raise HeadroomError(
+        raise InsufficientMemoryError(
             f"version {manifest.version}: expected {needed / 1e6:,.0f} MB of free memory to open it, "
-            f"found {free / 1e6:,.0f} MB; give the service more"
+            f"found {free / 1e6:,.0f} MB; give the service more memory"
         )
 
 
 def private_bytes(manifest: Manifest) -> int:
-    """What an opened bundle takes of memory that no file backs, rather too much than too little."""
+    """An upper estimate of the private memory, not backed by files, of one open bundle."""
     encoder, tokenizer = manifest.files["encoder.onnx"].size, manifest.files["tokenizer.json"].size
-    return int(_OF_ENCODER * encoder + _OF_TOKENIZER * tokenizer) + _BESIDE_BYTES
+    return int(_ENCODER_FACTOR * encoder + _TOKENIZER_FACTOR * tokenizer) + _CONSTANT_BYTES
 
 
-def free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """What this process may still take: of the machine, and of its control group."""
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    of_machine = int(lines["MemAvailable"].split()[0]) << 10
-    of_group = _free_in_group(cgroup)
-    return of_machine if of_group is None else min(of_machine, of_group)
+def free_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process can still allocate without swapping: the least that any of these leaves.
+
+        machine     MemAvailable
+        cgroup v2   min(memory.max, memory.high) - memory.current + active_file + inactive_file
+        cgroup v1   limit_in_bytes - usage_in_bytes + total_active_file + total_inactive_file
+
+    The limits of the process's own control group and of every group above it apply. The kernel drops file pages
+    when memory is short. `file` would be too much: it includes tmpfs and shared memory, which stay without swap.
+    `inactive_file` alone would be too little: a file that was read twice is in `active_file`, and is dropped too.
+
+    Args:
+        root: Folder that contains `proc` and `sys`.
+    """
+    machine = _read_numbers(root / "proc/meminfo").get("MemAvailable:")
+    free = [] if machine is None else [machine * 1024]
+    free += _free_in_groups(root)
+    return max(0, min(free, default=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
 
 
-def _free_in_group(cgroup: Path) -> int | None:
-    """What the control group still admits, its file pages counted as free; None if it sets no limit."""
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Free bytes of each control group that contains this process and has a limit."""
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return None if limit == "max" else int(limit) - used + int(stat["file"])
-    except (OSError, ValueError, KeyError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, (limits, usage, pages) = root / "sys/fs/cgroup", _CGROUP_V2
+        elif "memory" in controllers.split(","):
+            mount, (limits, usage, pages) = root / "sys/fs/cgroup/memory", _CGROUP_V1
+        else:
+            continue
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(mount):
+                break
+            # A container may not see its own group under this path: folders that do not exist are passed over.
+            limit = [_read_number(folder / name) for name in limits]
+            used, stat = _read_number(folder / usage), _read_numbers(folder / "memory.stat")
+            if used is not None and (given := [each for each in limit if each is not None]):
+                yield min(given) - used + sum(stat.get(name, 0) for name in pages)
+
+
+def _read_number(path: Path) -> int | None:
+    """The number in a file of the kernel; None if the file does not exist or holds the word `max`."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
         return None
+
+
+def _read_numbers(path: Path) -> dict[str, int]:
+    """The numbers in a file of the kernel, one a line after a name; none if the file does not exist."""
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}

@@ -1,8 +1,9 @@
-"""The live predictor: follows the current version and swaps versions under load.
+"""The model manager: follows the current version of the store and swaps versions while requests arrive.
 
-A new version is opened, checked and warmed beside the old one, then one reference flips. A request takes the
-reference once, so it is answered by one version; the old one goes when its last request has. One thread does all of
-that, at leisure. A version that fails is refused, told of, and the old one goes on.
+One background thread opens, checks and warms the next version beside the current one, throttled while requests
+arrive. Then it replaces one reference. A request takes one lease, so one version gives its whole answer. The thread
+closes the old version once its last lease is released. If a version cannot be served, it is refused: the refusal is
+logged and reported, and the current version stays.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
-import sys
 import threading
 import time
 from collections import deque
@@ -19,35 +19,34 @@ from datetime import UTC, datetime
 
 import structlog
 
-from service.errors import NotReadyError, RedisError, ServiceError
-from service.predictor.predictor import Predictor
+from service.bundle.manifest import Manifest
+from service.errors import RedisError, ServiceError
 from service.telemetry.metrics import Telemetry
 from service.versions.current import Current
+from service.versions.leases import Lease, Leases
 from service.versions.opening import Opener
-from service.versions.replicas import REPORT_SECONDS, Refusal, Replicas, Report, replica_name, shortened
-from service.versions.throttle import AbandonedError, at_leisure
+from service.versions.replicas import REPORT_SECONDS, Refusal, Replicas, Report, replica_name, shorten
+from service.versions.throttle import CancelledWorkError, Throttle
 
 log = structlog.get_logger(__name__)
 
-# A refused version is tried again after so long: what was wrong may have passed, as a full memory does.
+# Seconds before a refused version is tried again: the reason, such as too little free memory, may have passed.
 _RETRY_SECONDS = 30.0
-# Queries that were asked last, which warm the next version. They are never written anywhere.
-_RECORDED = 16
-# Without a query for so long, opening a version is in nobody's way.
-_ASKED_SECONDS = 1.0
-# References to a version that nobody but the list of the retired holds: the list's, and the count's own.
-_HELD_BY_NOBODY = 2
+# Number of recent queries that warm the next version. They stay in memory and are never written to disk.
+_RECENT_QUERIES = 16
+# Seconds after the last query during which opening a version is throttled.
+_BUSY_SECONDS = 1.0
 
 
-class Live:
-    """The predictor in use, and the thread that keeps it current.
+class ModelManager:
+    """Holds the current version, leases it to requests, and follows the store in a background thread.
 
     Args:
         opener: Opens versions.
-        current: Tells which of them to serve.
-        replicas: Where to tell what is served.
-        telemetry: Told of swaps.
-        poll_seconds: Between two looks; `wake` makes the next one come at once.
+        current: Names the version to serve.
+        replicas: Receives the reports of this replica.
+        telemetry: Receives the metrics of swaps.
+        poll_seconds: Time between two looks at `current`; `wake` starts a look at once.
     """
 
     def __init__(
@@ -55,74 +54,75 @@ class Live:
     ) -> None:
         self._opener, self._current, self._replicas, self._telemetry = opener, current, replicas, telemetry
         self._poll_seconds = poll_seconds
-        self._serving: tuple[Predictor, datetime] | None = None
-        self._retired: list[Predictor] = []
-        self._recorded: deque[str] = deque(maxlen=_RECORDED)
-        self._asked_at = -_ASKED_SECONDS
+        self._leases = Leases()
+        self._recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
+        self._last_query_at = -_BUSY_SECONDS
         self._refused: Refusal | None = None
         self._retry_at = 0.0
-        self._complaints: dict[str, str] = {}
+        self._logged_errors: dict[str, str] = {}
         self._draining = threading.Event()
         self._closed = False
-        self._news = threading.Event()
+        self._wake = threading.Event()
         self._follower: threading.Thread | None = None
 
     def open_current(self) -> None:
-        """Open the current version.
+        """Open the current version in this thread.
 
         Raises:
-            StoreError: If nothing is current.
-            ServiceError: If the version may not be served, as `Opener.open` says.
+            StoreError: If no version is current.
+            ServiceError: If the version may not be served; see `Opener.open`.
         """
         self._open(self._current.require())
 
-    def predictor(self) -> Predictor:
-        """The predictor in use.
+    def lease(self) -> Lease:
+        """Lease the current version: `with manager.lease() as predictor`. It stays open until the lease is released.
 
         Raises:
-            NotReadyError: If none is yet.
+            NotReadyError: If no version is open yet.
         """
-        return self.serving()[0]
+        return self._leases.lease()
 
-    def serving(self) -> tuple[Predictor, datetime]:
-        """The predictor in use, and since when.
+    def serving(self) -> tuple[Manifest, datetime]:
+        """The manifest of the version that serves, and since when it serves.
 
         Raises:
-            NotReadyError: If none is yet.
+            NotReadyError: If no version is open yet.
         """
-        if self._serving is None:
-            raise NotReadyError("no bundle is loaded yet; try again shortly")
-        return self._serving
+        current = self._leases.require_current()
+        return current.predictor.manifest, current.since
 
     def version(self) -> str | None:
-        return self._serving[0].version if self._serving else None
+        """The name of the version that serves; None before the first one is open."""
+        current = self._leases.current
+        return current.predictor.version if current else None
 
     @property
     def draining(self) -> bool:
         return self._draining.is_set()
 
     def record(self, query: str) -> None:
-        """Remember a query for a while, to warm the next version with."""
-        self._recorded.append(query)
-        self._asked_at = time.monotonic()
+        """Remember a query, to warm the next version with it."""
+        self._recent_queries.append(query)
+        self._last_query_at = time.monotonic()
 
     def follow(self) -> None:
-        """Watch for another current version, in a thread of its own, until `close`."""
-        context = contextvars.copy_context()  # in which logs name their worker
-        self._follower = threading.Thread(target=context.run, args=(self._watch,), name="follow-current", daemon=True)
+        """Follow the current version in a background thread, until `close`."""
+        context = contextvars.copy_context()  # the log context, which names the worker
+        self._follower = threading.Thread(target=context.run, args=(self._follow,), name="follow-current", daemon=True)
         self._follower.start()
 
     def wake(self) -> None:
-        """Look now: there is news."""
-        self._news.set()
+        """Look at the current version now."""
+        self._wake.set()
 
     def drain(self) -> None:
-        """Be ready no more, and swap no more; what is asked all the same is answered."""
+        """Report not ready and stop swapping; requests are still answered."""
         self._draining.set()
         self._telemetry.ready.set(0)
         self.wake()
 
     def close(self) -> None:
+        """Stop the background thread and withdraw the report of this replica."""
         self._draining.set()
         self._closed = True
         self._opener.store.close()
@@ -132,32 +132,34 @@ class Live:
         with contextlib.suppress(OSError):
             self._replicas.leave()
 
-    def _watch(self) -> None:
-        look_at = 0.0
+    def _follow(self) -> None:
+        next_look_at = 0.0
         while not self._closed:
-            if self._news.is_set() or time.monotonic() >= look_at:
-                self._news.clear()
-                self._try("store_unreadable", self._refresh)
-                look_at = time.monotonic() + self._poll_seconds
-            self._try("report_unwritable", self._report)
-            self._free_retired()
+            if self._wake.is_set() or time.monotonic() >= next_look_at:
+                self._wake.clear()
+                self._run_step("store_unreadable", self._refresh)
+                next_look_at = time.monotonic() + self._poll_seconds
+            self._run_step("report_unwritable", self._report)
+            if self._leases.close_unused():
+                _return_freed_memory()
             self._telemetry.tick()
-            self._news.wait(min(self._poll_seconds, REPORT_SECONDS))
+            self._wake.wait(min(self._poll_seconds, REPORT_SECONDS))
 
-    def _try(self, event: str, step: Callable[[], None]) -> None:
-        """Take a step; what keeps it from being taken is told once, not at every look."""
+    def _run_step(self, event: str, step: Callable[[], None]) -> None:
+        """Run a step of the loop; log an error once, not again at every look."""
         try:
             step()
-            self._complaints.pop(event, None)
-        except RedisError:  # told by who asked it
+            self._logged_errors.pop(event, None)
+        except RedisError:  # the Redis client logs it
             pass
-        except Exception as error:  # whatever it is, the next look may be better
-            if self._complaints.get(event) != str(error):
-                self._complaints[event] = str(error)
-                ours = not isinstance(error, ServiceError | OSError)
-                log.error(event, error=str(error), serving=self.version(), exc_info=error if ours else None)
+        except Exception as error:  # the next look may succeed
+            if self._logged_errors.get(event) != str(error):
+                self._logged_errors[event] = str(error)
+                is_bug = not isinstance(error, ServiceError | OSError)
+                log.error(event, error=str(error), serving=self.version(), exc_info=error if is_bug else None)
 
     def _refresh(self) -> None:
+        """Open the current version if another one serves, unless it was refused a short time ago."""
         current = self._current.version()
         if self.draining:
             return
@@ -166,23 +168,20 @@ class Live:
         elif self._refused is None or self._refused.version != current or time.monotonic() >= self._retry_at:
             try:
                 self._open(current)
-            except AbandonedError:
+            except CancelledWorkError:
                 return
-            except Exception as error:  # whatever is wrong with it, the old version goes on
-                reason = shortened(str(error) or repr(error))
+            except Exception as error:  # the version that serves stays, whatever is wrong with the next one
+                reason = shorten(str(error) or repr(error))
                 self._refused = Refusal(version=current, error=reason, at=datetime.now(UTC))
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 self._telemetry.refused()
                 log.error("bundle_refused", version=current, error=str(error), serving=self.version())
 
     def _open(self, version: str) -> None:
-        start = time.monotonic()
-        with at_leisure(self._asked_of_late, self._draining) if self._serving else contextlib.nullcontext():
-            predictor = self._opener.open(version, [*self._recorded])
-        before = self.version()
-        if self._serving:
-            self._retired.append(self._serving[0])
-        self._serving = predictor, datetime.now(UTC)
+        start, before = time.monotonic(), self.version()
+        throttle = Throttle(self._is_busy, self._draining) if before else None
+        predictor = self._opener.open(version, [*self._recent_queries], throttle)
+        self._leases.replace(predictor)
         self._refused = None
         seconds = round(time.monotonic() - start, 3)
         log.info("bundle_swapped" if before else "bundle_opened", version=version, before=before, seconds=seconds)
@@ -191,29 +190,23 @@ class Live:
         self._telemetry.serves(version, before, predictor.manifest.created)
         self._telemetry.ready.set(not self.draining)
 
-    def _asked_of_late(self) -> bool:
-        return time.monotonic() - self._asked_at < _ASKED_SECONDS
-
-    def _free_retired(self) -> None:
-        """Let go of versions whose last request has gone: unmapping them costs this thread, and no request."""
-        before = len(self._retired)
-        for nth in reversed(range(before)):
-            if sys.getrefcount(self._retired[nth]) == _HELD_BY_NOBODY:
-                del self._retired[nth]
-        if len(self._retired) < before:
-            _trim()
+    def _is_busy(self) -> bool:
+        return time.monotonic() - self._last_query_at < _BUSY_SECONDS
 
     def _report(self) -> None:
-        if self._serving is not None:
-            predictor, since = self._serving
-            state = "draining" if self.draining else "serving"
-            refused = self._refused
-            self._replicas.tell(
-                Report(replica=replica_name(), state=state, version=predictor.version, since=since, refused=refused)
+        if (current := self._leases.current) is not None:
+            self._replicas.report(
+                Report(
+                    replica=replica_name(),
+                    state="draining" if self.draining else "serving",
+                    version=current.predictor.version,
+                    since=current.since,
+                    refused=self._refused,
+                )
             )
 
 
-def _trim() -> None:
-    """Give freed memory back to the system, which the C library would keep for the next version."""
+def _return_freed_memory() -> None:
+    """Return freed memory to the system; glibc would keep it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""How a version comes into service: room for it, its files checked, its answers checked, and its pages warm."""
+"""Opening a version: check the free memory, the files and the golden answers, then warm the pages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
 from service.settings import Device
 from service.store.store import Store
-from service.versions.memory_check import require_headroom
-from service.versions.throttle import leisurely, rest
+from service.versions.memory_check import require_memory
+from service.versions.throttle import Throttle
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Opener:
-    """A store whose versions are opened alike.
+    """Opens the versions of one store for serving.
 
     Attributes:
-        store: Holds the versions.
-        threads: Of each predictor's encoder and indexes.
-        device: Where to encode and search.
-        workers: Processes that open it, all at once when they swap.
+        store: Contains the versions.
+        threads: Threads of the encoder and of the indexes of each predictor.
+        device: Device that encodes and searches.
+        workers: Processes that serve; during a swap, all of them open the next version at once.
     """
 
     store: Store
@@ -35,26 +35,30 @@ class Opener:
     device: Device = "cpu"
     workers: int = 1
 
-    def open(self, version: str, recorded: Sequence[str] = ()) -> Predictor:
-        """Open a version that may be served.
+    def open(self, version: str, recent_queries: Sequence[str] = (), throttle: Throttle | None = None) -> Predictor:
+        """Open a version and check that it may be served.
 
         Args:
-            version: Its name.
-            recorded: Queries that were asked of late, to answer before users ask.
+            version: Name of the version.
+            recent_queries: Queries to answer once before users send them, so that the pages they need are in memory.
+            throttle: Slows the work down while another version answers requests; None at the start of a process.
 
         Raises:
-            StoreError: If the store has no such version.
-            HeadroomError: If too little memory is free.
-            BundleError: If it is broken, or not signed as the store wants it.
-            WrongAnswersError: If it answers otherwise than it was built to.
+            StoreError: If the store does not contain the version.
+            InsufficientMemoryError: If too little memory is free.
+            BundleError: If the bundle is damaged, or is not signed by the key that the store requires.
+            WrongAnswersError: If too few golden queries get the expected labels.
+            CancelledWorkError: If the throttle is cancelled.
         """
-        require_headroom(self.store.manifest(version), self.workers if leisurely() else 1)
-        predictor = Predictor.open(self.store.open(version), self.threads, self.device)
-        check_golden(predictor)
-        for query in recorded:
-            with contextlib.suppress(Exception):  # who asks it again is told; here it only warms
+        pause = throttle.pause if throttle else None
+        require_memory(self.store.manifest(version), self.workers if throttle else 1)
+        predictor = Predictor.open(self.store.open(version, pause), self.threads, self.device)
+        check_golden(predictor, pause)
+        for query in recent_queries:
+            with contextlib.suppress(Exception):  # a query that fails here fails again, with a message, when it is sent
                 predictor.predict([query], resolve_options(predictor.defaults))
-            rest()
-        for why in predictor.on_cpu if self.device == "cuda" else []:
-            log.warning("on_cpu", version=version, why=why)
+            if pause:
+                pause()
+        for reason in predictor.cpu_reasons if self.device == "cuda" else []:
+            log.warning("on_cpu", version=version, why=reason)
         return predictor

@@ -1,7 +1,8 @@
-"""Replicas tell what they serve, and whoever activates a version reads it.
+"""Reports of replicas: each replica reports the version that it serves, and `activate --wait` reads the reports.
 
-They tell in the store's own folder, in files that each locks while it lives: a killed replica's word dies with it,
-whatever the clocks say. Replicas that share a Redis tell it there, in keys that expire.
+Without Redis, a report is a file in the store's folder that its replica keeps locked. The lock ends with the process,
+so the report of a killed replica is recognised without comparing clocks. Replicas that share a Redis report there,
+in keys that expire.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import RedisError
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.store.store import Store
 
-# A report's file has this size whatever it says, so that one write replaces it.
+# Size of every report file, so that one write replaces the whole report.
 _FILE_BYTES = 8192
-_MOST_REASON = 1_000
-# How often a replica tells, even if it looks for another version less often; in Redis it is forgotten after so long.
+_MAX_REASON_CHARACTERS = 1_000
+# Longest time between two reports of a replica, and the lifetime of a report in Redis.
 REPORT_SECONDS = 5.0
-_FORGOTTEN_SECONDS = 15.0
+_LIFETIME_SECONDS = 15.0
 
 
 class Refusal(BaseModel):
-    """A version that a replica would not serve, and why."""
+    """A version that a replica refused to serve, and the reason."""
 
     version: str
     error: str
@@ -40,106 +41,109 @@ class Refusal(BaseModel):
 
 
 class Report(BaseModel):
-    """What one replica, a process, says of itself."""
+    """The state of one replica, which is one process."""
 
     model_config = ConfigDict(frozen=True)
 
-    replica: str = Field(description="its host and process")
+    replica: str = Field(description="host and process of the replica")
     state: Literal["serving", "draining"]
     version: str
     since: datetime
-    refused: Refusal | None = Field(None, description="the version it would not serve in place of this one")
+    refused: Refusal | None = Field(None, description="current version that the replica refused to serve")
 
 
 def replica_name() -> str:
-    """This process's name among its store's replicas."""
-    return _named(os.getpid())
+    """The name of this process among the replicas of its store."""
+    return _name_of(os.getpid())
 
 
 @functools.cache
-def _named(process: int) -> str:
-    """Host, process, and what tells apart containers that share both."""
+def _name_of(process: int) -> str:
+    """Host, process and random digits: containers can have equal hosts and processes."""
     host = re.sub(r"[^0-9A-Za-z.-]", "-", socket.gethostname())[:128]
     return f"{host}-{process}-{secrets.token_hex(2)}"
 
 
 class Replicas(Protocol):
-    """Where replicas tell what they serve."""
+    """The place where replicas report."""
 
-    def tell(self, report: Report) -> None:
-        """Replace what this replica said.
+    def report(self, report: Report) -> None:
+        """Replace the report of this replica.
 
         Raises:
-            OSError, RedisError: If it cannot be written.
+            OSError, RedisError: If the report cannot be written.
         """
 
     def leave(self) -> None:
-        """Withdraw it: the replica stops."""
+        """Withdraw the report of this replica, because it stops."""
 
     def reports(self) -> list[Report]:
-        """What all living replicas say, by name.
+        """The reports of all live replicas, sorted by name.
 
         Raises:
-            RedisError: If it cannot be read.
+            RedisError: If the reports cannot be read.
         """
 
 
-def replicas_of(store: Store, link: RedisLink | None) -> Replicas:
-    """Where a store's replicas tell what they serve: in the Redis that they share, if they do, else beside it."""
-    return RedisReplicas(link) if link else FolderReplicas(store.root / "replicas")
+def replicas_of(store: Store, redis_client: RedisClient | None) -> Replicas:
+    """The reports of a store's replicas: in the Redis that they share, else in the store's folder."""
+    return RedisReplicas(redis_client) if redis_client else FolderReplicas(store.root / "replicas")
 
 
 class FolderReplicas:
-    """Reports in `store/replicas/`."""
+    """Reports as locked files in `store/replicas/`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: int | None = None
         self._path = folder / f"{replica_name()}.json"
-        self._told: Report | None = None
+        self._file: int | None = None
+        self._written: Report | None = None
 
-    def tell(self, report: Report) -> None:
-        if self._file is not None and not self._is_ours(self._file):  # somebody removed it
-            os.close(self._file)
-            self._file = self._told = None
+    def report(self, report: Report) -> None:
+        if self._file is not None and not self._is_own_file(self._file):  # the file was removed
+            self._close()
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
-            self._file = self._locked()
-        if report != self._told:
+            self._file = self._create_locked()
+        if report != self._written:
             os.pwrite(self._file, report.model_dump_json().encode().ljust(_FILE_BYTES), 0)
-            self._told = report
+            self._written = report
 
     def leave(self) -> None:
         if self._file is not None:
             self._path.unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = self._told = None
+            self._close()
 
     def reports(self) -> list[Report]:
         found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
         return [report for report in found if report is not None]
 
-    def _locked(self) -> int:
-        """The file, locked; a reader that found it before it was may have removed it, so that is looked at."""
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = self._written = None
+
+    def _create_locked(self) -> int:
+        """Create and lock the report file; again, if a reader removed it before it was locked."""
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(file, fcntl.LOCK_EX)
-            if self._is_ours(file):
+            if self._is_own_file(file):
                 return file
             os.close(file)
 
-    def _is_ours(self, file: int) -> bool:
+    def _is_own_file(self, file: int) -> bool:
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
         except FileNotFoundError:
             return False
 
     def _read(self, path: Path) -> Report | None:
-        """What a living replica says; a dead one's file is removed where that is allowed."""
-        with contextlib.suppress(OSError, ValidationError):  # it left, or is just beginning
+        """The report of a live replica; the file of a dead replica is removed, if permissions allow it."""
+        with contextlib.suppress(OSError, ValidationError):  # the replica just stopped, or just started
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                if path == self._path or not _lock_is_free(file):
+                if path == self._path or not _is_unlocked(file):
                     return Report.model_validate_json(os.pread(file, _FILE_BYTES, 0))
                 path.unlink()
             finally:
@@ -148,44 +152,44 @@ class FolderReplicas:
 
 
 class RedisReplicas:
-    """Reports in Redis: a key each, which expires, and a set of their names."""
+    """Reports in Redis: one key for each replica, which expires, and a set of the replicas' names."""
 
-    def __init__(self, link: RedisLink) -> None:
-        self._link = link
-        self._name, self._all = replica_name(), link.key("replicas")
+    def __init__(self, redis_client: RedisClient) -> None:
+        self._redis = redis_client
+        self._name, self._names = replica_name(), redis_client.key("replicas")
 
-    def tell(self, report: Report) -> None:
+    def report(self, report: Report) -> None:
         def write(client: Any) -> Any:
-            pipeline = client.pipeline().sadd(self._all, self._name)
-            key, milliseconds = self._link.key("replica", self._name), int(1e3 * _FORGOTTEN_SECONDS)
+            pipeline = client.pipeline().sadd(self._names, self._name)
+            key, milliseconds = self._redis.key("replica", self._name), int(1e3 * _LIFETIME_SECONDS)
             return pipeline.set(key, report.model_dump_json(), px=milliseconds).execute()
 
-        self._link.ask(write)
+        self._redis.execute(write)
 
     def leave(self) -> None:
         with contextlib.suppress(RedisError):
-            self._link.ask(lambda client: client.delete(self._link.key("replica", self._name)))
+            self._redis.execute(lambda client: client.delete(self._redis.key("replica", self._name)))
 
     def reports(self) -> list[Report]:
-        names = sorted(name.decode() for name in self._link.ask(lambda client: client.smembers(self._all)))
-        keys = [self._link.key("replica", name) for name in names]
-        told = self._link.ask(lambda client: client.mget(keys)) if keys else []
-        gone = [name for name, each in zip(names, told, strict=True) if each is None]
-        if gone:
-            self._link.ask(lambda client: client.srem(self._all, *gone))
+        names = sorted(name.decode() for name in self._redis.execute(lambda client: client.smembers(self._names)))
+        keys = [self._redis.key("replica", name) for name in names]
+        values = self._redis.execute(lambda client: client.mget(keys)) if keys else []
+        expired = [name for name, value in zip(names, values, strict=True) if value is None]
+        if expired:
+            self._redis.execute(lambda client: client.srem(self._names, *expired))
         found = []
-        for each in told:
+        for value in values:
             with contextlib.suppress(ValidationError):
-                found += [Report.model_validate_json(each)] if each is not None else []
+                found += [Report.model_validate_json(value)] if value is not None else []
         return found
 
 
-def shortened(reason: str) -> str:
-    """A reason that fits a report."""
-    return reason if len(reason) <= _MOST_REASON else reason[:_MOST_REASON] + "..."
+def shorten(reason: str) -> str:
+    """Cut a reason to a length that fits into a report."""
+    return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + "..."
 
 
-def _lock_is_free(file: int) -> bool:
+def _is_unlocked(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

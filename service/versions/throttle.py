@@ -1,59 +1,42 @@
-"""Leisure: work that is in nobody's way, as opening a version beside the one that is served must be.
+"""A throttle for background work: opening a version must not slow down the version that answers requests.
 
-A thread of low priority would not do: when it holds Python's lock and is not scheduled, it holds up all that answer.
-So work that is done at leisure rests between its steps instead, so many times as long as the step took.
+A thread of low priority would not help. If the system suspends such a thread while it holds Python's global lock, all
+other threads wait. So background work calls `pause` after each step, and `pause` sleeps in proportion to the step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 
-# Seconds of rest for each second of work.
-_REST = 9.0
+# Seconds of sleep for each second of work while requests arrive.
+_SLEEP_FACTOR = 9.0
 
 
-class AbandonedError(Exception):
-    """What was done at leisure need not be done any more."""
+class CancelledWorkError(Exception):
+    """The background work is no longer needed."""
 
 
-@dataclass
-class _Leisure:
-    busy: Callable[[], bool]
-    abandoned: threading.Event
-    since: float
+class Throttle:
+    """Slows down one thread's background work while requests arrive.
 
-
-_leisure: ContextVar[_Leisure | None] = ContextVar("leisure", default=None)
-
-
-@contextlib.contextmanager
-def at_leisure(busy: Callable[[], bool], abandoned: threading.Event) -> Iterator[None]:
-    """Have the work of this thread rest wherever it calls `rest`, while `busy` says that it could be in the way.
-
-    Raises:
-        AbandonedError: From `rest`, once the event is set.
+    Args:
+        busy: Returns whether requests arrive now.
+        cancelled: Set when the work is no longer needed.
     """
-    token = _leisure.set(_Leisure(busy, abandoned, time.monotonic()))
-    try:
-        yield
-    finally:
-        _leisure.reset(token)
 
+    def __init__(self, busy: Callable[[], bool], cancelled: threading.Event) -> None:
+        self._busy, self._cancelled = busy, cancelled
+        self._step_start = time.monotonic()
 
-def leisurely() -> bool:
-    """Whether this thread works at leisure."""
-    return _leisure.get() is not None
+    def pause(self) -> None:
+        """End a step of the work: while requests arrive, sleep nine times as long as the step took.
 
-
-def rest() -> None:
-    """A step is done: rest, where there is leisure."""
-    if (leisure := _leisure.get()) is not None:
-        seconds = _REST * (time.monotonic() - leisure.since) if leisure.busy() else 0.0
-        if leisure.abandoned.wait(seconds):
-            raise AbandonedError
-        leisure.since = time.monotonic()
+        Raises:
+            CancelledWorkError: Once `cancelled` is set.
+        """
+        seconds = _SLEEP_FACTOR * (time.monotonic() - self._step_start) if self._busy() else 0.0
+        if self._cancelled.wait(seconds):
+            raise CancelledWorkError
+        self._step_start = time.monotonic()

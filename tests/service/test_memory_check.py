@@ -1,4 +1,4 @@
-"""Memory to spare before a second version is opened."""
+"""The memory check before a version is opened, and the free memory that it compares with."""
 
 from __future__ import annotations
 
@@ -7,38 +7,93 @@ from typing import Any
 
 import pytest
 
-from service.errors import HeadroomError
+from service.errors import InsufficientMemoryError
 from service.store.store import Store
 from service.versions import memory_check
-from service.versions.memory_check import free_bytes, private_bytes, require_headroom
+from service.versions.memory_check import free_bytes, private_bytes, require_memory
 
-MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"
+MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"}  # 1,024,000 bytes
+STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file 100000\ninactive_file 200000\n"
+V2 = "sys/fs/cgroup"
+V1 = "sys/fs/cgroup/memory"
+GROUP_V2 = {f"{V2}/memory.max": "700000", f"{V2}/memory.high": "max", f"{V2}/memory.current": "500000"}
+NESTED_V2 = {
+    "proc/self/cgroup": "0::/a.slice/b.scope\n",
+    f"{V2}/a.slice/memory.max": "700000",
+    f"{V2}/a.slice/memory.high": "max",
+    f"{V2}/a.slice/memory.current": "650000",
+    f"{V2}/a.slice/memory.stat": STAT,
+    f"{V2}/a.slice/b.scope/memory.max": "max",
+    f"{V2}/a.slice/b.scope/memory.high": "max",
+    f"{V2}/a.slice/b.scope/memory.current": "500000",
+}
+GROUP_V1 = {
+    "proc/self/cgroup": "9:name=systemd:/x\n4:cpu,memory:/x\n0::/x\n",
+    f"{V1}/memory.limit_in_bytes": "9223372036854771712",
+    f"{V1}/memory.usage_in_bytes": "900000",
+    f"{V1}/x/memory.limit_in_bytes": "700000",
+    f"{V1}/x/memory.usage_in_bytes": "500000",
+    f"{V1}/x/memory.stat": "cache 1\ntotal_cache 350000\ntotal_active_file 100000\ntotal_inactive_file 200000\n",
+}
 
 
-def test_free_is_what_machine_and_group_both_admit(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(MEMINFO)
-    assert free_bytes(meminfo, tmp_path) == 1000 << 10
-    for name, content in {
-        "memory.max": "700000",
-        "memory.current": "500000",
-        "memory.stat": "anon 9\nfile 400000\n",
-    }.items():
-        (tmp_path / name).write_text(content)
-    assert free_bytes(meminfo, tmp_path) == 600_000  # its file pages go when they must
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_bytes(meminfo, tmp_path) == 1000 << 10
+def folder_with(folder: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
 
 
-def test_this_machine_tells_what_is_free() -> None:
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2, 200_000),
+        ({"proc/self/cgroup": "0::/\n", f"{V2}/memory.stat": STAT} | GROUP_V2, 500_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.high": "600000"}, 100_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": "max"}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.current": "800000"}, 0),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": str(10**12)}, 1_024_000),
+        ({"proc/self/cgroup": "0::/docker/not-visible-here\n"} | GROUP_V2, 200_000),
+        ({"proc/self/cgroup": "0::/../beside\n"} | GROUP_V2, 200_000),
+        (NESTED_V2, 350_000),
+        (NESTED_V2 | {f"{V2}/a.slice/b.scope/memory.max": "600000"}, 100_000),
+        (GROUP_V1, 500_000),
+    ],
+    ids=[
+        "no control group",
+        "group without limits",
+        "limit",
+        "file pages are free, tmpfs pages are not",
+        "memory.high is below memory.max",
+        "no limit",
+        "usage over the limit",
+        "limit above the machine's memory",
+        "path that the container does not see",
+        "path outside of the container",
+        "limit of the group above",
+        "limits of both groups",
+        "version 1",
+    ],
+)
+def test_free_memory_is_the_least_that_machine_and_control_groups_leave(
+    tmp_path: Path, files: dict[str, str], free: int
+) -> None:
+    assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
+
+
+def test_free_memory_comes_from_sysconf_where_the_kernel_has_no_meminfo(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) > 1 << 20
+
+
+def test_free_memory_of_this_machine_is_read() -> None:
     assert free_bytes() > 1 << 20
 
 
-def test_a_version_that_would_not_fit_is_refused_and_says_by_how_much(
-    road: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_that_does_not_fit_is_refused_with_both_sizes(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Store(road.store).manifest(road.version)
-    require_headroom(manifest)
+    require_memory(manifest)
     monkeypatch.setattr(memory_check, "free_bytes", lambda: private_bytes(manifest) - 1)
-    with pytest.raises(HeadroomError, match=r"expected \d+ MB of free memory to open it, found \d+ MB"):
-        require_headroom(manifest)
+    with pytest.raises(InsufficientMemoryError, match=r"expected \d+ MB of free memory to open it, found \d+ MB"):
+        require_memory(manifest)

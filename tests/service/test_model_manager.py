@@ -22,7 +22,7 @@ from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Telemetry
 from service.versions.current import StoreCurrent
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
 from tests.service.http_helpers import (
@@ -44,9 +44,11 @@ def server(store: Path) -> Iterator[Server]:
         yield server
 
 
-def following(root: Path, poll_seconds: float) -> Live:
+def following(root: Path, poll_seconds: float) -> ModelManager:
     store = Store(root)
-    return Live(Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Telemetry(), poll_seconds)
+    return ModelManager(
+        Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Telemetry(), poll_seconds
+    )
 
 
 class Load:

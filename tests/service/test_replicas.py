@@ -15,7 +15,7 @@ import pytest
 from service.errors import NotServedError
 from service.store.store import Store
 from service.versions.activation import Activation
-from service.versions.replicas import FolderReplicas, Refusal, Report, replica_name, shortened
+from service.versions.replicas import FolderReplicas, Refusal, Report, replica_name, shorten
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
 
 SINCE = datetime(2026, 1, 2, tzinfo=UTC)
@@ -29,8 +29,8 @@ def report(version: str = "v3", **changes: object) -> Report:
 def test_the_last_report_stands_whatever_its_length(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path / "replicas")
     assert replicas.reports() == []
-    for said in (report(refused=Refusal(version="v5", error=shortened("\x01" * 9_000), at=SINCE)), report("v5")):
-        replicas.tell(said)
+    for said in (report(refused=Refusal(version="v5", error=shorten("\x01" * 9_000), at=SINCE)), report("v5")):
+        replicas.report(said)
         assert replicas.reports() == FolderReplicas(tmp_path / "replicas").reports() == [said]
     replicas.leave()
     assert replicas.reports() == []
@@ -39,10 +39,10 @@ def test_the_last_report_stands_whatever_its_length(tmp_path: Path) -> None:
 
 def test_a_report_that_a_reader_removed_too_early_is_told_again(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path)
-    replicas.tell(report())
+    replicas.report(report())
     for path in tmp_path.iterdir():
         path.unlink()
-    replicas.tell(report())
+    replicas.report(report())
     assert FolderReplicas(tmp_path).reports() == [report()]
 
 
@@ -68,7 +68,7 @@ from datetime import datetime, UTC
 from pathlib import Path
 from service.versions.replicas import FolderReplicas, Report, replica_name
 replicas = FolderReplicas(Path({str(tmp_path)!r}))
-replicas.tell(Report(replica=replica_name(), state="serving", version="v3", since=datetime.now(UTC)))
+replicas.report(Report(replica=replica_name(), state="serving", version="v3", since=datetime.now(UTC)))
 print(flush=True)
 time.sleep(600)
 """
@@ -83,7 +83,7 @@ time.sleep(600)
 
 def test_what_is_no_report_is_passed_over(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path)
-    replicas.tell(report())
+    replicas.report(report())
     (tmp_path / "noise.json").write_text("{")
     assert replicas.reports() == [report()]
 
@@ -102,8 +102,8 @@ def test_waiting_names_who_refuses_and_why(store: Path) -> None:
 
 
 def test_waiting_says_that_nobody_follows(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.versions.activation._SILENCE_SECONDS", 0.2)
-    with pytest.raises(NotServedError, match="v5 is current, but no replica tells what it serves"):
+    monkeypatch.setattr("service.versions.activation._NO_REPLICA_SECONDS", 0.2)
+    with pytest.raises(NotServedError, match="v5 is current, but no replica reports"):
         Activation(Store(store), None).wait("v5", PATIENCE_SECONDS)
 
 
@@ -114,7 +114,7 @@ def test_waiting_ends_with_who_has_not_come_to_it(store: Path) -> None:
         while not activation.replicas.reports():
             assert time.monotonic() < deadline
         activation.activate("v5")
-        with pytest.raises(NotServedError, match="serves v3: it has not come to it yet"):
+        with pytest.raises(NotServedError, match="serves v3: it has not opened the new version yet"):
             activation.wait("v5", 0.3)
 
 

@@ -1,4 +1,4 @@
-"""Work at leisure rests between its steps while others are busy; other work never does."""
+"""The throttle slows down background work while requests arrive, and stops it when it is cancelled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from service.versions import throttle
-from service.versions.throttle import AbandonedError, at_leisure, leisurely, rest
+from service.versions.throttle import CancelledWorkError, Throttle
 
 
 class Clock(threading.Event):
-    """Each look at it is two seconds of work later; it waits at once, and remembers how long."""
+    """A clock on which each reading is two seconds later. A wait returns at once and records its length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,23 +34,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_it_rests_nine_times_as_long_as_it_worked(clock: Clock) -> None:
-    with at_leisure(lambda: True, clock):
-        assert leisurely()
-        rest()
-        rest()
+def test_pause_sleeps_nine_times_as_long_as_the_step_took(clock: Clock) -> None:
+    throttled = Throttle(lambda: True, clock)
+    throttled.pause()
+    throttled.pause()
     assert clock.waited[1:] == [18.0, 18.0]
-    assert not leisurely()
 
 
-def test_nobody_busy_nobody_rests(clock: Clock) -> None:
-    with at_leisure(lambda: False, clock):
-        rest()
-    rest()
+def test_pause_does_not_sleep_while_no_request_arrives(clock: Clock) -> None:
+    Throttle(lambda: False, clock).pause()
     assert sum(clock.waited) == 0
 
 
-def test_what_need_not_be_done_any_more_is_given_up(clock: Clock) -> None:
+def test_pause_raises_once_the_work_is_cancelled(clock: Clock) -> None:
     clock.set()
-    with pytest.raises(AbandonedError), at_leisure(lambda: False, clock):
-        rest()
+    with pytest.raises(CancelledWorkError):
+        Throttle(lambda: False, clock).pause()

@@ -1,0 +1,116 @@
+"""Leases: a retired version stays open until its last lease is released, then it is closed and unmapped."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from service.errors import NotReadyError
+from service.predictor.predictor import Predictor
+from service.store.store import Store
+from service.versions.leases import Leases
+from tests.service.http_helpers import copy_store
+
+
+class Closeable:
+    """A predictor that only records whether it is closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def leases_of(*predictors: Closeable) -> Leases:
+    leases = Leases()
+    for predictor in predictors:
+        leases.replace(cast(Predictor, predictor))
+    return leases
+
+
+def test_no_version_can_be_leased_before_the_first_one_is_open() -> None:
+    with pytest.raises(NotReadyError):
+        Leases().lease()
+
+
+def test_current_version_stays_open_without_leases() -> None:
+    current = Closeable()
+    leases = leases_of(current)
+    leases.lease().release()
+    assert leases.close_unused() == 0
+    assert not current.closed
+
+
+def test_retired_version_is_closed_after_its_last_lease_is_released() -> None:
+    old, new = Closeable(), Closeable()
+    leases = leases_of(old)
+    first, second = leases.lease(), leases.lease()
+    leases.replace(cast(Predictor, new))
+    assert leases.lease().predictor is new
+    first.release()
+    assert (leases.close_unused(), old.closed) == (0, False)
+    with second as predictor:
+        assert predictor is old
+    assert (leases.close_unused(), old.closed, new.closed) == (1, True, False)
+    assert leases.close_unused() == 0
+
+
+def test_shared_lease_keeps_the_version_open_after_the_first_lease_is_released() -> None:
+    old = Closeable()
+    leases = leases_of(old)
+    lease = leases.lease()
+    shared = lease.share()
+    lease.release()
+    leases.replace(cast(Predictor, Closeable()))
+    assert leases.close_unused() == 0
+    assert shared.predictor is old
+    shared.release()
+    assert leases.close_unused() == 1
+
+
+def test_released_lease_cannot_be_shared_and_a_second_release_does_nothing() -> None:
+    old = Closeable()
+    leases = leases_of(old)
+    lease, other = leases.lease(), leases.lease()
+    lease.release()
+    lease.release()
+    with pytest.raises(ValueError, match="found one that was released"):
+        lease.share()
+    leases.replace(cast(Predictor, Closeable()))
+    assert leases.close_unused() == 0
+    other.release()
+    assert leases.close_unused() == 1
+
+
+def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
+    leases, stopped = leases_of(Closeable()), threading.Event()
+
+    def use() -> int:
+        used = 0
+        while not stopped.is_set():
+            with leases.lease() as predictor, leases.lease().share() as shared:
+                assert not cast(Any, predictor).closed
+                assert not cast(Any, shared).closed
+                used += 1
+        return used
+
+    with ThreadPoolExecutor(4) as pool:
+        users = [pool.submit(use) for _ in range(4)]
+        for _ in range(2_000):
+            leases.replace(cast(Predictor, Closeable()))
+            leases.close_unused()
+        stopped.set()
+        assert all(user.result() for user in users)
+
+
+def test_closing_a_predictor_unmaps_its_bundle_while_references_to_it_remain(road: Any, tmp_path: Path) -> None:
+    store = Store(copy_store(road.store, tmp_path / "store"))
+    predictor = Predictor.open(store.open(road.version), threads=1)
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    predictor.close()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert predictor.version == road.version
