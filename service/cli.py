@@ -118,12 +118,12 @@ def verify(settings: VerifySettings) -> None:
 
 
 def _activation(settings: SwitchSettings) -> Activation:
-    from service.redis_client import RedisLink
+    from service.redis_client import RedisClient
     from service.store.store import open_store
     from service.versions.activation import Activation
 
     url = settings.redis_url
-    link = RedisLink(url.get_secret_value(), settings.redis_prefix) if url else None
+    link = RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
     return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
 
 

@@ -31,7 +31,7 @@ from service.http.problems import NOT_JSON, problem_response
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.versions.activation import Activation
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 from service.versions.replicas import Report
 
 _MOST_BODY_BYTES = 1 << 16
@@ -127,7 +127,7 @@ def settings(request: Request) -> dict[str, Any]:
     return effective.model_dump(mode="json") | {"store": store.name}  # a URL may hold a password
 
 
-def create_admin(store: Store, activation: Activation, settings: ServeSettings, live: Live) -> ASGIApp:
+def create_admin(store: Store, activation: Activation, settings: ServeSettings, live: ModelManager) -> ASGIApp:
     """The interface to a store, whose replicas `activation` knows; `live` is this process's own."""
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None)
     app.state.store, app.state.activation, app.state.settings = store, activation, settings

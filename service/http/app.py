@@ -16,14 +16,14 @@ from service.http.middleware import BodyLimit, RequestContext
 from service.http.routes import predict, predict_batch, router
 from service.http.schemas import PredictBatchRequest, PredictRequest, Problem
 from service.http.shortcut import Endpoints, Shortcut
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.serving.answer_cache import KeptAnswers, LocalAnswers, RedisAnswers
 from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.telemetry.metrics import Telemetry
 from service.telemetry.tracing import Tracer
 from service.threads import ThreadBudget
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
 # What a page of another origin may read.
@@ -31,10 +31,10 @@ _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-A
 
 
 def create_app(
-    live: Live,
+    live: ModelManager,
     settings: ServeSettings,
     telemetry: Telemetry,
-    link: RedisLink | None = None,
+    link: RedisClient | None = None,
     api_keys: list[ApiKey] | None = None,
 ) -> ASGIApp:
     """The service around a live predictor, which it follows while it runs and closes when it stops."""
@@ -77,7 +77,7 @@ def create_app(
     return tracer.around(app)
 
 
-def _kept(settings: ServeSettings, telemetry: Telemetry, link: RedisLink | None) -> KeptAnswers | None:
+def _kept(settings: ServeSettings, telemetry: Telemetry, link: RedisClient | None) -> KeptAnswers | None:
     """Where answers are kept; None where none are to be."""
     if not settings.cache_mb:
         return None

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import RedisError, SettingsError
 from service.http.problems import problem_response
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.settings import require_strong
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
@@ -137,7 +137,7 @@ class RateLimits:
         link: The Redis, if there is one.
     """
 
-    def __init__(self, most_at_once: int, workers: int, link: RedisLink | None) -> None:
+    def __init__(self, most_at_once: int, workers: int, link: RedisClient | None) -> None:
         self._most_at_once, self._workers, self._link = most_at_once, workers, link
         self._theoretical: dict[str, float] = {}
 
@@ -148,7 +148,7 @@ class RateLimits:
         if self._link:
             name, arguments = self._link.key("rate", key.name), (1 / key.rate, queries, self._burst(key.rate))
             try:
-                return float(await self._link.ask_soon(lambda client: client.eval(_TAKE, 1, name, *arguments)))
+                return float(await self._link.execute_async(lambda client: client.eval(_TAKE, 1, name, *arguments)))
             except RedisError:
                 pass
         rate, now = key.rate / self._workers, time.monotonic()

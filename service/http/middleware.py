@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.problems import problem_response
 from service.telemetry.metrics import Telemetry
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/
 class RequestContext:
     """Sets `X-Request-Id`, echoed or made, and `X-Index-Version` on every response; counts it, and logs faults."""
 
-    def __init__(self, app: ASGIApp, live: Live, telemetry: Telemetry | None, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, live: ModelManager, telemetry: Telemetry | None, access_log: bool) -> None:
         self._app, self._live, self._telemetry, self._access_log = app, live, telemetry, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

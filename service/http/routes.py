@@ -16,28 +16,29 @@ from service.http.schemas import (
     PredictResponse,
     VersionResponse,
 )
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.serving.pipeline import answer_queries
 from service.telemetry.metrics import CONTENT_TYPE, Telemetry
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 
 router = APIRouter()
 
 
-async def _live(request: Request) -> Live:  # a plain function would be sent to a thread, and cost more than it does
-    live: Live = request.app.state.live
+async def _live(request: Request) -> ModelManager:  # FastAPI would run a plain function on a thread, which costs more
+    live: ModelManager = request.app.state.live
     return live
 
 
-LiveDependency = Annotated[Live, Depends(_live)]
+LiveDependency = Annotated[ModelManager, Depends(_live)]
 
 
 @router.post("/predict", response_model=PredictResponse, responses=documented(401, 413, 422, 429, 503, 504))
 async def predict(body: PredictRequest, live: LiveDependency, request: Request) -> Response:
     """The labels that fit a query best."""
-    predictor = live.predictor()
-    answers, headers = await answer_queries(predictor, [body.query], body, request)
-    return _json(b'{"version":"%b",%b' % (predictor.version.encode(), answers[0][1:]), headers)
+    lease = live.lease()
+    with lease as predictor:
+        answers, headers = await answer_queries(lease, [body.query], body, request)
+        return _json(b'{"version":"%b",%b' % (predictor.version.encode(), answers[0][1:]), headers)
 
 
 @router.post("/predict/batch", response_model=PredictBatchResponse, responses=documented(401, 413, 422, 429, 503, 504))
@@ -46,31 +47,32 @@ async def predict_batch(body: PredictBatchRequest, live: LiveDependency, request
     limit: int = request.app.state.settings.max_batch
     if len(body.queries) > limit:
         raise ProblemError(413, f"queries: expected at most {limit}, found {len(body.queries):,}", "batch_too_large")
-    predictor = live.predictor()
-    answers, headers = await answer_queries(predictor, body.queries, body, request)
-    return _json(b'{"version":"%b","results":[%b]}' % (predictor.version.encode(), b",".join(answers)), headers)
+    lease = live.lease()
+    with lease as predictor:
+        answers, headers = await answer_queries(lease, body.queries, body, request)
+        return _json(b'{"version":"%b","results":[%b]}' % (predictor.version.encode(), b",".join(answers)), headers)
 
 
 @router.get("/labels/{uid:path}", response_model=LabelResponse, responses=documented(401, 404, 503))
 async def label(uid: str, live: LiveDependency, response: Response) -> LabelResponse:
     """A label's text, and how many training instances have it."""
-    predictor = live.predictor()
-    labels = predictor.bundle.labels
-    position = labels.position(uid)
-    if position is None:
-        raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {predictor.version}", "unknown_label")
-    response.headers["X-Index-Version"] = predictor.version
-    count = int(labels.counts[position])
-    return LabelResponse(version=predictor.version, uid=uid, text=labels.texts[position], training_count=count)
+    with live.lease() as predictor:
+        labels = predictor.bundle.labels
+        position = labels.position(uid)
+        if position is None:
+            raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {predictor.version}", "unknown_label")
+        response.headers["X-Index-Version"] = predictor.version
+        count = int(labels.counts[position])
+        return LabelResponse(version=predictor.version, uid=uid, text=labels.texts[position], training_count=count)
 
 
 @router.get("/version", response_model=VersionResponse, responses=documented(401, 503))
 async def version(live: LiveDependency, response: Response) -> VersionResponse:
     """What is served, and since when."""
-    predictor, since = live.serving()
-    response.headers["X-Index-Version"] = predictor.version
-    manifest = {name: getattr(predictor.manifest, name) for name in VersionResponse.model_fields if name != "since"}
-    return VersionResponse(since=since, **manifest)
+    manifest, since = live.serving()
+    response.headers["X-Index-Version"] = manifest.version
+    facts = {name: getattr(manifest, name) for name in VersionResponse.model_fields if name != "since"}
+    return VersionResponse(since=since, **facts)
 
 
 @router.get("/health/live", response_model=Health, response_model_exclude_none=True)
@@ -84,8 +86,8 @@ async def health_ready(live: LiveDependency, request: Request) -> Health:
     """A bundle is loaded and has answered; `degraded` names what the service does without."""
     if live.draining:
         raise ProblemError(503, "the service is stopping; ask another replica", "draining")
-    live.predictor()
-    link: RedisLink | None = request.app.state.link
+    live.serving()
+    link: RedisClient | None = request.app.state.link
     return Health(status="ready", degraded=[link.problem] if link and link.problem else None)
 
 

@@ -15,16 +15,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ServiceError
 from service.http.problems import NOT_JSON, ProblemError, invalid, problem_of
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 
 # An endpoint's path, what its body holds, and the endpoint itself.
-Endpoints = Mapping[str, tuple[type[BaseModel], Callable[[Any, Live, Request], Awaitable[Response]]]]
+Endpoints = Mapping[str, tuple[type[BaseModel], Callable[[Any, ModelManager, Request], Awaitable[Response]]]]
 
 
 class Shortcut:
     """POSTs to some paths, answered without the framework; all else is the framework's."""
 
-    def __init__(self, framework: FastAPI, live: Live, endpoints: Endpoints) -> None:
+    def __init__(self, framework: FastAPI, live: ModelManager, endpoints: Endpoints) -> None:
         self._framework, self._live, self._endpoints = framework, live, endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

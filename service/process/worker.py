@@ -19,13 +19,13 @@ from service.http.app import create_app
 from service.http.auth import read_api_keys
 from service.process.protocol import BoundedProtocol
 from service.process.signals import STOPPING
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.settings import ServeSettings
 from service.store.store import open_store
 from service.telemetry.metrics import Telemetry
 from service.versions.activation import Activation
 from service.versions.current import SharedCurrent, StoreCurrent
-from service.versions.model_manager import Live
+from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
 
@@ -62,9 +62,9 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     link = None
     if settings.redis_url is not None:
-        link = RedisLink(settings.redis_url.get_secret_value(), settings.redis_prefix, telemetry)
+        link = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, telemetry)
         link.require_access()
-    live = Live(
+    live = ModelManager(
         Opener(store, _THREADS_A_BATCH, settings.device, settings.workers),
         SharedCurrent(store, link) if link else StoreCurrent(store),
         replicas_of(store, link),
@@ -83,7 +83,7 @@ def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[],
 
 
 async def _run(
-    apps: list[tuple[ASGIApp, socket.socket]], live: Live, link: RedisLink | None, settings: ServeSettings
+    apps: list[tuple[ASGIApp, socket.socket]], live: ModelManager, link: RedisClient | None, settings: ServeSettings
 ) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     servers = [_Server(_config(app)) for app, _ in apps]
@@ -108,7 +108,7 @@ async def _run(
     log.info("stopped")
 
 
-async def _drain(servers: list[_Server], live: Live, seconds: float) -> None:
+async def _drain(servers: list[_Server], live: ModelManager, seconds: float) -> None:
     """Be ready no more; go on answering until no more is asked, or half the time is up; then close the sockets."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -127,7 +127,7 @@ async def _drain(servers: list[_Server], live: Live, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _listening(live: Live, link: RedisLink | None) -> Iterator[None]:
+def _listening(live: ModelManager, link: RedisClient | None) -> Iterator[None]:
     """Look for another version as soon as Redis announces it."""
     if link is None:
         yield

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from service.errors import RedisError
-from service.redis_client import RedisLink
+from service.redis_client import RedisClient
 from service.telemetry.metrics import Telemetry
 
 # What an entry costs beside its content: a key, a tuple, and their places in the table.
@@ -94,14 +94,14 @@ class LocalAnswers:
 class RedisAnswers:
     """Answers that replicas share; Redis's own `maxmemory` bounds them all together."""
 
-    def __init__(self, link: RedisLink, seconds: int, telemetry: Telemetry) -> None:
+    def __init__(self, link: RedisClient, seconds: int, telemetry: Telemetry) -> None:
         self._link, self._seconds, self._telemetry = link, seconds, telemetry
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """What is kept; nothing, while Redis does not answer."""
         try:
             told: list[bytes | None] = list(
-                await self._link.ask_soon(lambda client: client.mget([self._name(key) for key in keys]))
+                await self._link.execute_async(lambda client: client.mget([self._name(key) for key in keys]))
             )
         except RedisError:
             return [None] * len(keys)
@@ -117,7 +117,7 @@ class RedisAnswers:
             return pipeline.execute()
 
         try:
-            await self._link.ask_soon(write)
+            await self._link.execute_async(write)
         except RedisError:
             return
 

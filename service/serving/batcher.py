@@ -20,8 +20,9 @@ from typing import Any, Generic, TypeVar
 
 from service.errors import OverloadError
 from service.options import AnswerOptions
-from service.predictor.predictor import Answers, Predictor
+from service.predictor.predictor import Answers
 from service.telemetry.metrics import Telemetry
+from service.versions.leases import Lease
 
 Composed = TypeVar("Composed")
 
@@ -30,7 +31,7 @@ Composed = TypeVar("Composed")
 class _Job(Generic[Composed]):
     """A request, and who waits for it."""
 
-    predictor: Predictor
+    lease: Lease
     queries: Sequence[str]
     options: AnswerOptions
     compose: Callable[[Answers], Composed]
@@ -89,7 +90,7 @@ class Batcher:
 
     def submit(
         self,
-        predictor: Predictor,
+        lease: Lease,
         queries: Sequence[str],
         options: AnswerOptions,
         compose: Callable[[Answers], Composed],
@@ -97,7 +98,7 @@ class Batcher:
         """Have a request answered, and its response composed, off the event loop; cancelled, it is dropped.
 
         Args:
-            predictor: Of the version that is to give the whole answer.
+            lease: Of the version that is to give the whole answer; the job holds another one until it is settled.
             queries: One, or a batch.
             options: How they are answered.
             compose: Makes the response of the answers.
@@ -106,10 +107,11 @@ class Batcher:
             OverloadError: If too many queries wait already.
         """
         loop = asyncio.get_running_loop()
-        job: _Job[Composed] = _Job(predictor, queries, options, compose, loop, loop.create_future())
+        job: _Job[Composed] = _Job(lease, queries, options, compose, loop, loop.create_future())
         with self._lock:
             if self._waiting and self._queries_waiting + len(queries) > self._most_waiting:
                 raise OverloadError(f"{self._queries_waiting:,} queries wait already; try again shortly")
+            job.lease = lease.share()
             self._waiting.append(job)
             self._queries_waiting += len(queries)
             self._telemetry.queue.set(self._queries_waiting)
@@ -132,12 +134,14 @@ class Batcher:
             pass
 
     def _answer_next(self, called: threading.Condition) -> bool:
-        """Take and answer; False once there will be nothing more. A thread that waits holds on to no version."""
+        """Take and answer; False once there will be nothing more. A thread that waits holds no lease."""
         jobs = self._take(called)
         if jobs is None:
             return False
         for group in _alike(jobs):
             self._answer_together(group)
+            for job in group:
+                job.lease.release()
         return True
 
     def _wait(self, called: threading.Condition, until: Callable[[], bool], seconds: float | None = None) -> None:
@@ -167,7 +171,9 @@ class Batcher:
                     break  # a small request does not wait for a large one that came after it
                 job = self._waiting.popleft()
                 self._queries_waiting -= queries
-                if not job.answer.done():
+                if job.answer.done():
+                    job.lease.release()
+                else:
                     taken.append(job)
                     room -= queries
             self._telemetry.queue.set(self._queries_waiting)
@@ -178,7 +184,7 @@ class Batcher:
         began = time.perf_counter()
         self._telemetry.batch(sum(len(job.queries) for job in jobs))
         try:
-            answers = jobs[0].predictor.predict_together([(job.queries, job.options) for job in jobs])
+            answers = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 _settle(jobs, [error])
@@ -193,7 +199,7 @@ def _alike(jobs: list[_Job[Any]]) -> list[list[_Job[Any]]]:
     """Jobs apart by the version that answers them: right after a swap, there may be two."""
     groups: dict[int, list[_Job[Any]]] = {}
     for job in jobs:
-        groups.setdefault(id(job.predictor), []).append(job)
+        groups.setdefault(id(job.lease.predictor), []).append(job)
     return list(groups.values())
 
 

@@ -26,6 +26,7 @@ from service.options import AnswerOptions, resolve_options
 from service.predictor.predictor import Answers, Predictor
 from service.serving.answer_cache import KeptAnswers, answer_keys
 from service.telemetry.stopwatch import Stopwatch
+from service.versions.leases import Lease
 
 log = structlog.get_logger(__name__)
 
@@ -36,12 +37,12 @@ _PATIENCE_SECONDS = 0.1
 
 
 async def answer_queries(
-    predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
+    lease: Lease, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
 ) -> tuple[list[bytes], dict[str, str]]:
     """Each query's answer as JSON, and what to say of them in headers.
 
     Args:
-        predictor: Of the version that gives the whole answer.
+        lease: Of the version that gives the whole answer.
         queries: One, or a batch.
         body: How they are to be answered.
         request: Whose client waits.
@@ -51,6 +52,7 @@ async def answer_queries(
         OverloadError: If too many queries wait already.
         ClientDisconnect: If the client has gone.
     """
+    predictor = lease.predictor
     top_b = body.top_b or predictor.manifest.defaults.top_b
     if body.explain and len(queries) * top_b > _EXPLAINED_KEYS:
         raise ProblemError(
@@ -61,7 +63,7 @@ async def answer_queries(
     try:
         async with asyncio.timeout(None if body.timeout_ms is None else body.timeout_ms / 1000):
             await _charge(request, len(queries))
-            answers, milliseconds = await _kept_or_made(predictor, queries, body, request)
+            answers, milliseconds = await _kept_or_made(lease, queries, body, request)
     except TimeoutError:
         request.app.state.telemetry.dropped("deadline")
         raise ProblemError(504, f"no answer within timeout_ms {body.timeout_ms}; allow more, or ask less") from None
@@ -86,10 +88,10 @@ async def _charge(request: Request, queries: int) -> None:
 
 
 async def _kept_or_made(
-    predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
+    lease: Lease, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
 ) -> tuple[list[bytes], Mapping[str, float]]:
     """Each query's answer, and the milliseconds each stage took."""
-    watch = Stopwatch()
+    watch, predictor = Stopwatch(), lease.predictor
     kept: KeptAnswers | None = request.app.state.kept
     keys = _keys(predictor, queries, body) if kept else None
     found: list[bytes | None] = await kept.get(keys) if kept and keys else [None] * len(queries)
@@ -97,7 +99,7 @@ async def _kept_or_made(
     watch.lap("cache")
     if not lacking:
         return [answer for answer in found if answer is not None], watch.stages
-    made = await _make(predictor, [queries[nth] for nth in lacking], body, request)
+    made = await _make(lease, [queries[nth] for nth in lacking], body, request)
     for nth, answer in zip(lacking, made.answers, strict=True):
         found[nth] = answer
     if kept and keys:
@@ -112,7 +114,7 @@ class _Made:
 
 
 async def _make(
-    predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
+    lease: Lease, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
 ) -> _Made:
     """Answer off the event loop; what nobody waits for before it is begun never is."""
     state = request.app.state
@@ -123,7 +125,7 @@ async def _make(
         return _Made(made, answers.milliseconds)
 
     state.live.record(queries[0])
-    answer = state.batcher.submit(predictor, queries, _options(predictor, body), as_json)
+    answer = state.batcher.submit(lease, queries, _options(lease.predictor, body), as_json)
     try:
         made: _Made = await _while_wanted(answer, request)
     finally:

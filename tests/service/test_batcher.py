@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from service.options import AnswerOptions, resolve_options
 from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Telemetry
+from service.versions.leases import Lease, Leases
 
 MOST_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
@@ -25,7 +26,16 @@ class Gate:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.closed = False
         self.begun, self.open = threading.Semaphore(0), threading.Event()
+        self.leases = Leases()
+        self.leases.replace(cast(Predictor, self))
+
+    def lease(self) -> Lease:
+        return self.leases.lease()
+
+    def close(self) -> None:
+        self.closed = True
 
     def predict_together(self, requests: list[tuple[list[str], AnswerOptions]]) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
@@ -65,9 +75,9 @@ def make() -> Iterator[Callable[..., Batcher]]:
 def test_a_request_that_finds_a_thread_idle_is_answered_alone_and_those_behind_it_together(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make()
-        first = batcher.submit(gate, ["first"], OPTIONS, said)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
         await gate.busy()
-        others = [batcher.submit(gate, [f"{number}", "x"], OPTIONS, said) for number in range(5)]
+        others = [batcher.submit(gate.lease(), [f"{number}", "x"], OPTIONS, said) for number in range(5)]
         assert batcher.queries_waiting == 10
         gate.open.set()
         assert await first == ["first"]
@@ -82,11 +92,11 @@ def test_a_request_that_finds_a_thread_idle_is_answered_alone_and_those_behind_i
 def test_threads_share_what_waits_and_none_takes_more_than_it_may(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make(threads=2, most_waiting=1_000)
-        busy = [batcher.submit(gate, ["busy"], OPTIONS, said)]
+        busy = [batcher.submit(gate.lease(), ["busy"], OPTIONS, said)]
         await gate.busy()
-        busy.append(batcher.submit(gate, ["busy"], OPTIONS, said))
+        busy.append(batcher.submit(gate.lease(), ["busy"], OPTIONS, said))
         await gate.busy()
-        waiting = [batcher.submit(gate, [str(number)], OPTIONS, said) for number in range(100)]
+        waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, said) for number in range(100)]
         gate.open.set()
         await asyncio.gather(*busy, *waiting)
         sizes = [len(batch) for batch in gate.batches[2:]]
@@ -101,10 +111,10 @@ def test_threads_share_what_waits_and_none_takes_more_than_it_may(make: Any) -> 
 def test_a_small_request_does_not_wait_for_a_large_one_behind_it(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make()
-        first = batcher.submit(gate, ["first"], OPTIONS, said)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
         await gate.busy()
-        small = batcher.submit(gate, ["small"], OPTIONS, said)
-        large = batcher.submit(gate, ["large"] * 64, OPTIONS, said)
+        small = batcher.submit(gate.lease(), ["small"], OPTIONS, said)
+        large = batcher.submit(gate.lease(), ["large"] * 64, OPTIONS, said)
         gate.open.set()
         await asyncio.gather(first, small, large)
         assert [len(batch) for batch in gate.batches] == [1, 1, 64]
@@ -115,10 +125,10 @@ def test_a_small_request_does_not_wait_for_a_large_one_behind_it(make: Any) -> N
 def test_what_nobody_waits_for_any_more_costs_nothing(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make()
-        first = batcher.submit(gate, ["first"], OPTIONS, said)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
         await gate.busy()
-        gone = batcher.submit(gate, ["gone"], OPTIONS, said)
-        kept = batcher.submit(gate, ["kept"], OPTIONS, said)
+        gone = batcher.submit(gate.lease(), ["gone"], OPTIONS, said)
+        kept = batcher.submit(gate.lease(), ["kept"], OPTIONS, said)
         gone.cancel()
         first.cancel()  # begun: it is finished, and nobody is told
         gate.open.set()
@@ -131,15 +141,15 @@ def test_what_nobody_waits_for_any_more_costs_nothing(make: Any) -> None:
 def test_beyond_what_may_wait_a_request_is_refused_at_once(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make(most_waiting=4)
-        first = batcher.submit(gate, ["first"], OPTIONS, said)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
         await gate.busy()
-        waiting = [batcher.submit(gate, ["a", "b", "c"], OPTIONS, said)]
+        waiting = [batcher.submit(gate.lease(), ["a", "b", "c"], OPTIONS, said)]
         with pytest.raises(OverloadError, match="3 queries wait already"):
-            batcher.submit(gate, ["d", "e"], OPTIONS, said)
-        waiting.append(batcher.submit(gate, ["d"], OPTIONS, said))
+            batcher.submit(gate.lease(), ["d", "e"], OPTIONS, said)
+        waiting.append(batcher.submit(gate.lease(), ["d"], OPTIONS, said))
         gate.open.set()
         assert await asyncio.gather(first, *waiting) == [["first"], ["a", "b", "c"], ["d"]]
-        large = batcher.submit(gate, list("abcdefgh"), OPTIONS, said)  # more than may wait, but nothing does
+        large = batcher.submit(gate.lease(), list("abcdefgh"), OPTIONS, said)  # more than may wait, but nothing does
         assert await large == list("abcdefgh")
 
     asyncio.run(ask())
@@ -151,10 +161,10 @@ def test_one_requests_fault_fails_no_other(make: Any) -> None:
 
     async def ask() -> None:
         gate, batcher = Gate(), make()
-        first = batcher.submit(gate, ["first"], OPTIONS, said)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
         await gate.busy()
         good, bad, unmade, also = (
-            batcher.submit(gate, [query], OPTIONS, compose)
+            batcher.submit(gate.lease(), [query], OPTIONS, compose)
             for query, compose in (("good", said), ("fault", said), ("unmade", refuse), ("also good", said))
         )
         gate.open.set()
@@ -169,9 +179,12 @@ def test_one_requests_fault_fails_no_other(make: Any) -> None:
 def test_versions_are_never_mixed(make: Any) -> None:
     async def ask() -> None:
         old, new, batcher = Gate(), Gate(), make()
-        first = batcher.submit(old, ["first"], OPTIONS, said)
+        first = batcher.submit(old.lease(), ["first"], OPTIONS, said)
         await old.busy()
-        mixed = [batcher.submit(gate, [name], OPTIONS, said) for gate, name in ((old, "o1"), (new, "n1"), (old, "o2"))]
+        mixed = [
+            batcher.submit(gate.lease(), [name], OPTIONS, said)
+            for gate, name in ((old, "o1"), (new, "n1"), (old, "o2"))
+        ]
         for gate in (old, new):
             gate.open.set()
         await asyncio.gather(first, *mixed)
@@ -184,9 +197,9 @@ def test_versions_are_never_mixed(make: Any) -> None:
 def test_closing_answers_what_waits(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make()
-        asked = [batcher.submit(gate, ["first"], OPTIONS, said)]
+        asked = [batcher.submit(gate.lease(), ["first"], OPTIONS, said)]
         await gate.busy()
-        asked += [batcher.submit(gate, [str(number)], OPTIONS, said) for number in range(3)]
+        asked += [batcher.submit(gate.lease(), [str(number)], OPTIONS, said) for number in range(3)]
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
         gate.open.set()
         await closing
@@ -199,7 +212,7 @@ def test_a_window_waits_for_company(make: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), make(window_seconds=PATIENCE_SECONDS)
         gate.open.set()
-        asked = [batcher.submit(gate, [str(number)], OPTIONS, said) for number in range(MOST_TOGETHER)]
+        asked = [batcher.submit(gate.lease(), [str(number)], OPTIONS, said) for number in range(MOST_TOGETHER)]
         await asyncio.gather(*asked)
         assert [len(batch) for batch in gate.batches] == [MOST_TOGETHER]
 
@@ -210,7 +223,7 @@ def test_the_queues_time_is_told_with_that_of_the_stages(make: Any) -> None:
     async def ask() -> dict[str, float]:
         gate = Gate()
         gate.open.set()
-        return await make().submit(gate, ["q"], OPTIONS, lambda answers: answers.milliseconds)
+        return await make().submit(gate.lease(), ["q"], OPTIONS, lambda answers: answers.milliseconds)
 
     told = asyncio.run(ask())
     assert list(told) == ["queue", "encode"]
@@ -236,3 +249,24 @@ def test_requests_answered_together_get_what_they_get_alone(predictor: Predictor
             for mine, its in zip(first.labels, second.labels, strict=True):
                 assert mine.score == pytest.approx(its.score, abs=1e-5)
         assert list(found.milliseconds) == ["tokenize", "encode", "search", "combine"]
+
+
+def test_a_batch_keeps_its_version_open_after_its_request_was_cancelled(make: Any) -> None:
+    async def ask() -> None:
+        old, new, batcher = Gate(), Gate(), make()
+        lease = old.lease()
+        answer = batcher.submit(lease, ["cancelled"], OPTIONS, said)
+        await old.busy()
+        waiting = batcher.submit(lease, ["never begun"], OPTIONS, said)
+        for future in (answer, waiting):
+            future.cancel()
+        lease.release()
+        old.leases.replace(cast(Predictor, new))
+        assert (old.leases.close_unused(), old.closed) == (0, False)
+        old.open.set()
+        while old.leases.close_unused() == 0:
+            await asyncio.sleep(0.01)
+        assert old.closed
+        assert old.batches == [["cancelled"]]
+
+    asyncio.run(ask())
