@@ -166,8 +166,8 @@ def looked(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_many_votes_are_counted_where_a_search_to_the_end_finds_too_few_labels(
     small: Dense, looked: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 0)
-    monkeypatch.setattr("service.predictor.filters._BLOCK_VOTES", 10)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
+    monkeypatch.setattr("service.predictor.exhaustive._BLOCK_VOTES", 10)
     monkeypatch.setattr("service.predictor.predictor.MOST_KEYS", 5)
     answer = ask(small.predictor, deny=uids([0]), lambda_=lambda_, temperature=0.3, top_b=1, top_k=24)
     agrees(answer, small.answer(QUERY, range(1, LABELS), lambda_, 0.3, 1), 24, 1e-5)
@@ -177,7 +177,7 @@ def test_many_votes_are_counted_where_a_search_to_the_end_finds_too_few_labels(
 def test_a_wide_filter_is_answered_by_the_search_that_finds_enough(
     small: Dense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 0)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     everything = ask(small.predictor, top_b=20, top_k=30)
     denied = everything.labels[-1].uid
     kept = ask(small.predictor, top_b=20, top_k=len(everything.labels) - 1, deny=(denied,))
@@ -188,7 +188,7 @@ def test_a_wide_filter_is_answered_by_the_search_that_finds_enough(
 def test_a_label_that_no_key_votes_for_is_not_looked_for(
     small: Dense, looked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 0)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     allow = uids([0, LABELS - 1])  # the last label has no instance
     answer = ask(small.predictor, allow=allow, lambda_=1.0, top_b=60)
     assert [label.uid for label in answer.labels] == ["label 0"]
@@ -243,7 +243,7 @@ def test_a_label_whose_only_voter_is_farther_than_ten_thousand_keys_is_found(far
 def test_a_label_beyond_ten_thousand_keys_is_found_beside_one_with_many_votes(
     far: Predictor, monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 11_000)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
     answer = ask(far, lambda_=lambda_, allow=uids([0, 1]), top_k=2)
     assert [label.uid for label in answer.labels] == ["label 0", "label 1"]
     assert not answer.exhausted
@@ -252,7 +252,7 @@ def test_a_label_beyond_ten_thousand_keys_is_found_beside_one_with_many_votes(
 def test_an_explanation_with_more_terms_than_may_be_told_is_refused(
     far: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 11_000)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
     with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; ask for fewer"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)
 

@@ -30,9 +30,9 @@ needs_no_gpu = pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
 def test_without_a_gpu_the_cpu_answers_as_it_always_does_and_says_what_is_missing(road: Any) -> None:
     bundle = Store(road.store).open(road.version)
     asked, plain = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
-    assert plain.on_cpu == []
-    encoder, instances, labels = asked.on_cpu
-    assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU, or is built without; pip install")
+    assert plain.cpu_reasons == []
+    encoder, instances, labels = asked.cpu_reasons
+    assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU or does not support CUDA; pip install")
     assert instances.startswith("instance_keys.faiss (Flat): ")
     assert labels.startswith("label_keys.faiss (Flat): ")
     first, second = (
@@ -43,7 +43,7 @@ def test_without_a_gpu_the_cpu_answers_as_it_always_does_and_says_what_is_missin
 
 @needs_no_gpu
 def test_the_reason_is_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoGpuError, match=r"this faiss is built without GPUs; pip install 'recollect\[serve-gpu\]'"):
+    with pytest.raises(NoGpuError, match=r"this faiss does not support GPUs; pip install 'recollect\[serve-gpu\]'"):
         GpuIndex(faiss.IndexFlatIP(4))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
@@ -86,7 +86,7 @@ def test_a_gpu_finds_what_the_cpu_finds(keys: np.ndarray, tmp_path: Any, factory
     path = written(keys, factory, tmp_path)
     info = IndexInfo(kind=kind, factory=factory, keys=5_000, effort=effort)
     there, here = KeyIndex(path, info, "cuda"), KeyIndex(path, info)
-    assert there.on_cpu == ""
+    assert there.cpu_reason == ""
     for top_b in (1, 200, 3_000):  # the last is more than a GPU can
         first, second = there.search(keys[:50], top_b), here.search(keys[:50], top_b)
         np.testing.assert_allclose(first.similarities, second.similarities, atol=1e-3)
@@ -97,7 +97,7 @@ def test_a_gpu_finds_what_the_cpu_finds(keys: np.ndarray, tmp_path: Any, factory
 def test_a_graph_stays_on_the_cpu_beside_a_gpu(keys: np.ndarray, tmp_path: Any) -> None:
     info = IndexInfo(kind="hnsw", factory="HNSW16", keys=5_000, effort=64)
     index = KeyIndex(written(keys, "HNSW16", tmp_path), info, "cuda")
-    assert "faiss cannot take it to the GPU" in index.on_cpu
+    assert "faiss cannot copy the index to the GPU" in index.cpu_reason
     assert index.search(keys[:1], 5).keys[0, 0] == 0
 
 
@@ -107,5 +107,5 @@ def test_a_graph_stays_on_the_cpu_beside_a_gpu(keys: np.ndarray, tmp_path: Any) 
 def test_the_encoder_runs_on_the_gpu(road: Any) -> None:
     bundle = Store(road.store).open(road.version)
     there, here = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
-    assert there.encoder.on_cpu == ""
+    assert there.encoder.cpu_reason == ""
     np.testing.assert_allclose(there.encode(["a tax"]), here.encode(["a tax"]), atol=1e-2)

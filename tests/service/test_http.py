@@ -121,7 +121,7 @@ def test_lists_as_long_as_a_body_holds_are_answered(client: httpx.Client) -> Non
 
 
 def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(road: Any) -> None:
-    bounds = "from service.predictor import filters, predictor; filters.FEW_VOTES = predictor.MOST_KEYS = 3"
+    bounds = "from service.predictor import exhaustive, predictor; exhaustive.MAX_CHEAP_VOTES = predictor.MOST_KEYS = 3"
     with serving(road.store, prelude=bounds) as bounded:
         body = {"query": QUERY, "deny": ["Law"], "top_b": 1, "top_k": 7}
         assert len(httpx.post(f"{bounded.url}/predict", json=body).json()["labels"]) == 7

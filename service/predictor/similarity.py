@@ -1,7 +1,7 @@
-"""Comparison: the similarity of a query to keys that are chosen, not found, as a search of their index would tell it.
+"""The similarity of a query to chosen keys of an index, equal to the similarity that a search reports.
 
-It is taken from the codes that the index stores. Some codes say what they stand for only to a search: that search is
-then shown the chosen keys alone.
+It is computed from the codes that the index stores. Some codes cannot be decoded to the vector that a search compares;
+for these, an exhaustive search runs over the chosen keys only.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-# Keys that are decoded at a time: what bounds the memory of a comparison.
+# Keys that are decoded at once; bounds the memory.
 _BLOCK_KEYS = 16_384
 
-# Codes of which each decodes to the very vector that a search compares; fast-scan and RaBitQ codes do not.
+# Codes that decode to exactly the vector that a search compares; fast-scan and RaBitQ codes do not.
 _DECODED = (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexPQ)
 _DECODED_LISTS = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
 
-# Held while an index learns where in its lists each key is: once, and only where somebody compares.
-_mapping = threading.Lock()
+# Protects the construction of the map from keys to places in the lists; it happens once, at the first use.
+_direct_map_lock = threading.Lock()
 
 
-def similarities(
+def similarities_to_keys(
     index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
 ) -> Float[np.ndarray, " key"]:
-    """The inner product of a query with some of an index's keys, each as exact as the index holds it.
+    """The inner products of a query with some keys of an index, as exact as the codes that the index stores.
 
     Args:
-        index: Any faiss index, its layers outside in.
+        index: Any faiss index, with its transforms and refinements.
         vector: The query.
-        keys: Rows of the index, each once, rising.
+        keys: Rows of the index, in rising order without duplicates.
     """
     if not len(keys):
         return np.empty(0, dtype=np.float32)
@@ -40,13 +40,13 @@ def similarities(
         case faiss.IndexPreTransform():
             for nth in range(index.chain.size()):
                 vector = faiss.downcast_VectorTransform(index.chain.at(nth)).apply(vector[None])[0]
-            return similarities(index.index, vector, keys)
+            return similarities_to_keys(index.index, vector, keys)
         case faiss.IndexRefine():
-            return similarities(index.refine_index, vector, keys)
+            return similarities_to_keys(index.refine_index, vector, keys)
         case faiss.IndexHNSW():
-            return similarities(index.storage, vector, keys)
+            return similarities_to_keys(index.storage, vector, keys)
     if isinstance(index, _DECODED_LISTS):
-        with _mapping:
+        with _direct_map_lock:
             index.make_direct_map()
         return _decoded(index, vector, keys)
     if isinstance(index, _DECODED):
@@ -58,7 +58,7 @@ def _decoded(index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray
     found = np.empty(len(keys), dtype=np.float32)
     for start in range(0, len(keys), _BLOCK_KEYS):
         block = index.reconstruct_batch(keys[start : start + _BLOCK_KEYS])
-        # not `@`, whose threads are numpy's own, and whose last digits may change with their number
+        # `@` would start numpy's own threads, and its rounding can depend on their number
         np.einsum("kd,d->k", block, vector, out=found[start : start + len(block)])
     return found
 
@@ -66,17 +66,17 @@ def _decoded(index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray
 def _searched(
     index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
 ) -> Float[np.ndarray, " key"]:
-    """What an exhaustive search says of the keys; -inf of one that it does not come to."""
+    """The similarities that an exhaustive search reports; -inf for a key that it does not reach."""
     chosen = np.zeros(index.ntotal, dtype=bool)
     chosen[keys] = True
     selector = faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
-    every = {"nprobe": index.nlist} if isinstance(index, faiss.IndexIVF) else {}
-    parameters = faiss.SearchParametersIVF if every else faiss.SearchParameters
+    all_lists = {"nprobe": index.nlist} if isinstance(index, faiss.IndexIVF) else {}
+    parameters = faiss.SearchParametersIVF if all_lists else faiss.SearchParameters
     try:
-        values, rows = index.search(vector[None], len(keys), params=parameters(sel=selector, **every))
-    except RuntimeError:  # it cannot be kept from other keys
-        values, rows = index.search(vector[None], index.ntotal, params=parameters(**every) if every else None)
+        values, rows = index.search(vector[None], len(keys), params=parameters(sel=selector, **all_lists))
+    except RuntimeError:  # this index does not support a selector
+        values, rows = index.search(vector[None], index.ntotal, params=parameters(**all_lists) if all_lists else None)
     found = np.full(index.ntotal, -np.inf, dtype=np.float32)
     found[rows[rows >= 0]] = values[rows >= 0]
-    chosen_alone: np.ndarray = found[keys]
-    return chosen_alone
+    similarities: np.ndarray = found[keys]
+    return similarities

@@ -32,32 +32,32 @@ def test_compared_keys_are_as_similar_as_found_ones(index: tuple[str, KeyIndex])
         known = found.keys[0] >= 0
         expected = np.full(2_000, np.nan, dtype=np.float32)
         expected[found.keys[0, known]] = found.similarities[0, known]
-        compared = opened_index.compare(query, rows)
+        compared = opened_index.similarities(query, rows)
         reached = np.isfinite(expected[rows])  # all, but of a graph
         assert reached.mean() > 0.99
         np.testing.assert_allclose(compared[reached], expected[rows][reached], atol=ROUNDED.get(factory, 1e-5))
 
 
 def test_no_key_is_compared_with_nothing(index: tuple[str, KeyIndex]) -> None:
-    assert index[1].compare(QUERIES[0], np.array([], dtype=np.int64)).tolist() == []
+    assert index[1].similarities(QUERIES[0], np.array([], dtype=np.int64)).tolist() == []
 
 
 def test_one_key_is_compared_as_among_all(index: tuple[str, KeyIndex]) -> None:
-    together = index[1].compare(QUERIES[0], np.arange(2_000))
+    together = index[1].similarities(QUERIES[0], np.arange(2_000))
     for key in (0, 7, 1_999):
-        np.testing.assert_allclose(index[1].compare(QUERIES[0], np.array([key])), together[[key]], atol=1e-6)
+        np.testing.assert_allclose(index[1].similarities(QUERIES[0], np.array([key])), together[[key]], atol=1e-6)
 
 
 def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
-    whole = index.compare(QUERIES[0], rows)
-    monkeypatch.setattr("service.predictor.comparison._BLOCK_KEYS", 64)
-    np.testing.assert_array_equal(index.compare(QUERIES[0], rows), whole)
+    whole = index.similarities(QUERIES[0], rows)
+    monkeypatch.setattr("service.predictor.similarity._BLOCK_KEYS", 64)
+    np.testing.assert_array_equal(index.similarities(QUERIES[0], rows), whole)
 
 
 def test_threads_that_compare_first_at_once_agree(tmp_path: Path) -> None:
     index, rows = opened(KEYS, "IVF40,SQ8", tmp_path), np.arange(2_000)
     with ThreadPoolExecutor(4) as pool:
-        first, *others = pool.map(lambda _: index.compare(QUERIES[0], rows), range(8))
+        first, *others = pool.map(lambda _: index.similarities(QUERIES[0], rows), range(8))
     for other in others:
         np.testing.assert_array_equal(other, first)
