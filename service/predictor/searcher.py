@@ -81,7 +81,7 @@ class KeyIndex:
     def _search_gpu(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]] | None:
-        """Search on the GPU; None if the index is not there, the limits of a GPU are exceeded, or its memory is full."""
+        """Search on the GPU; None if the index is not there, the search exceeds its limits, or its memory is full."""
         inner = getattr(parameters, "index_params", parameters)
         if self._on_gpu is None or not self._on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
             return None

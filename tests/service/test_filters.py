@@ -253,7 +253,7 @@ def test_an_explanation_with_more_terms_than_may_be_told_is_refused(
     far: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
-    with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; ask for fewer"):
+    with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; set a smaller top_k"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)
 
 
