@@ -1,4 +1,4 @@
-"""What a comparison says of a key is what a search says of it, whatever the index stores."""
+"""The similarity to a chosen key equals the similarity that a search reports, for every kind of index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.test_searcher import FACTORIES
 
 KEYS = clustered_keys(2_000)
 QUERIES = near(KEYS, 3)
-# Codes that say no more than a search takes from them, and those of which a search takes a rounded sum.
+# Tolerance for codes whose similarities a search rounds.
 ROUNDED = {"PQ16x4fs": 0.02}
 
 
@@ -23,7 +23,7 @@ def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, opened(KEYS, request.param, tmp_path_factory.mktemp("index"))
 
 
-def test_compared_keys_are_as_similar_as_found_ones(index: tuple[str, KeyIndex]) -> None:
+def test_similarities_equal_those_that_a_search_reports(index: tuple[str, KeyIndex]) -> None:
     factory, opened_index = index
     exhaustive = opened_index.at(opened_index._info.model_copy(update={"effort": 2_000}))
     rows = np.arange(0, 2_000, 3)
@@ -32,30 +32,30 @@ def test_compared_keys_are_as_similar_as_found_ones(index: tuple[str, KeyIndex])
         known = found.keys[0] >= 0
         expected = np.full(2_000, np.nan, dtype=np.float32)
         expected[found.keys[0, known]] = found.similarities[0, known]
-        compared = opened_index.similarities(query, rows)
-        reached = np.isfinite(expected[rows])  # all, but of a graph
+        similarities = opened_index.similarities(query, rows)
+        reached = np.isfinite(expected[rows])  # all keys, except in a graph
         assert reached.mean() > 0.99
-        np.testing.assert_allclose(compared[reached], expected[rows][reached], atol=ROUNDED.get(factory, 1e-5))
+        np.testing.assert_allclose(similarities[reached], expected[rows][reached], atol=ROUNDED.get(factory, 1e-5))
 
 
-def test_no_key_is_compared_with_nothing(index: tuple[str, KeyIndex]) -> None:
+def test_no_keys_give_no_similarities(index: tuple[str, KeyIndex]) -> None:
     assert index[1].similarities(QUERIES[0], np.array([], dtype=np.int64)).tolist() == []
 
 
-def test_one_key_is_compared_as_among_all(index: tuple[str, KeyIndex]) -> None:
+def test_similarity_of_one_key_does_not_depend_on_other_keys(index: tuple[str, KeyIndex]) -> None:
     together = index[1].similarities(QUERIES[0], np.arange(2_000))
     for key in (0, 7, 1_999):
         np.testing.assert_allclose(index[1].similarities(QUERIES[0], np.array([key])), together[[key]], atol=1e-6)
 
 
-def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_the_similarities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
     whole = index.similarities(QUERIES[0], rows)
     monkeypatch.setattr("service.predictor.similarity._BLOCK_KEYS", 64)
     np.testing.assert_array_equal(index.similarities(QUERIES[0], rows), whole)
 
 
-def test_threads_that_compare_first_at_once_agree(tmp_path: Path) -> None:
+def test_concurrent_first_calls_give_equal_similarities(tmp_path: Path) -> None:
     index, rows = opened(KEYS, "IVF40,SQ8", tmp_path), np.arange(2_000)
     with ThreadPoolExecutor(4) as pool:
         first, *others = pool.map(lambda _: index.similarities(QUERIES[0], rows), range(8))
