@@ -1,8 +1,8 @@
 """Leases: a version that is no longer current stays open until its last lease is released.
 
-Everybody who uses a predictor for longer than one statement holds a lease: a request, and a batch, which can outlive
-its requests. Counting leases, instead of leaving it to Python's reference counts, decides which thread closes a
-version: closing unmaps gigabytes, so one background thread does it and never a thread that answers requests.
+A request holds a lease until its answer is complete. A batch holds leases of its own, because it can run longer than a
+request that was cancelled. Closing a version unmaps gigabytes, so a background thread does it. With Python's reference
+counts alone, the thread that drops the last reference would do it, and that thread could be answering requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.predictor.predictor import Predictor
 
 @dataclass(eq=False)
 class OpenVersion:
-    """A predictor, the time since when it serves, and the number of its leases."""
+    """A predictor, the time when it became current, and the number of its leases."""
 
     predictor: Predictor
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -25,7 +25,7 @@ class OpenVersion:
 
 
 class Lease:
-    """One use of a version, as a context manager or until `release`.
+    """One use of a version: a context manager, or an object with `release`.
 
     Attributes:
         predictor: The version's predictor; usable until the lease is released.

@@ -201,6 +201,13 @@ def test_open_bundle_maps_the_written_arrays(bundle_folder: Path) -> None:
     assert list(bundle.instance_texts) == [f"text of instance {row}" for row in range(3)]
 
 
+def test_pause_is_called_between_steps_and_does_not_change_the_bundle(bundle_folder: Path) -> None:
+    pauses: list[None] = []
+    bundle = open_bundle(bundle_folder, pause=lambda: pauses.append(None))
+    assert len(pauses) >= len(BUNDLE_FILES)
+    assert bundle.manifest == open_bundle(bundle_folder).manifest
+
+
 def test_voters_are_the_transposed_values(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
     assert bundle.voter_indptr.tolist() == [0, 2, 3]
