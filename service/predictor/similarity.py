@@ -48,13 +48,15 @@ def similarities_to_keys(
     if isinstance(index, _DECODED_LISTS):
         with _direct_map_lock:
             index.make_direct_map()
-        return _decoded(index, vector, keys)
+        return _compare_decoded(index, vector, keys)
     if isinstance(index, _DECODED):
-        return _decoded(index, vector, keys)
-    return _searched(index, vector, keys)
+        return _compare_decoded(index, vector, keys)
+    return _compare_by_search(index, vector, keys)
 
 
-def _decoded(index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]) -> Float[np.ndarray, " key"]:
+def _compare_decoded(
+    index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
+) -> Float[np.ndarray, " key"]:
     found = np.empty(len(keys), dtype=np.float32)
     for start in range(0, len(keys), _BLOCK_KEYS):
         block = index.reconstruct_batch(keys[start : start + _BLOCK_KEYS])
@@ -63,7 +65,7 @@ def _decoded(index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray
     return found
 
 
-def _searched(
+def _compare_by_search(
     index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
 ) -> Float[np.ndarray, " key"]:
     """The similarities that an exhaustive search reports; -inf for a key that it does not reach."""
