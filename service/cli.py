@@ -28,9 +28,9 @@ def serve(settings: ServeSettings) -> int:
 
 def predict(settings: PredictSettings) -> None:
     from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import to_json
 
     from service.errors import QueryError
-    from service.http.schemas import PredictResponse, Result
     from service.options import Query, resolve_options
     from service.predictor.predictor import Predictor
     from service.store.store import open_store
@@ -46,8 +46,7 @@ def predict(settings: PredictSettings) -> None:
     options = resolve_options(predictor.defaults, **chosen)
     answer = predictor.predict([query], options).answers[0]
     if settings.json_:
-        response = PredictResponse(version=version, **dict(Result.of(answer)))
-        _say(response.model_dump_json(exclude_none=True))
+        _say(to_json({"version": version, **answer.to_dict()}).decode())
         return
     if answer.truncated:
         _warn(f"the query is longer than the {predictor.manifest.encoder.max_length} tokens that the encoder reads")

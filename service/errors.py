@@ -13,7 +13,9 @@ ServiceError
 ├── InsufficientMemoryError   too little memory is free to open a bundle
 ├── NotServedError            a replica does not serve the current version
 ├── NotReadyError             no bundle is open yet, or the service is stopping
-└── OverloadError             too many queries wait
+├── OverloadError             too many queries wait
+├── RateLimitError            an API key exceeds its rate
+└── DeadlineError             the deadline of a request passed
 """
 
 from __future__ import annotations
@@ -78,6 +80,16 @@ class NotReadyError(ServiceError):
 
 
 class OverloadError(ServiceError):
+    pass
+
+
+class RateLimitError(ServiceError):
+    def __init__(self, message: str, wait_seconds: float) -> None:
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
+
+
+class DeadlineError(ServiceError):
     pass
 
 

@@ -86,9 +86,6 @@ class ServeSettings(RedisSettings):
         256, ge=1, description="most queries that may wait; a request beyond is answered 503 at once"
     )
     encode_together: int = Field(32, ge=1, le=4096, description="most queries encoded together; 1: each alone")
-    batch_window_ms: float = Field(
-        0.0, ge=0, le=1000, description="how long to wait for more queries to encode together; 0: not at all"
-    )
     cache_mb: int = Field(64, ge=0, description="megabytes of answers that each worker keeps; 0: no answer is kept")
     cache_seconds: int = Field(600, ge=1, description="how long an answer is kept")
     api_keys: Path | None = Field(

@@ -1,7 +1,9 @@
-"""Around every request: an id, the version that answered, an answer even to a fault, and a limit on the body."""
+"""The layers around every request: its id and its log line, its API key, the limit of its body."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import time
 import uuid
@@ -11,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.http.api_keys import ApiKey
 from service.http.problems import problem_response
 from service.telemetry.metrics import Telemetry
 from service.versions.model_manager import ModelManager
@@ -19,18 +22,23 @@ log = structlog.get_logger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-# A body over the limit is read to its end up to here, so that its sender gets an answer, not a broken pipe.
-_DRAIN_BYTES = 64 << 20
+# A body over the limit is read up to this size, so that its sender gets a response and not a broken connection.
+_MAX_DISCARDED_BYTES = 64 << 20
 
-# What requests are counted under; any other path would be a label of its own for whoever makes one up.
+# Paths that appear in metrics. Other paths share one label, because clients can invent any number of them.
 _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/health/ready", "/metrics"})
+
+# Paths that need an API key, if there are keys: those that reveal content of the memory.
+_GUARDED = ("/predict", "/labels/", "/version")
 
 
 class RequestContext:
-    """Sets `X-Request-Id`, echoed or made, and `X-Index-Version` on every response; counts it, and logs faults."""
+    """Adds `X-Request-Id` and `X-Index-Version` to every response, counts and logs requests, answers 500 to faults."""
 
-    def __init__(self, app: ASGIApp, live: ModelManager, telemetry: Telemetry | None, access_log: bool) -> None:
-        self._app, self._live, self._telemetry, self._access_log = app, live, telemetry, access_log
+    def __init__(
+        self, app: ASGIApp, model_manager: ModelManager, telemetry: Telemetry | None, access_log: bool
+    ) -> None:
+        self._app, self._model_manager, self._telemetry, self._access_log = app, model_manager, telemetry, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,9 +56,9 @@ class RequestContext:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
-                if version := self._live.version():
+                if version := self._model_manager.version():
                     headers.setdefault("X-Index-Version", version)
-                if self._live.draining:  # whoever keeps this connection had better ask another replica
+                if self._model_manager.draining:  # the client's next request should go to another replica
                     headers["Connection"] = "close"
             await send(message)
 
@@ -62,40 +70,69 @@ class RequestContext:
             log.error("request_failed", path=scope["path"], exc_info=error)
             if status:
                 raise
-            fault = problem_response(500, "the service failed on this request; its log says why")
-            await fault(scope, receive, send_with_headers)
+            response = problem_response(500, "the service failed on this request; its log has the reason")
+            await response(scope, receive, send_with_headers)
         finally:
-            self._told(scope, status, time.perf_counter() - start)
+            if status:  # 0: the client disconnected before the response started
+                self._record(scope, status, time.perf_counter() - start)
             structlog.contextvars.unbind_contextvars("request_id")
 
-    def _told(self, scope: Scope, status: int, seconds: float) -> None:
-        if not status:  # its client left before it had said all
-            return
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
         if self._telemetry:
-            self._telemetry.request(_counted_as(path), status, seconds)
+            label = path if path in _PATHS else "/labels/{uid}" if path.startswith("/labels/") else "other"
+            self._telemetry.requests.labels(label, status).inc()
+            self._telemetry.request_seconds.labels(label).observe(seconds)
         if self._access_log:
-            key = scope.get("api_key")
-            milliseconds = round(1e3 * seconds, 3)
+            key: ApiKey | None = scope.get("api_key")
             log.info(
                 "request",
                 method=scope["method"],
                 path=path,
                 status=status,
-                milliseconds=milliseconds,
+                milliseconds=round(1e3 * seconds, 3),
                 client=(scope.get("client") or ("",))[0],
                 key=key.name if key else None,
             )
 
 
-def _counted_as(path: str) -> str:
-    if path in _PATHS:
-        return path
-    return "/labels/{uid}" if path.startswith("/labels/") else "other"
+class ApiKeyAuth:
+    """Answers 401 to a request without a known API key, before its body is read; sets `scope["api_key"]`."""
+
+    def __init__(self, app: ASGIApp, keys: list[ApiKey]) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(_GUARDED) and scope["method"] != "OPTIONS":
+            scope["api_key"] = self._identify(Headers(scope=scope))
+            if scope["api_key"] is None:
+                detail = "expected a known API key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, found none"
+                response = problem_response(401, detail, headers={"WWW-Authenticate": "Bearer"})
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _identify(self, headers: Headers) -> ApiKey | None:
+        """Find the key of a request. All keys are compared, so that the time reveals nothing about them."""
+        bearer = bearer_token(headers)
+        secret = headers.get("x-api-key", "") if bearer is None else bearer
+        digest = hashlib.sha256(secret.encode()).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def bearer_token(headers: Headers) -> str | None:
+    """The token after `Authorization: Bearer`; None without such a header."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 class BodyLimit:
-    """Answers 413 to a body over the limit, however it is sent; a smaller one is handed on whole."""
+    """Reads the body of a request; answers 413 if it exceeds the limit, with or without a declared length."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -106,7 +143,7 @@ class BodyLimit:
             return
         body = await self._read(receive)
         if body is None:
-            detail = f"the body is over {self._max_bytes:,} bytes; send a shorter query, or fewer at a time"
+            detail = f"the body exceeds {self._max_bytes:,} bytes; send a shorter query, or fewer queries at a time"
             await problem_response(413, detail)(scope, receive, send)
             return
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -117,10 +154,10 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None if it is over the limit.
+        """Read the body; return None if it exceeds the limit.
 
         Raises:
-            ClientDisconnect: If there will be no more of it.
+            ClientDisconnect: If the client disconnects before its end.
         """
         chunks: list[bytes] = []
         size = 0
@@ -133,5 +170,5 @@ class BodyLimit:
                 chunks.append(message.get("body", b""))
             else:
                 chunks.clear()
-            if not message.get("more_body", False) or size > _DRAIN_BYTES:
+            if not message.get("more_body", False) or size > _MAX_DISCARDED_BYTES:
                 return b"".join(chunks) if size <= self._max_bytes else None

@@ -1,21 +1,34 @@
-"""Errors on the wire: problem details (RFC 9457), each with a stable `code` and words that help."""
+"""Errors as problem details (RFC 9457) with a stable `code`. All errors are mapped to responses here."""
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from service.errors import NotReadyError, OverloadError, QueryError
+from service.errors import (
+    BundleError,
+    DeadlineError,
+    NotReadyError,
+    NotServedError,
+    OverloadError,
+    QueryError,
+    RateLimitError,
+    RedisError,
+    ServiceError,
+    StoreError,
+    UnknownVersionError,
+)
 from service.http.schemas import Problem
 
-_TITLES = {
+# The default code and the title of each status.
+_STATUSES = {
     400: ("invalid_http", "Invalid HTTP"),
     401: ("unauthorized", "Unauthorized"),
     403: ("forbidden", "Forbidden"),
@@ -31,27 +44,33 @@ _TITLES = {
     503: ("not_ready", "Not ready"),
     504: ("deadline_passed", "Deadline passed"),
 }
+# The status and the code of each error of the service; None is the status's default code.
+_SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
+    QueryError: (422, None),
+    RateLimitError: (429, None),
+    NotReadyError: (503, None),
+    OverloadError: (503, "overloaded"),
+    DeadlineError: (504, None),
+    UnknownVersionError: (404, "unknown_version"),
+    BundleError: (409, "broken_bundle"),
+    StoreError: (503, "store_unreadable"),
+    RedisError: (503, "redis_down"),
+    NotServedError: (504, "not_served"),
+}
 _RETRY_AFTER_SECONDS = "1"
 NOT_JSON = "body: expected a JSON object, sent as Content-Type: application/json"
 _MEDIA_TYPE = "application/problem+json"
-# What an answer repeats of a request: so many faults, so much of a field's name.
-_MOST_ERRORS = 10
-_FIELD_CHARACTERS = 80
+# Limits of a problem's size: number of errors, and characters of a field's name.
+_MAX_ERRORS = 10
+_MAX_FIELD_CHARACTERS = 80
 
 
 class ProblemError(Exception):
-    """An answer that is an error; `code` defaults to the status's own."""
+    """An error of a route itself; `code` defaults to the status's code."""
 
-    def __init__(
-        self,
-        status: int,
-        detail: str,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        errors: list[dict[str, str]] | None = None,
-    ) -> None:
+    def __init__(self, status: int, detail: str, code: str | None = None) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.code, self.headers, self.errors = status, detail, code, headers, errors
+        self.status, self.detail, self.code = status, detail, code
 
 
 def problem_response(
@@ -61,7 +80,7 @@ def problem_response(
     errors: list[dict[str, str]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    default_code, title = _TITLES.get(status, ("error", "Error"))
+    default_code, title = _STATUSES.get(status, ("error", "Error"))
     problem = Problem(title=title, status=status, code=code or default_code, detail=detail, errors=errors)
     if status == 503:
         headers = {"Retry-After": _RETRY_AFTER_SECONDS, **(headers or {})}
@@ -70,69 +89,51 @@ def problem_response(
 
 
 def problem_bytes(status: int, detail: str) -> bytes:
-    """The whole HTTP response, where there is no request yet to respond to."""
-    code, title = _TITLES[status]
+    """A whole HTTP response, for a connection whose request cannot be read."""
+    code, title = _STATUSES[status]
     body = Problem(title=title, status=status, code=code, detail=detail).model_dump_json(exclude_none=True).encode()
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
     return f"{head}X-Request-Id: {uuid.uuid4().hex}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What `/docs` says of these statuses."""
+    """The documentation of these statuses in `/docs`."""
     content = {_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": _TITLES[status][1], "content": content} for status in statuses}
+    return {status: {"description": _STATUSES[status][1], "content": content} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Turn every kind of error into a problem; faults of ours are `RequestContext`'s, which knows the request's id."""
+    """Respond to every expected error with a problem. `RequestContext` responds to all others, and logs them."""
 
-    async def on_error(request: Request, error: Exception) -> Response:
-        return problem_of(error)
+    @app.exception_handler(ProblemError)
+    async def on_problem(request: Request, error: ProblemError) -> Response:
+        return problem_response(error.status, error.detail, error.code)
 
-    for kind in (ProblemError, NotReadyError, OverloadError, QueryError, RequestValidationError):
-        app.add_exception_handler(kind, on_error)
+    @app.exception_handler(ServiceError)
+    async def on_service_error(request: Request, error: ServiceError) -> Response:
+        status, code = _SERVICE_ERRORS.get(type(error), (500, None))
+        headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
+        return problem_response(status, str(error), code, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        errors = [_field_problem(each) for each in error.errors()[:_MAX_ERRORS]]
+        return problem_response(422, f"{errors[0]['field']}: {errors[0]['message']}", errors=errors)
 
     @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 400:  # how FastAPI puts all that is no JSON but a mere syntax error
-            return problem_response(422, "body: expected JSON, found bytes that are no UTF-8, or nesting without end")
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # FastAPI's error for a body that is not UTF-8 or is nested too deep
+            return problem_response(422, "body: expected JSON, found bytes that are not UTF-8, or too deep a nesting")
         detail = f"{request.method} {request.url.path}: {error.detail}"
         return problem_response(error.status_code, detail, headers=error.headers)
 
 
-def problem_of(error: Exception) -> Response:
-    """The response to an error of the request's own, or to one that will pass.
-
-    Raises:
-        Exception: The error itself, where it is a fault of ours.
-    """
-    match error:
-        case ProblemError():
-            return problem_response(error.status, error.detail, error.code, error.errors, error.headers)
-        case NotReadyError():
-            return problem_response(503, str(error))
-        case OverloadError():
-            return problem_response(503, str(error), "overloaded")
-        case QueryError():
-            return problem_response(422, str(error))
-        case RequestValidationError():
-            return problem_of(invalid(error))
-    raise error
-
-
-def invalid(error: RequestValidationError | ValidationError) -> ProblemError:
-    """The problem of a body that is not what it must be."""
-    errors = [_field_problem(each) for each in error.errors()[:_MOST_ERRORS]]
-    first = errors[0]
-    return ProblemError(422, f"{first['field']}: {first['message']}", errors=errors)
-
-
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
-    """Where and what, without the offending value: it may be huge, or no JSON."""
+    """The field and the reason, without the value, which may be large or not representable in JSON."""
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}
     if not where:
         return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(where)[:_FIELD_CHARACTERS], "message": message}
+    return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS], "message": message}

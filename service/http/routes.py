@@ -1,13 +1,21 @@
-"""The endpoints. Each takes the current predictor once, so that one version gives the whole answer."""
+"""The public routes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.datastructures import Headers
 
-from service.http.problems import ProblemError, documented
+from service.http.problems import NOT_JSON, ProblemError, documented
 from service.http.schemas import (
+    AnswerBody,
     Health,
     LabelResponse,
     PredictBatchRequest,
@@ -17,86 +25,160 @@ from service.http.schemas import (
     VersionResponse,
 )
 from service.redis_client import RedisClient
-from service.serving.pipeline import answer_queries
+from service.serving.pipeline import AnswerPipeline, AnswerRequest
 from service.telemetry.metrics import CONTENT_TYPE, Telemetry
 from service.versions.model_manager import ModelManager
 
-router = APIRouter()
+# Fields of a body that are arguments of `resolve_options`.
+_OPTIONS = tuple(name for name in AnswerBody.model_fields if name != "timeout_ms")
 
 
-async def _live(request: Request) -> ModelManager:  # FastAPI would run a plain function on a thread, which costs more
-    live: ModelManager = request.app.state.live
-    return live
+@dataclass(frozen=True)
+class Routes:
+    """The handlers of the public routes, and the parts of the service that they use.
+
+    Attributes:
+        pipeline: Answers queries.
+        model_manager: Leases the current version.
+        redis: The Redis that replicas share, if there is one.
+        telemetry: The metrics.
+        max_batch: Maximum number of queries in a batch.
+    """
+
+    pipeline: AnswerPipeline
+    model_manager: ModelManager
+    redis: RedisClient | None
+    telemetry: Telemetry
+    max_batch: int
+
+    def register(self, router: APIRouter) -> None:
+        for path, handler, response_model in (
+            ("/predict", self.predict, PredictResponse),
+            ("/predict/batch", self.predict_batch, PredictBatchResponse),
+        ):
+            router.add_api_route(
+                path,
+                handler,
+                methods=["POST"],
+                response_model=response_model,
+                responses=documented(401, 413, 422, 429, 503, 504),
+                route_class_override=JsonRoute,
+            )
+        router.add_api_route("/labels/{uid:path}", self.label, responses=documented(401, 404, 503))
+        router.add_api_route("/version", self.version, responses=documented(401, 503))
+        router.add_api_route("/health/live", self.health_live, response_model_exclude_none=True)
+        router.add_api_route(
+            "/health/ready", self.health_ready, response_model_exclude_none=True, responses=documented(503)
+        )
+        text = {200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}}
+        router.add_api_route("/metrics", self.metrics, responses=text)
+
+    async def predict(self, body: PredictRequest, request: Request) -> Response:
+        """The labels that fit a query best."""
+        return await self._answer([body.query], body, request, batch=False)
+
+    async def predict_batch(self, body: PredictBatchRequest, request: Request) -> Response:
+        """The labels that fit each of several queries best."""
+        if (queries := len(body.queries)) > self.max_batch:
+            raise ProblemError(
+                413,
+                f"queries: expected at most {self.max_batch}, found {queries:,}; send smaller batches",
+                "batch_too_large",
+            )
+        return await self._answer(body.queries, body, request, batch=True)
+
+    async def _answer(self, queries: list[str], body: AnswerBody, request: Request, batch: bool) -> Response:
+        async def disconnected() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        chosen = {name: getattr(body, name) for name in _OPTIONS}
+        version, found = await self.pipeline.answer(
+            AnswerRequest(queries, chosen, body.timeout_ms, request.scope.get("api_key"), disconnected)
+        )
+        stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
+        headers = {"X-Index-Version": version, "Server-Timing": ", ".join(stages)}
+        return Response(response_json(version, found.answers, batch), media_type="application/json", headers=headers)
+
+    async def label(self, uid: str, response: Response) -> LabelResponse:
+        """A label's text, and the number of training instances that have it."""
+        with self.model_manager.lease() as predictor:
+            labels, version = predictor.bundle.labels, predictor.version
+            position = labels.position(uid)
+            if position is None:
+                raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {version}", "unknown_label")
+            response.headers["X-Index-Version"] = version
+            count = int(labels.counts[position])
+            return LabelResponse(version=version, uid=uid, text=labels.texts[position], training_count=count)
+
+    async def version(self, response: Response) -> VersionResponse:
+        """The version that serves, and since when it serves."""
+        manifest, since = self.model_manager.serving()
+        response.headers["X-Index-Version"] = manifest.version
+        fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if name != "since"}
+        return VersionResponse(since=since, **fields)
+
+    async def health_live(self) -> Health:
+        """The process answers."""
+        return Health(status="live")
+
+    async def health_ready(self) -> Health:
+        """A bundle is open and has answered. `degraded` names the parts that do not work."""
+        if self.model_manager.draining:
+            raise ProblemError(503, "the service is stopping; send the request to another replica", "draining")
+        self.model_manager.serving()
+        degraded = [self.redis.problem] if self.redis and self.redis.problem else None
+        return Health(status="ready", degraded=degraded)
+
+    def metrics(self) -> Response:  # not async: it runs on a thread, because adding up many workers takes a while
+        """Requests, latencies, queue, batches, cached answers, swaps and the version, over all workers."""
+        return Response(self.telemetry.exposition(), media_type=CONTENT_TYPE)
 
 
-LiveDependency = Annotated[ModelManager, Depends(_live)]
+class JsonRoute(APIRoute):
+    """A route whose handler takes a body. FastAPI documents it, and does not resolve its dependencies.
+
+    That takes 28 instead of 67 microseconds for a request.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Any, Request], Awaitable[Response]] = self.endpoint
+        body_field = self.body_field
+        assert body_field is not None
+        model: type[BaseModel] = body_field.field_info.annotation  # type: ignore[assignment]
+
+        async def handle(request: Request) -> Response:
+            return await endpoint(await _read_body(model, request), request)
+
+        return handle
 
 
-@router.post("/predict", response_model=PredictResponse, responses=documented(401, 413, 422, 429, 503, 504))
-async def predict(body: PredictRequest, live: LiveDependency, request: Request) -> Response:
-    """The labels that fit a query best."""
-    lease = live.lease()
-    with lease as predictor:
-        answers, headers = await answer_queries(lease, [body.query], body, request)
-        return _json(b'{"version":"%b",%b' % (predictor.version.encode(), answers[0][1:]), headers)
+async def _read_body(model: type[BaseModel], request: Request) -> BaseModel:
+    """Validate the body.
+
+    Raises:
+        ProblemError: If its content type is not JSON.
+        RequestValidationError: If it is not valid JSON, or not valid for the model.
+    """
+    media_type = Headers(scope=request.scope).get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise ProblemError(422, NOT_JSON)
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
 
 
-@router.post("/predict/batch", response_model=PredictBatchResponse, responses=documented(401, 413, 422, 429, 503, 504))
-async def predict_batch(body: PredictBatchRequest, live: LiveDependency, request: Request) -> Response:
-    """The labels that fit each of several queries best."""
-    limit: int = request.app.state.settings.max_batch
-    if len(body.queries) > limit:
-        raise ProblemError(413, f"queries: expected at most {limit}, found {len(body.queries):,}", "batch_too_large")
-    lease = live.lease()
-    with lease as predictor:
-        answers, headers = await answer_queries(lease, body.queries, body, request)
-        return _json(b'{"version":"%b","results":[%b]}' % (predictor.version.encode(), b",".join(answers)), headers)
+def response_json(version: str, answers: Sequence[bytes], batch: bool) -> bytes:
+    """Make the body of a response: the version, then the members of the only answer, or the list of all answers.
 
-
-@router.get("/labels/{uid:path}", response_model=LabelResponse, responses=documented(401, 404, 503))
-async def label(uid: str, live: LiveDependency, response: Response) -> LabelResponse:
-    """A label's text, and how many training instances have it."""
-    with live.lease() as predictor:
-        labels = predictor.bundle.labels
-        position = labels.position(uid)
-        if position is None:
-            raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {predictor.version}", "unknown_label")
-        response.headers["X-Index-Version"] = predictor.version
-        count = int(labels.counts[position])
-        return LabelResponse(version=predictor.version, uid=uid, text=labels.texts[position], training_count=count)
-
-
-@router.get("/version", response_model=VersionResponse, responses=documented(401, 503))
-async def version(live: LiveDependency, response: Response) -> VersionResponse:
-    """What is served, and since when."""
-    manifest, since = live.serving()
-    response.headers["X-Index-Version"] = manifest.version
-    facts = {name: getattr(manifest, name) for name in VersionResponse.model_fields if name != "since"}
-    return VersionResponse(since=since, **facts)
-
-
-@router.get("/health/live", response_model=Health, response_model_exclude_none=True)
-async def health_live() -> Health:
-    """The process answers."""
-    return Health(status="live")
-
-
-@router.get("/health/ready", response_model=Health, response_model_exclude_none=True, responses=documented(503))
-async def health_ready(live: LiveDependency, request: Request) -> Health:
-    """A bundle is loaded and has answered; `degraded` names what the service does without."""
-    if live.draining:
-        raise ProblemError(503, "the service is stopping; ask another replica", "draining")
-    live.serving()
-    link: RedisClient | None = request.app.state.link
-    return Health(status="ready", degraded=[link.problem] if link and link.problem else None)
-
-
-@router.get("/metrics", responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}})
-def metrics(request: Request) -> Response:  # in a thread: the numbers of many workers take a while to add up
-    """Requests, latencies, queue, batches, kept answers, swaps and the version, over all workers."""
-    telemetry: Telemetry = request.app.state.telemetry
-    return Response(telemetry.exposition(), media_type=CONTENT_TYPE)
-
-
-def _json(content: bytes, headers: dict[str, str]) -> Response:
-    return Response(content, media_type="application/json", headers=headers)
+    Answers are non-empty JSON objects, as the cache holds them. They are joined as bytes, because parsing and
+    serialising a cached answer again takes 11 microseconds.
+    """
+    head = b'{"version":' + to_json(version)
+    if batch:
+        return b'%b,"results":[%b]}' % (head, b",".join(answers))
+    (answer,) = answers
+    return head + b"," + answer.removeprefix(b"{")

@@ -1,4 +1,4 @@
-"""Requests and responses, as `/docs` shows them."""
+"""The JSON of requests and responses. `/docs` shows these models; requests are validated with them."""
 
 from __future__ import annotations
 
@@ -8,44 +8,41 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes
 from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK
-from service.predictor.predictor import Answer
 
 
-class _Request(BaseModel):
+class AnswerBody(BaseModel):
+    """The fields that both kinds of requests have."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     top_k: TopK | None = None
     lambda_: Lambda | None = Field(None, alias="lambda")
     temperature: Temperature | None = None
     top_b: TopB | None = None
-    allow: list[str] | None = Field(None, description="label uids; no other label is answered")
-    deny: list[str] | None = Field(None, description="label uids that are not answered")
+    allow: list[str] | None = Field(None, description="uids of the only labels to return")
+    deny: list[str] | None = Field(None, description="uids of labels not to return")
     threshold: Threshold = 0.0
     explain: bool = Field(False, description="list the terms of each score")
-    timeout_ms: int | None = Field(None, ge=1, le=600_000, description="answer within, or 504")
+    timeout_ms: int | None = Field(None, ge=1, le=600_000, description="deadline in milliseconds; after it, 504")
 
 
-class PredictRequest(_Request):
+class PredictRequest(AnswerBody):
     """One query. Only `query` is required; the bundle has defaults for the rest."""
 
     query: Query
 
 
-class PredictBatchRequest(_Request):
-    """Several queries with the same options, all answered by one version."""
+class PredictBatchRequest(AnswerBody):
+    """Several queries with the same options. One version answers all of them."""
 
     queries: list[Query] = Field(min_length=1)
 
 
-class _Response(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
+class _Versioned(BaseModel):
+    version: str = Field(description="the version that answered")
 
 
-class _Versioned(_Response):
-    version: str = Field(description="the bundle that answered")
-
-
-class Reason(_Response):
+class Reason(BaseModel):
     """One term of a score: `share` is the key's weight times lambda (instance) or 1 - lambda (label)."""
 
     kind: str
@@ -54,24 +51,19 @@ class Reason(_Response):
     share: float
 
 
-class ScoredLabel(_Response):
+class ScoredLabel(BaseModel):
     uid: str
     text: str
     score: float
     because: list[Reason] | None = None
 
 
-class Result(_Response):
-    """Labels in falling score; `truncated` if the query was cut, `exhausted` if a filter admits no more."""
+class Result(BaseModel):
+    """Labels in falling score. `truncated`: the query was cut. `exhausted`: the filter admits no more labels."""
 
     labels: list[ScoredLabel]
     truncated: bool | None = None
     exhausted: bool | None = None
-
-    @classmethod
-    def of(cls, answer: Answer) -> Result:
-        labels = [ScoredLabel.model_validate(label) for label in answer.labels]
-        return cls(labels=labels, truncated=answer.truncated or None, exhausted=answer.exhausted or None)
 
 
 class PredictResponse(Result, _Versioned):
@@ -79,13 +71,13 @@ class PredictResponse(Result, _Versioned):
 
 
 class PredictBatchResponse(_Versioned):
-    """The answers to several queries, in their order."""
+    """The answers to several queries, in the order of the queries."""
 
     results: list[Result]
 
 
 class LabelResponse(_Versioned):
-    """A label, and how many training instances have it."""
+    """A label, and the number of training instances that have it."""
 
     uid: str
     text: str
@@ -93,7 +85,7 @@ class LabelResponse(_Versioned):
 
 
 class VersionResponse(_Versioned):
-    """What is served, and since when."""
+    """The version that serves, and since when it serves."""
 
     created: datetime
     since: datetime
@@ -105,13 +97,13 @@ class VersionResponse(_Versioned):
     metrics: dict[str, float]
 
 
-class Health(_Response):
+class Health(BaseModel):
     status: str
-    degraded: list[str] | None = Field(None, description="what the service does without, and why")
+    degraded: list[str] | None = Field(None, description="parts that do not work, with the reason")
 
 
-class Problem(_Response):
-    """An error, as RFC 9457 has it; `code` is stable, `errors` names the fields at fault."""
+class Problem(BaseModel):
+    """An error (RFC 9457). `code` is stable; `errors` names the fields that are wrong."""
 
     type: str = "about:blank"
     title: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import faiss
 import numpy as np
@@ -20,7 +22,6 @@ from service.predictor.filters import LabelFilter
 from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, sort_votes
 from service.predictor.searcher import Neighbours, Searcher
 from service.settings import Device
-from service.telemetry.stopwatch import Stopwatch
 
 # Factor by which a filtered search raises top_b until it finds enough labels, up to `MOST_KEYS`.
 _TOP_B_GROWTH = 4
@@ -46,6 +47,12 @@ class ScoredLabel:
     score: float
     because: list[Reason] | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
+        if self.because is not None:
+            content["because"] = [vars(reason) for reason in self.because]
+        return content
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -61,6 +68,15 @@ class Answer:
     truncated: bool
     exhausted: bool
 
+    def to_dict(self) -> dict[str, Any]:
+        """The members of the JSON object, for HTTP, the answer cache and the command line."""
+        content: dict[str, Any] = {"labels": [label.to_dict() for label in self.labels]}
+        if self.truncated:
+            content["truncated"] = True
+        if self.exhausted:
+            content["exhausted"] = True
+        return content
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -68,6 +84,20 @@ class Answers:
 
     answers: list[Answer]
     milliseconds: dict[str, float]
+
+
+class _Stopwatch:
+    """Milliseconds by stage."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Add the time since the last lap to a stage."""
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + (now - self._last) * 1e3
+        self._last = now
 
 
 class Predictor:
@@ -153,7 +183,7 @@ class Predictor:
         All queries are encoded together. Queries with equal options are searched and ranked together. The milliseconds
         of every request are the times of the whole call, because each request waits for all of it.
         """
-        watch = Stopwatch()
+        watch = _Stopwatch()
         queries = [query for texts, _ in requests for query in texts]
         tokens = self.encoder.tokenise(queries)
         watch.lap("tokenize")
@@ -183,7 +213,7 @@ class Predictor:
         truncated: list[bool],
         options: AnswerOptions,
         label_filter: LabelFilter | None,
-        watch: Stopwatch,
+        watch: _Stopwatch,
     ) -> list[Answer]:
         """Answer queries with equal options; with a filter, one query."""
         if label_filter is None:
@@ -206,7 +236,7 @@ class Predictor:
         return answers
 
     def _search(
-        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: Stopwatch
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: _Stopwatch
     ) -> Neighbours:
         neighbours = self.searcher.search(vectors, top_b, options.lambda_)
         watch.lap("search")
@@ -218,7 +248,7 @@ class Predictor:
         return rank(votes, self.values), votes
 
     def _rank_filtered(
-        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, label_filter: LabelFilter, watch: Stopwatch
+        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, label_filter: LabelFilter, watch: _Stopwatch
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
         neighbours = nearest = self._search(vector, options.top_b, options, watch)

@@ -15,8 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.http.admin import create_admin
+from service.http.api_keys import read_api_keys
 from service.http.app import create_app
-from service.http.auth import read_api_keys
 from service.process.protocol import BoundedProtocol
 from service.process.signals import STOPPING
 from service.redis_client import RedisClient

@@ -1,7 +1,7 @@
-"""Answers that are kept: the same request to the same version has the same answer, so it need not be made again.
+"""The answer cache: the same query with the same options to the same version has the same answer.
 
-A kept answer is one query's labels as JSON, under a hash of the version, the options and the query. A version never
-changes, so that no answer is ever out of date; size and age only bound what is kept.
+An entry is one query's answer as JSON, under a hash of the version, the options and the query. A version never changes,
+so an entry never becomes wrong. Size and age only bound the memory.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from service.errors import RedisError
+from service.options import AnswerOptions
 from service.redis_client import RedisClient
 from service.telemetry.metrics import Telemetry
 
-# What an entry costs beside its content: a key, a tuple, and their places in the table.
+# Memory of an entry beside its answer: the key, a tuple, and their places in the table.
 _ENTRY_BYTES = 300
-# Of what is kept: another one, and what was kept in Redis before is not found any more.
+# Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
 _FORMAT = 1
-# Labels that a request may name and still be looked up: hashing more would cost what it saves.
-_MOST_LABELS = 1_000
+# Labels that the filters of a cached request may name: to hash more costs more than the cache saves.
+_MAX_FILTER_LABELS = 1_000
 
 
-def answer_keys(
-    version: str, options: Callable[[], list[Any]], named: int, queries: Sequence[str]
-) -> list[bytes] | None:
-    """What the answers to queries are kept under; None where a request names too many labels for that.
-
-    Args:
-        version: That answers.
-        options: Tells all that decides the answers beside the query, as JSON can hold it.
-        named: Uids that the filters name.
-        queries: One, or a batch.
-    """
-    if named > _MOST_LABELS:
+def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) -> list[bytes] | None:
+    """The cache keys of queries; None if the filters name so many labels that a look-up would not pay."""
+    if len(options.allow or ()) + len(options.deny) > _MAX_FILTER_LABELS:
         return None
-    common = hashlib.blake2b(json.dumps([_FORMAT, version, *options()]).encode(), digest_size=16)
+    parts = [
+        options.lambda_,
+        options.temperature,
+        options.top_b,
+        options.top_k,
+        options.threshold,
+        options.explain,
+        None if options.allow is None else sorted({*options.allow}),
+        sorted({*options.deny}),
+    ]
+    common = hashlib.blake2b(json.dumps([_FORMAT, version, *parts]).encode(), digest_size=16)
     keys = []
     for query in queries:
         key = common.copy()
@@ -48,65 +50,65 @@ def answer_keys(
     return keys
 
 
-class LocalAnswers:
-    """Answers in this process, for its event loop alone: the least recently asked go first, and the old.
+class LocalAnswerCache:
+    """Answers in this process, used only by its event loop. The least recently used entries are removed first.
 
     Args:
-        most_bytes: They take together.
-        seconds: Each is kept.
-        telemetry: Told the hits and the size.
+        max_bytes: Maximum size of all entries together.
+        seconds: Maximum age of an entry.
+        telemetry: Receives hits, misses and the size.
     """
 
-    def __init__(self, most_bytes: int, seconds: float, telemetry: Telemetry) -> None:
-        self._most_bytes, self._seconds, self._telemetry = most_bytes, seconds, telemetry
-        self._kept: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+    def __init__(self, max_bytes: int, seconds: float, telemetry: Telemetry) -> None:
+        self._max_bytes, self._seconds, self._telemetry = max_bytes, seconds, telemetry
+        self._entries: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
         self._bytes = 0
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found = [self._get(key) for key in keys]
-        self._telemetry.looked_up("local", *_hits_and_misses(found))
+        _count_look_ups(self._telemetry, "local", found)
         return found
 
     def put(self, answers: dict[bytes, bytes]) -> None:
         expires = time.monotonic() + self._seconds
         for key, answer in answers.items():
-            self._drop(key)
-            self._kept[key] = (answer, expires)
+            self._remove(key)
+            self._entries[key] = (answer, expires)
             self._bytes += len(answer) + _ENTRY_BYTES
-        while self._bytes > self._most_bytes:
-            self._drop(next(iter(self._kept)))
+        while self._bytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
         self._telemetry.cache_bytes.set(self._bytes)
 
     def _get(self, key: bytes) -> bytes | None:
-        answer, expires = self._kept.get(key, (None, 0.0))
+        answer, expires = self._entries.get(key, (None, 0.0))
         if answer is not None and time.monotonic() >= expires:
-            self._drop(key)
+            self._remove(key)
             return None
         if answer is not None:
-            self._kept.move_to_end(key)
+            self._entries.move_to_end(key)
         return answer
 
-    def _drop(self, key: bytes) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._bytes -= len(kept[0]) + _ENTRY_BYTES
+    def _remove(self, key: bytes) -> None:
+        if (entry := self._entries.pop(key, None)) is not None:
+            self._bytes -= len(entry[0]) + _ENTRY_BYTES
 
 
-class RedisAnswers:
-    """Answers that replicas share; Redis's own `maxmemory` bounds them all together."""
+class RedisAnswerCache:
+    """Answers that replicas share. `maxmemory` of the Redis bounds their size."""
 
-    def __init__(self, link: RedisClient, seconds: int, telemetry: Telemetry) -> None:
-        self._link, self._seconds, self._telemetry = link, seconds, telemetry
+    def __init__(self, redis: RedisClient, seconds: int, telemetry: Telemetry) -> None:
+        self._redis, self._seconds, self._telemetry = redis, seconds, telemetry
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What is kept; nothing, while Redis does not answer."""
+        """Look up answers; find none while Redis does not answer."""
         try:
-            told: list[bytes | None] = list(
-                await self._link.execute_async(lambda client: client.mget([self._name(key) for key in keys]))
+            values: list[bytes | None] = list(
+                await self._redis.execute_async(lambda client: client.mget([self._name(key) for key in keys]))
             )
         except RedisError:
             return [None] * len(keys)
-        found = [each if each and each.startswith(b'{"labels":[') and each.endswith(b"}") else None for each in told]
-        self._telemetry.looked_up("redis", *_hits_and_misses(found))
+        found = [each if each and each.startswith(b'{"labels":[') and each.endswith(b"}") else None for each in values]
+        _count_look_ups(self._telemetry, "redis", found)
         return found
 
     async def put(self, answers: dict[bytes, bytes]) -> None:
@@ -117,41 +119,43 @@ class RedisAnswers:
             return pipeline.execute()
 
         try:
-            await self._link.execute_async(write)
+            await self._redis.execute_async(write)
         except RedisError:
             return
 
     def _name(self, key: bytes) -> str:
-        return self._link.key("answer", key.hex())
+        return self._redis.key("answer", key.hex())
 
 
-class KeptAnswers:
-    """Both: a process looks among its own first, then among those that replicas share, where they do."""
+class AnswerCache:
+    """Looks up answers in this process first, then in Redis if replicas share one."""
 
-    def __init__(self, local: LocalAnswers, shared: RedisAnswers | None) -> None:
+    def __init__(self, local: LocalAnswerCache, shared: RedisAnswerCache | None) -> None:
         self._local, self._shared = local, shared
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[None]] = set()
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found = self._local.get(keys)
-        lacking = [nth for nth, answer in enumerate(found) if answer is None]
-        if self._shared is None or not lacking:
+        missing = [row for row, answer in enumerate(found) if answer is None]
+        if self._shared is None or not missing:
             return found
-        shared = await self._shared.get([keys[nth] for nth in lacking])
-        for nth, answer in zip(lacking, shared, strict=True):
-            found[nth] = answer
-        self._local.put({keys[nth]: answer for nth, answer in zip(lacking, shared, strict=True) if answer})
+        shared = await self._shared.get([keys[row] for row in missing])
+        for row, answer in zip(missing, shared, strict=True):
+            found[row] = answer
+        self._local.put({keys[row]: answer for row, answer in zip(missing, shared, strict=True) if answer})
         return found
 
     def put(self, answers: dict[bytes, bytes]) -> None:
-        """Keep answers; who waits for theirs does not wait for this."""
+        """Add answers. The write to Redis continues in the background, so that the response does not wait for it."""
         self._local.put(answers)
         if self._shared:
             task = asyncio.ensure_future(self._shared.put(answers))
-            self._writing.add(task)  # the event loop itself would let it be collected before its end
-            task.add_done_callback(self._writing.discard)
+            self._writes.add(task)  # the event loop holds only a weak reference to a task
+            task.add_done_callback(self._writes.discard)
 
 
-def _hits_and_misses(found: Sequence[bytes | None]) -> tuple[int, int]:
+def _count_look_ups(telemetry: Telemetry, tier: str, found: Sequence[bytes | None]) -> None:
     misses = sum(answer is None for answer in found)
-    return len(found) - misses, misses
+    for outcome, count in (("hit", len(found) - misses), ("miss", misses)):
+        if count:
+            telemetry.cache_requests.labels(tier, outcome).inc(count)

@@ -1,201 +1,198 @@
-"""How a request becomes answers: charged to its key, looked up among what is kept, and made where it must be.
+"""The path of a request, from its queries to their answers in JSON.
 
-Making is done off the event loop, and dropped when nobody waits for it any more.
-
-An answer is one query's labels as JSON, the same bytes whether they are kept, sent alone or sent in a batch.
+Take the current predictor, resolve the options, charge the API key, look up the cache, compute what it lacks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from fastapi import Request
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from service.http.auth import ApiKey, RateLimits
-from service.http.problems import ProblemError
-from service.http.schemas import PredictBatchRequest, PredictRequest, Result
+from service.errors import DeadlineError, QueryError, RateLimitError
 from service.options import AnswerOptions, resolve_options
-from service.predictor.predictor import Answers, Predictor
-from service.serving.answer_cache import KeptAnswers, answer_keys
-from service.telemetry.stopwatch import Stopwatch
+from service.predictor.predictor import Answers
+from service.serving.answer_cache import AnswerCache, answer_keys
+from service.serving.batcher import Batcher
+from service.serving.rate_limit import Quota, RateLimits
+from service.telemetry.metrics import Telemetry
+from service.telemetry.tracing import Tracer
 from service.versions.leases import Lease
+from service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
 
-# Keys that one request may have explained, over all its queries: each may name several labels, each with a text.
-_EXPLAINED_KEYS = 2_000
-# How long a request waits before anyone looks whether its client still does.
-_PATIENCE_SECONDS = 0.1
-
-
-async def answer_queries(
-    lease: Lease, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
-) -> tuple[list[bytes], dict[str, str]]:
-    """Each query's answer as JSON, and what to say of them in headers.
-
-    Args:
-        lease: Of the version that gives the whole answer.
-        queries: One, or a batch.
-        body: How they are to be answered.
-        request: Whose client waits.
-
-    Raises:
-        ProblemError: If too much is to be explained, the key is over its rate, or the time is up.
-        OverloadError: If too many queries wait already.
-        ClientDisconnect: If the client has gone.
-    """
-    predictor = lease.predictor
-    top_b = body.top_b or predictor.manifest.defaults.top_b
-    if body.explain and len(queries) * top_b > _EXPLAINED_KEYS:
-        raise ProblemError(
-            422,
-            f"explain: expected at most {_EXPLAINED_KEYS:,} keys to explain, found {len(queries):,} x top_b "
-            f"{top_b:,}; ask for fewer",
-        )
-    try:
-        async with asyncio.timeout(None if body.timeout_ms is None else body.timeout_ms / 1000):
-            await _charge(request, len(queries))
-            answers, milliseconds = await _kept_or_made(lease, queries, body, request)
-    except TimeoutError:
-        request.app.state.telemetry.dropped("deadline")
-        raise ProblemError(504, f"no answer within timeout_ms {body.timeout_ms}; allow more, or ask less") from None
-    _log_sample(predictor, queries, answers, request)
-    stages = (f"{stage};dur={spent:.3f}" for stage, spent in milliseconds.items())
-    return answers, {"X-Index-Version": predictor.version, "Server-Timing": ", ".join(stages)}
-
-
-async def _charge(request: Request, queries: int) -> None:
-    """Count queries towards their key's rate."""
-    key: ApiKey | None = request.scope.get("api_key")
-    if key is None:
-        return
-    limits: RateLimits = request.app.state.limits
-    if wait := await limits.wait_seconds(key, queries):
-        request.app.state.telemetry.rate_limited(key.name)
-        raise ProblemError(
-            429,
-            f"expected at most {key.rate:g} queries a second from {key.name}, found more; ask again in {wait:.1f} s",
-            headers={"Retry-After": str(math.ceil(wait))},
-        )
-
-
-async def _kept_or_made(
-    lease: Lease, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
-) -> tuple[list[bytes], Mapping[str, float]]:
-    """Each query's answer, and the milliseconds each stage took."""
-    watch, predictor = Stopwatch(), lease.predictor
-    kept: KeptAnswers | None = request.app.state.kept
-    keys = _keys(predictor, queries, body) if kept else None
-    found: list[bytes | None] = await kept.get(keys) if kept and keys else [None] * len(queries)
-    lacking = [nth for nth, answer in enumerate(found) if answer is None]
-    watch.lap("cache")
-    if not lacking:
-        return [answer for answer in found if answer is not None], watch.stages
-    made = await _make(lease, [queries[nth] for nth in lacking], body, request)
-    for nth, answer in zip(lacking, made.answers, strict=True):
-        found[nth] = answer
-    if kept and keys:
-        kept.put({keys[nth]: answer for nth, answer in zip(lacking, made.answers, strict=True)})
-    return [answer for answer in found if answer is not None], made.milliseconds
+# Maximum number of keys to explain in one request, over all its queries. Each key may name several labels with texts.
+_MAX_EXPLAINED_KEYS = 2_000
+# A request that takes longer than this starts to watch for a disconnected client; most are answered sooner.
+_WATCH_AFTER_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class _Made:
+class AnswerRequest:
+    """A request, without its transport.
+
+    Attributes:
+        queries: One query, or a batch. The same version answers all of them.
+        chosen: Arguments of `resolve_options` that the caller chose.
+        timeout_ms: Time until the deadline, in milliseconds; None sets no deadline.
+        quota: Rate limit of the caller's API key; None if there is no key.
+        disconnected: Returns once the client has disconnected.
+    """
+
+    queries: list[str]
+    chosen: Mapping[str, Any]
+    timeout_ms: int | None
+    quota: Quota | None
+    disconnected: Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class JsonAnswers:
+    """Each query's answer as a JSON object, and the milliseconds of each stage."""
+
     answers: list[bytes]
     milliseconds: Mapping[str, float]
 
 
-async def _make(
-    lease: Lease, queries: list[str], body: PredictRequest | PredictBatchRequest, request: Request
-) -> _Made:
-    """Answer off the event loop; what nobody waits for before it is begun never is."""
-    state = request.app.state
+@dataclass(frozen=True)
+class AnswerPipeline:
+    """Answers requests.
 
-    def as_json(answers: Answers) -> _Made:
-        state.telemetry.stages(answers.milliseconds)
-        made = [Result.of(answer).model_dump_json(exclude_none=True).encode() for answer in answers.answers]
-        return _Made(made, answers.milliseconds)
-
-    state.live.record(queries[0])
-    answer = state.batcher.submit(lease, queries, _options(lease.predictor, body), as_json)
-    try:
-        made: _Made = await _while_wanted(answer, request)
-    finally:
-        answer.cancel()
-    state.tracer.stages(made.milliseconds)
-    return made
-
-
-async def _while_wanted(answer: asyncio.Future[_Made], request: Request) -> _Made:
-    """The answer, as long as its client stays; whether it does is looked after once it has waited for a while.
-
-    Raises:
-        ClientDisconnect: If it has gone.
+    Attributes:
+        model_manager: Leases the current version.
+        batcher: Computes answers on its own threads.
+        cache: Cached answers; None disables the cache.
+        rate_limits: Counts the queries of each API key.
+        telemetry: Counts dropped requests, rate limits and stages.
+        tracer: Records spans; None if tracing is off.
+        log_queries: Share of the queries to log, with their answers.
     """
-    await asyncio.wait([answer], timeout=_PATIENCE_SECONDS)
-    if not answer.done():
-        gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request))
+
+    model_manager: ModelManager
+    batcher: Batcher
+    cache: AnswerCache | None
+    rate_limits: RateLimits
+    telemetry: Telemetry
+    tracer: Tracer | None
+    log_queries: float
+
+    async def answer(self, request: AnswerRequest) -> tuple[str, JsonAnswers]:
+        """Answer a request with the current version.
+
+        Returns:
+            The version, and its answers.
+
+        Raises:
+            NotReadyError: If no bundle is loaded.
+            QueryError: If the request asks to explain too many keys.
+            RateLimitError: If the API key exceeds its rate.
+            DeadlineError: If the deadline passes.
+            OverloadError: If the queue is full.
+            ClientDisconnect: If the client disconnects.
+        """
+        lease = self.model_manager.lease()  # one version gives the whole answer
+        with lease as predictor:
+            options = resolve_options(predictor.defaults, **request.chosen)
+            _check_explained_keys(options, len(request.queries))
+            try:
+                async with asyncio.timeout(None if request.timeout_ms is None else request.timeout_ms / 1000):
+                    await self._charge(request.quota, len(request.queries))
+                    found = await self._look_up_or_compute(lease, options, request)
+            except TimeoutError:
+                self.telemetry.dropped.labels("deadline").inc()
+                raise DeadlineError(
+                    f"timeout_ms: the answer took longer than {request.timeout_ms} ms; allow more time or ask for less"
+                ) from None
+            if self.log_queries:
+                self._log_sample(predictor.version, request.queries, found.answers)
+            return predictor.version, found
+
+    async def _charge(self, quota: Quota | None, queries: int) -> None:
+        """Count queries towards the rate limit of an API key."""
+        if quota is None or not quota.rate:
+            return
+        if wait := await self.rate_limits.wait_seconds(quota, queries):
+            self.telemetry.rate_limited.labels(quota.name).inc()
+            raise RateLimitError(
+                f"key {quota.name}: the limit is {quota.rate:g} queries per second; retry in {wait:.1f} s", wait
+            )
+
+    async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
+        """Take answers from the cache, and compute and cache the missing ones."""
+        start, queries = time.perf_counter(), request.queries
+        keys = answer_keys(lease.predictor.version, options, queries) if self.cache else None
+        if self.cache is None or keys is None:
+            return await self._compute(lease, queries, options, request.disconnected)
+        found = await self.cache.get(keys)
+        milliseconds: Mapping[str, float] = {"cache": 1e3 * (time.perf_counter() - start)}
+        if missing := [row for row, answer in enumerate(found) if answer is None]:
+            computed = await self._compute(lease, [queries[row] for row in missing], options, request.disconnected)
+            milliseconds = computed.milliseconds
+            for row, answer in zip(missing, computed.answers, strict=True):
+                found[row] = answer
+            self.cache.put({keys[row]: answer for row, answer in zip(missing, computed.answers, strict=True)})
+        return JsonAnswers([answer for answer in found if answer is not None], milliseconds)
+
+    async def _compute(
+        self, lease: Lease, queries: list[str], options: AnswerOptions, disconnected: Callable[[], Awaitable[None]]
+    ) -> JsonAnswers:
+        """Compute answers on the batcher's threads; a request that is dropped before they start is not computed."""
+        self.model_manager.record(queries[0])
+        future = self.batcher.submit(lease, queries, options, self._serialise)
         try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            computed = await self._wait_while_connected(future, disconnected)
         finally:
-            gone.cancel()
-        if not answer.done():
-            request.app.state.telemetry.dropped("gone")
-            raise ClientDisconnect
-    return answer.result()
+            future.cancel()
+        if self.tracer is not None:
+            self.tracer.stages(computed.milliseconds)
+        return computed
+
+    def _serialise(self, answers: Answers) -> JsonAnswers:
+        """Serialise answers, on the thread that computed them."""
+        for stage, spent in answers.milliseconds.items():
+            self.telemetry.stage_seconds.labels(stage).observe(spent / 1e3)
+        return JsonAnswers([to_json(answer.to_dict()) for answer in answers.answers], answers.milliseconds)
+
+    async def _wait_while_connected(
+        self, future: asyncio.Future[JsonAnswers], disconnected: Callable[[], Awaitable[None]]
+    ) -> JsonAnswers:
+        """Wait for answers.
+
+        Raises:
+            ClientDisconnect: If the client disconnects first.
+        """
+        await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
+        if not future.done():
+            watch: asyncio.Future[None] = asyncio.ensure_future(disconnected())
+            try:
+                await asyncio.wait({future, watch}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                watch.cancel()
+            if not future.done():
+                self.telemetry.dropped.labels("gone").inc()
+                raise ClientDisconnect
+        return future.result()
+
+    def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[bytes]) -> None:
+        """Log a random sample of queries. This is off by default, because queries may hold personal data."""
+        for query, answer in zip(queries, answers, strict=True):
+            if random.random() < self.log_queries:
+                labels = {label["uid"]: label["score"] for label in json.loads(answer)["labels"]}
+                log.info("query", query=query, labels=labels, version=version)
 
 
-async def _gone(request: Request) -> None:
-    """Return once the client has left: with the body read, there is no other message to come."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _options(predictor: Predictor, body: PredictRequest | PredictBatchRequest) -> AnswerOptions:
-    return resolve_options(
-        predictor.defaults,
-        lambda_=body.lambda_,
-        temperature=body.temperature,
-        top_b=body.top_b,
-        top_k=body.top_k,
-        threshold=body.threshold,
-        allow=body.allow,
-        deny=body.deny,
-        explain=body.explain,
-    )
-
-
-def _keys(predictor: Predictor, queries: list[str], body: PredictRequest | PredictBatchRequest) -> list[bytes] | None:
-    """What the answers are kept under: all that decides them, said by the request or not."""
-    defaults, allow, deny = predictor.manifest.defaults, body.allow or [], body.deny or []
-
-    def options() -> list[Any]:
-        return [
-            defaults.lambda_ if body.lambda_ is None else body.lambda_,
-            body.temperature or defaults.temperature,
-            body.top_b or defaults.top_b,
-            body.top_k or defaults.top_k,
-            body.threshold,
-            body.explain,
-            None if body.allow is None else sorted({*allow}),
-            sorted({*deny}),
-        ]
-
-    return answer_keys(predictor.version, options, len(allow) + len(deny), queries)
-
-
-def _log_sample(predictor: Predictor, queries: list[str], answers: list[bytes], request: Request) -> None:
-    """Log a share of the queries, where that is switched on: queries are people's words."""
-    share: float = request.app.state.settings.log_queries
-    for query, answer in zip(queries, answers, strict=True) if share else ():
-        if random.random() < share:
-            labels = {label["uid"]: label["score"] for label in json.loads(answer)["labels"]}
-            log.info("query", query=query, labels=labels, version=predictor.version)
+def _check_explained_keys(options: AnswerOptions, queries: int) -> None:
+    if options.explain and queries * options.top_b > _MAX_EXPLAINED_KEYS:
+        raise QueryError(
+            f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
+            f"{options.top_b:,}; ask for fewer"
+        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -47,15 +46,15 @@ class Telemetry:
         def histogram(name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"recollect_{name}", help_, labels, registry=registry, buckets=buckets)
 
-        self._requests = counter("requests_total", "Requests answered.", "path", "status")
-        self._request_seconds = histogram("request_seconds", "From the head's end to the answer's.", _SECONDS, "path")
-        self._stage_seconds = histogram(
-            "stage_seconds", "Where a computed answer's time went.", _STAGE_SECONDS, "stage"
-        )
+        self.requests = counter("requests_total", "Requests answered.", "path", "status")
+        self.request_seconds = histogram("request_seconds", "From the head's end to the answer's.", _SECONDS, "path")
+        self.stage_seconds = histogram("stage_seconds", "Where a computed answer's time went.", _STAGE_SECONDS, "stage")
         self.queue = gauge("queue_queries", "Queries that wait.", "livesum")
-        self._batch = histogram("batch_queries", "Queries encoded together.", _QUERIES)
-        self._dropped = counter("dropped_total", "Requests that nobody waited for any more.", "why")
-        self._cached = counter("cache_requests_total", "Queries looked up among kept answers.", "tier", "outcome")
+        self.batch_queries = histogram("batch_queries", "Queries encoded together.", _QUERIES)
+        self.dropped = counter("dropped_total", "Requests that nobody waited for any more.", "why")
+        self.cache_requests = counter(
+            "cache_requests_total", "Queries looked up among kept answers.", "tier", "outcome"
+        )
         self.cache_bytes = gauge("cache_bytes", "Answers kept in the processes.", "livesum")
         self._swaps = counter("swaps_total", "Versions opened beside another.", "outcome")
         for outcome in ("swapped", "refused"):  # from 0, so that the first is seen as a rise
@@ -64,7 +63,7 @@ class Telemetry:
         self._bundle = gauge("bundle_info", "Workers that serve the version.", "livesum", "version")
         self._bundle_age = gauge("bundle_age_seconds", "Since the served bundle was built.", "livemax")
         self.ready = gauge("ready", "Workers that are ready.", "livesum")
-        self._rate_limited = counter("rate_limited_total", "Requests over their key's rate.", "key")
+        self.rate_limited = counter("rate_limited_total", "Requests over their key's rate.", "key")
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
             self.redis_errors = counter("redis_errors_total", "Calls that Redis did not answer.")
@@ -77,26 +76,6 @@ class Telemetry:
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
-
-    def request(self, path: str, status: int, seconds: float) -> None:
-        self._requests.labels(path, status).inc()
-        self._request_seconds.labels(path).observe(seconds)
-
-    def stages(self, milliseconds: Mapping[str, float]) -> None:
-        for stage, spent in milliseconds.items():
-            self._stage_seconds.labels(stage).observe(spent / 1e3)
-
-    def batch(self, queries: int) -> None:
-        self._batch.observe(queries)
-
-    def dropped(self, why: str) -> None:
-        self._dropped.labels(why).inc()
-
-    def looked_up(self, tier: str, hits: int, misses: int) -> None:
-        if hits:
-            self._cached.labels(tier, "hit").inc(hits)
-        if misses:
-            self._cached.labels(tier, "miss").inc(misses)
 
     def swapped(self, seconds: float) -> None:
         self._swaps.labels("swapped").inc()
@@ -125,9 +104,6 @@ class Telemetry:
         self._redis_up.set(answers)
         if not answers:
             self.redis_errors.inc()
-
-    def rate_limited(self, key: str) -> None:
-        self._rate_limited.labels(key).inc()
 
 
 def forget_process(process: int) -> None:

@@ -1,4 +1,4 @@
-"""Traces, where OpenTelemetry is installed and its own environment variables say where they go."""
+"""Traces, if OpenTelemetry is installed and its environment variables name a collector."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from starlette.types import ASGIApp
 
 log = structlog.get_logger(__name__)
 
-_WHERE = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CLOSE_SECONDS = 1.0
-_NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.instrumentation.asgi")
+_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.instrumentation.asgi")
+
+
+def open_tracer() -> Tracer | None:
+    """Open a tracer if the environment names a collector of traces; None if not, or if a package is missing."""
+    if not any(os.environ.get(name) for name in _COLLECTOR_VARIABLES):
+        return None
+    if missing := [name for name in _PACKAGES if not _installed(name)]:
+        log.warning("no_traces", why=f"{missing[0]} is not installed; pip install 'recollect[otel]'")
+        return None
+    return Tracer()
 
 
 class Tracer:
-    """Spans of requests and of their stages; none at all unless they were asked for."""
+    """Records a span for each request and for each of its stages."""
 
     def __init__(self) -> None:
-        self._provider: Any = None
-        if not any(os.environ.get(name) for name in _WHERE):
-            return
-        if lacking := [name for name in _NEEDED if not _installed(name)]:
-            log.warning("no_traces", why=f"{lacking[0]} is not installed; pip install 'recollect[otel]'")
-            return
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "recollect"}))
+        self._provider: Any = TracerProvider(resource=Resource.create({"service.name": "recollect"}))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("recollect")
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """The application with a span around every request, in the trace that its caller began."""
-        if self._provider is None:
-            return app
+        """Wrap an application, so that every request has a span in the trace of its caller."""
         from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
 
         traced: ASGIApp = OpenTelemetryMiddleware(
@@ -50,9 +52,7 @@ class Tracer:
         return traced
 
     def stages(self, milliseconds: Mapping[str, float]) -> None:
-        """Spans of the stages that an answer went through, one after the other, up to now."""
-        if self._provider is None:
-            return
+        """Record spans of the stages of an answer, one after the other; the last one ends now."""
         start = time.time_ns() - int(1e6 * sum(milliseconds.values()))
         for stage, spent in milliseconds.items():
             span = self._tracer.start_span(stage, start_time=start)
@@ -60,11 +60,10 @@ class Tracer:
             span.end(end_time=start)
 
     def close(self) -> None:
-        """Send what is not sent yet, if that takes no longer than a stop may."""
-        if self._provider is not None:
-            sending = threading.Thread(target=self._provider.shutdown, name="send-spans", daemon=True)
-            sending.start()
-            sending.join(_CLOSE_SECONDS)
+        """Send the remaining spans, for one second at most."""
+        sending = threading.Thread(target=self._provider.shutdown, name="send-spans", daemon=True)
+        sending.start()
+        sending.join(_CLOSE_SECONDS)
 
 
 def _installed(name: str) -> bool:

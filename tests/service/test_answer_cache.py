@@ -1,7 +1,8 @@
-"""Answers that are kept: for the same request to the same version alone, within a size and an age."""
+"""The answer cache: entries for the same request to the same version, within a size and an age."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,107 +12,128 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.options import AnswerOptions
 from service.serving import answer_cache
-from service.serving.answer_cache import LocalAnswers, answer_keys
+from service.serving.answer_cache import LocalAnswerCache, answer_keys
 from service.store.store import Store
 from service.telemetry.metrics import Telemetry
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 from tests.service.light_stores import TOP_K, until_serves
 
 
-def a_cache(most_bytes: int = 1 << 20, seconds: float = 60) -> LocalAnswers:
-    return LocalAnswers(most_bytes, seconds, Telemetry())
+def local_cache(max_bytes: int = 1 << 20, seconds: float = 60) -> LocalAnswerCache:
+    return LocalAnswerCache(max_bytes, seconds, Telemetry())
 
 
-def test_what_was_put_is_what_is_found() -> None:
-    answers = a_cache()
-    answers.put({b"a": b"1", b"b": b"2"})
-    assert answers.get([b"b", b"c", b"a"]) == [b"2", None, b"1"]
+def test_get_returns_the_answers_that_were_put() -> None:
+    cache = local_cache()
+    cache.put({b"a": b"1", b"b": b"2"})
+    assert cache.get([b"b", b"c", b"a"]) == [b"2", None, b"1"]
 
 
-def test_the_least_recently_asked_go_first() -> None:
-    answers = a_cache(most_bytes=3 * 1300)
+def test_least_recently_used_entry_is_removed_first() -> None:
+    cache = local_cache(max_bytes=3 * 1300)
     for key in (b"a", b"b", b"c"):
-        answers.put({key: bytes(1000)})
-    answers.get([b"a"])
-    answers.put({b"d": bytes(1000)})
-    assert [found is not None for found in answers.get([b"a", b"b", b"c", b"d"])] == [True, False, True, True]
+        cache.put({key: bytes(1000)})
+    cache.get([b"a"])
+    cache.put({b"d": bytes(1000)})
+    assert [found is not None for found in cache.get([b"a", b"b", b"c", b"d"])] == [True, False, True, True]
 
 
-def test_an_answer_larger_than_all_that_is_kept_is_not_kept() -> None:
-    answers = a_cache(most_bytes=1000)
-    answers.put({b"a": bytes(2000)})
-    assert answers.get([b"a"]) == [None]
+def test_answer_larger_than_the_cache_is_not_cached() -> None:
+    cache = local_cache(max_bytes=1000)
+    cache.put({b"a": bytes(2000)})
+    assert cache.get([b"a"]) == [None]
 
 
-def test_the_old_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_entry_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(answer_cache.time, "monotonic", lambda: now)
-    answers = a_cache(seconds=10)
-    answers.put({b"a": b"1"})
+    cache = local_cache(seconds=10)
+    cache.put({b"a": b"1"})
     now += 9
-    assert answers.get([b"a"]) == [b"1"]
+    assert cache.get([b"a"]) == [b"1"]
     now += 2
-    assert answers.get([b"a"]) == [None]
+    assert cache.get([b"a"]) == [None]
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.binary(max_size=900)), max_size=30))
-def test_what_is_found_is_what_was_put_last_and_the_size_holds(puts: list[tuple[bytes, bytes]]) -> None:
-    answers, last = a_cache(most_bytes=2000), {}
+def test_get_returns_the_latest_answer_and_the_size_stays_within_its_limit(puts: list[tuple[bytes, bytes]]) -> None:
+    cache, last = local_cache(max_bytes=2000), {}
     for key, answer in puts:
-        answers.put({key: answer})
+        cache.put({key: answer})
         last[key] = answer
-        kept = answers.get([b"a", b"b", b"c", b"d"])
-        assert all(found in (None, last.get(key)) for key, found in zip((b"a", b"b", b"c", b"d"), kept, strict=True))
-        assert sum(len(found) + 300 for found in kept if found is not None) <= 2000
+        entries = cache.get([b"a", b"b", b"c", b"d"])
+        assert all(found in (None, last.get(key)) for key, found in zip((b"a", b"b", b"c", b"d"), entries, strict=True))
+        assert sum(len(found) + 300 for found in entries if found is not None) <= 2000
 
 
-def test_a_key_tells_apart_all_that_decides_an_answer() -> None:
-    def keys(version: str, options: list[Any], *queries: str) -> list[bytes]:
-        return answer_keys(version, lambda: options, 0, queries) or []
+OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
 
-    requests: list[tuple[str, list[Any], str]] = [
-        ("v1", [0.5, None], "bread"),
-        ("v2", [0.5, None], "bread"),
-        ("v1", [0.25, None], "bread"),
-        ("v1", [0.5, ["x"]], "bread"),
-        ("v1", [0.5, None], "bread "),
-        ("v1", [0.5, None], ""),
+
+def test_key_depends_on_everything_that_decides_an_answer() -> None:
+    def keys(version: str, options: AnswerOptions, *queries: str) -> list[bytes]:
+        return answer_keys(version, options, queries) or []
+
+    changes: list[dict[str, Any]] = [
+        {"lambda_": 0.25},
+        {"temperature": 0.05},
+        {"top_b": 100},
+        {"top_k": 5},
+        {"threshold": 0.1},
+        {"allow": ("x",)},
+        {"allow": ()},
+        {"deny": ("x",)},
+        {"explain": True},
+    ]
+    requests: list[tuple[str, AnswerOptions, str]] = [
+        ("v1", OPTIONS, "bread"),
+        ("v2", OPTIONS, "bread"),
+        ("v1", OPTIONS, "bread "),
+        ("v1", OPTIONS, ""),
+        *(("v1", dataclasses.replace(OPTIONS, **change), "bread") for change in changes),
     ]
     assert len({keys(*request)[0] for request in requests}) == len(requests)
-    assert keys("v1", [0.5], "a", "bread") == keys("v1", [0.5], "a") + keys("v1", [0.5], "bread")
+    assert {field.name for field in dataclasses.fields(AnswerOptions)} == {
+        name for change in changes for name in change
+    }
+    assert keys("v1", OPTIONS, "a", "bread") == keys("v1", OPTIONS, "a") + keys("v1", OPTIONS, "bread")
 
 
-def test_a_request_that_names_many_labels_is_not_looked_up() -> None:
-    def not_told() -> list[Any]:
-        raise AssertionError("sorting so many names costs what it would save")
-
-    assert answer_keys("v1", not_told, 1001, ["bread"]) is None
+def test_key_does_not_depend_on_the_order_of_a_filter() -> None:
+    once, twice = (dataclasses.replace(OPTIONS, deny=deny) for deny in (("x", "y"), ("y", "x", "y")))
+    assert answer_keys("v1", once, ["bread"]) == answer_keys("v1", twice, ["bread"])
 
 
-def test_what_is_kept_is_what_was_answered_and_goes_with_its_version(store: Path) -> None:
+def test_request_whose_filter_names_many_labels_is_not_looked_up() -> None:
+    options = dataclasses.replace(OPTIONS, allow=tuple(map(str, range(600))), deny=tuple(map(str, range(401))))
+    assert answer_keys("v1", options, ["bread"]) is None
+    assert answer_keys("v1", dataclasses.replace(options, deny=options.deny[1:]), ["bread"]) is not None
+
+
+def test_cached_answer_equals_the_computed_one_and_belongs_to_its_version(store: Path) -> None:
     with serving(store, "--poll-seconds", "0.05") as server, httpx.Client(base_url=server.url) as client:
 
         def ask(**options: object) -> httpx.Response:
             return client.post("/predict", json={"query": "bread", **options}, timeout=PATIENCE_SECONDS)
 
-        made, kept, said = ask(), ask(), ask(top_k=TOP_K["v3"], top_b=200, threshold=0.0, deny=[])
-        assert "cache" not in made.headers["server-timing"]
-        for same in (kept, said):
+        computed, cached, explicit = ask(), ask(), ask(top_k=TOP_K["v3"], top_b=200, threshold=0.0, deny=[])
+        assert "cache" not in computed.headers["server-timing"]
+        for same in (cached, explicit):
             assert same.headers["server-timing"].startswith("cache;dur=")
-            assert (same.content, same.headers["x-index-version"]) == (made.content, "v3")
+            assert (same.content, same.headers["x-index-version"]) == (computed.content, "v3")
         for other in (ask(top_k=1), ask(explain=True), ask(deny=["x"]), ask(allow=["x"]), ask(threshold=0.01)):
             assert "cache" not in other.headers["server-timing"]
         batch = client.post("/predict/batch", json={"queries": ["bread", "milk", "bread"]}).json()["results"]
-        assert batch[0] == batch[2] == {"labels": made.json()["labels"]}
+        assert batch[0] == batch[2] == {"labels": computed.json()["labels"]}
         Store(store).activate("v5")
         until_serves(client, "v5")
         assert len(ask().json()["labels"]) == TOP_K["v5"]
 
 
-def test_without_room_nothing_is_kept(store: Path) -> None:
+def test_cache_of_size_zero_keeps_nothing(store: Path) -> None:
     with serving(store, "--cache-mb", "0") as server:
         for _ in range(2):
-            made = httpx.post(f"{server.url}/predict", json={"query": "bread"})
-            assert "cache" not in made.headers["server-timing"]
-        assert json.loads(made.content)["version"] == "v3"
+            computed = httpx.post(f"{server.url}/predict", json={"query": "bread"})
+            assert "cache" not in computed.headers["server-timing"]
+        assert json.loads(computed.content)["version"] == "v3"

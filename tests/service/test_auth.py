@@ -1,4 +1,4 @@
-"""API keys, rates, origins: who may ask, and how much."""
+"""API keys, rate limits and web origins."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from service.errors import SettingsError
-from service.http import auth
-from service.http.auth import ApiKey, RateLimits, read_api_keys
+from service.http.api_keys import read_api_keys
+from service.serving import rate_limit
+from service.serving.rate_limit import Quota, RateLimits
 from tests.service.http_helpers import Server, serving
 
 FRONT, BATCH = "front-0123456789abcdef", "batch-0123456789abcdef"
@@ -22,7 +24,7 @@ QUERY = {"query": "bread"}
 @pytest.fixture(scope="module")
 def server(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"# who asks\nfront {FRONT}\n\nbatch {BATCH} 0.001\n")
+    keys.write_text(f"# keys of the shop\nfront {FRONT}\n\nbatch {BATCH} 0.001\n")
     flags = ("--api-keys", str(keys), "--poll-seconds", "600", "--max-batch", "4", "--access-log")
     with serving(light_versions, *flags, "--cors-origins", "https://shop.example") as server:
         yield server
@@ -37,7 +39,7 @@ def client(server: Server) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize(
     "headers", [{"Authorization": f"Bearer {FRONT}"}, {"authorization": f"bearer  {FRONT}"}, {"X-API-Key": FRONT}]
 )
-def test_a_known_key_may_ask(client: httpx.Client, headers: dict[str, str]) -> None:
+def test_known_key_is_accepted(client: httpx.Client, headers: dict[str, str]) -> None:
     assert client.post("/predict", json=QUERY, headers=headers).status_code == 200
     assert client.get("/version", headers=headers).status_code == 200
 
@@ -54,7 +56,7 @@ def test_a_known_key_may_ask(client: httpx.Client, headers: dict[str, str]) -> N
     ],
 )
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/labels/x", "/version"])
-def test_anyone_else_may_not(client: httpx.Client, headers: dict[str, str], path: str) -> None:
+def test_request_without_a_known_key_is_refused(client: httpx.Client, headers: dict[str, str], path: str) -> None:
     response = client.request("POST" if "predict" in path else "GET", path, content=b"no JSON", headers=headers)
     assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
     assert response.headers["www-authenticate"] == "Bearer"
@@ -62,11 +64,11 @@ def test_anyone_else_may_not(client: httpx.Client, headers: dict[str, str], path
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"])
-def test_what_tells_of_the_service_needs_no_key(client: httpx.Client, path: str) -> None:
+def test_health_metrics_and_docs_need_no_key(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 200
 
 
-def test_docs_tell_of_keys_where_they_are_needed(client: httpx.Client) -> None:
+def test_docs_describe_keys_where_they_are_needed(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["components"]["securitySchemes"]) == {"bearer", "header"}
     assert described["paths"]["/predict"]["post"]["security"]
@@ -74,10 +76,10 @@ def test_docs_tell_of_keys_where_they_are_needed(client: httpx.Client) -> None:
     assert {"401", "429"} <= set(described["paths"]["/predict"]["post"]["responses"])
 
 
-def test_a_key_over_its_rate_is_told_when_to_come_again(server: Server, client: httpx.Client) -> None:
+def test_key_over_its_rate_gets_429_with_retry_after(server: Server, client: httpx.Client) -> None:
     headers = {"X-API-Key": BATCH}
     first = client.post("/predict/batch", json={"queries": ["a", "b", "c", "d"]}, headers=headers)
-    assert first.status_code == 200  # a largest batch at once, and then no more for a long while
+    assert first.status_code == 200  # the largest batch fits into the burst; the next query must wait
     refused = client.post("/predict", json=QUERY, headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
     assert int(refused.headers["retry-after"]) > 900
@@ -87,10 +89,10 @@ def test_a_key_over_its_rate_is_told_when_to_come_again(server: Server, client: 
     assert {event["key"] for event in server.events("request") if event["status"] == 429} == {"batch"}
 
 
-def test_a_page_of_another_origin_may_ask_only_where_it_was_let(client: httpx.Client) -> None:
+def test_only_listed_web_origins_are_allowed(client: httpx.Client) -> None:
     preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key,content-type"}
-    let = client.options("/predict", headers={"Origin": "https://shop.example", **preflight})
-    assert (let.status_code, let.headers["access-control-allow-origin"]) == (200, "https://shop.example")
+    listed = client.options("/predict", headers={"Origin": "https://shop.example", **preflight})
+    assert (listed.status_code, listed.headers["access-control-allow-origin"]) == (200, "https://shop.example")
     other = client.options("/predict", headers={"Origin": "https://other.example", **preflight})
     assert "access-control-allow-origin" not in other.headers
 
@@ -98,12 +100,12 @@ def test_a_page_of_another_origin_may_ask_only_where_it_was_let(client: httpx.Cl
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ("", "expected a line for each key, found none"),
+        ("", "expected one line for each key, found none"),
         ("front\n", "line 1: expected NAME KEY"),
         (f"front {FRONT} 5 6\n", "found 4 words"),
         ("front short-secret\n", "line 1: expected a key of 16 characters or more, found 12"),
         (f"front {FRONT}\u00e9\n", "expected a key of letters, digits and signs of ASCII"),
-        (f"front {FRONT} many\n", "expected queries a second, 0 for no limit, found 'many'"),
+        (f"front {FRONT} many\n", "expected queries per second (0 for no limit), found 'many'"),
         (f"front {FRONT} -1\n", "found '-1'"),
         (f"front {FRONT} inf\n", "found 'inf'"),
         (f"fr/ont {FRONT}\n", "line 1: expected NAME KEY"),
@@ -111,7 +113,7 @@ def test_a_page_of_another_origin_may_ask_only_where_it_was_let(client: httpx.Cl
         (f"front {FRONT}\nback {FRONT}\n", "found back again"),
     ],
 )
-def test_a_file_of_keys_that_is_none_is_refused_without_its_secrets(tmp_path: Path, content: str, found: str) -> None:
+def test_invalid_file_of_keys_is_refused_without_its_secrets(tmp_path: Path, content: str, found: str) -> None:
     path = tmp_path / "keys"
     path.write_text(content)
     with pytest.raises(SettingsError) as refused:
@@ -125,11 +127,11 @@ def test_a_file_of_keys_that_is_none_is_refused_without_its_secrets(tmp_path: Pa
 
 def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(auth.time, "monotonic", lambda: now)
-    limits, key = RateLimits(most_at_once=4, workers=1, link=None), ApiKey("front", b"", 10.0)
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
+    limits, quota = RateLimits(max_batch=4, workers=1, redis=None), Quota("front", 10.0)
 
     def ask(queries: int = 1) -> float:
-        return asyncio.run(limits.wait_seconds(key, queries))
+        return asyncio.run(limits.wait_seconds(quota, queries))
 
     assert [ask() for _ in range(10)] == [0.0] * 10  # a second's worth
     assert ask() == pytest.approx(0.1)
@@ -139,19 +141,29 @@ def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatc
     now += 60
     assert ask(10) == 0.0
     assert ask(4) == pytest.approx(0.4)
-    assert asyncio.run(limits.wait_seconds(ApiKey("free", b"", 0.0), 10_000)) == 0.0
-    of_two = RateLimits(most_at_once=4, workers=2, link=None)
-    assert [asyncio.run(of_two.wait_seconds(key, 1)) for _ in range(5)] == [0.0] * 5
-    assert asyncio.run(of_two.wait_seconds(key, 1)) == pytest.approx(0.2)
+    assert asyncio.run(limits.wait_seconds(Quota("free", 0.0), 10_000)) == 0.0
+    of_two = RateLimits(max_batch=4, workers=2, redis=None)
+    assert [asyncio.run(of_two.wait_seconds(quota, 1)) for _ in range(5)] == [0.0] * 5
+    assert asyncio.run(of_two.wait_seconds(quota, 1)) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("rate", [0.001, 1 / 3, 7.0])
+def test_burst_of_the_largest_batch_passes_at_any_time_of_the_clock(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for now in np.random.default_rng(7).uniform(1e3, 1e7, size=1_000):
+        monkeypatch.setattr(rate_limit.time, "monotonic", lambda now=now: now)
+        limits = RateLimits(max_batch=10, workers=1, redis=None)
+        assert asyncio.run(limits.wait_seconds(Quota("front", rate), 10)) == 0.0
 
 
 def settings_refused(*flags: str, capsys: Any) -> str:
     from recollect import main
 
     assert main(["serve", "--store", "nowhere", "--port", "0", *flags]) == 2
-    told = capsys.readouterr().err
-    assert len(told.splitlines()) == 1
-    return str(told)
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    return str(message)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +178,9 @@ def settings_refused(*flags: str, capsys: Any) -> str:
         (("--workers", "0"), "--workers: expected"),
     ],
 )
-def test_settings_at_odds_are_refused_in_one_line(
+def test_contradicting_settings_are_refused_in_one_line(
     flags: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = settings_refused(*flags, capsys=capsys)
-    assert found in told
-    assert "too-short" not in told
+    message = settings_refused(*flags, capsys=capsys)
+    assert found in message
+    assert "too-short" not in message

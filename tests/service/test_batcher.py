@@ -1,4 +1,4 @@
-"""Requests that wait are answered together, in their turn, by their version; what nobody waits for is dropped."""
+"""The batcher: queued requests are computed together, in order, each by its version; cancelled ones are dropped."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from service.serving.batcher import Batcher
 from service.telemetry.metrics import Telemetry
 from service.versions.leases import Lease, Leases
 
-MOST_TOGETHER = 32
+MAX_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
 PATIENCE_SECONDS = 30
 
 
 class Gate:
-    """A predictor that answers with what it was asked, once it is let; it keeps what it was asked together."""
+    """A predictor whose answers repeat the queries. It waits until `open` is set, and records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.closed = False
-        self.begun, self.open = threading.Semaphore(0), threading.Event()
+        self.started, self.open = threading.Semaphore(0), threading.Event()
         self.leases = Leases()
         self.leases.replace(cast(Predictor, self))
 
@@ -39,45 +39,46 @@ class Gate:
 
     def predict_together(self, requests: list[tuple[list[str], AnswerOptions]]) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
-        self.begun.release()
+        self.started.release()
         assert self.open.wait(PATIENCE_SECONDS)
         if any("fault" in queries for queries, _ in requests):
             raise ValueError("a fault")
         return [Answers([answer(query) for query in queries], {"encode": 1.0}) for queries, _ in requests]
 
     async def busy(self) -> None:
-        """Wait until a batch is at work."""
-        assert await asyncio.to_thread(self.begun.acquire, timeout=PATIENCE_SECONDS)
+        """Wait until a batch has started."""
+        assert await asyncio.to_thread(self.started.acquire, timeout=PATIENCE_SECONDS)
 
 
 def answer(query: str) -> Answer:
-    """One whose best label is the query itself."""
+    """An answer whose best label is the query."""
     return Answer([ScoredLabel(0, query, query, 1.0)], truncated=False, exhausted=False)
 
 
-def said(answers: Answers) -> list[str]:
+def best_uids(answers: Answers) -> list[str]:
     return [each.labels[0].uid for each in answers.answers]
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Batcher]]:
-    made: list[Batcher] = []
+def start_batcher() -> Iterator[Callable[..., Batcher]]:
+    batchers: list[Batcher] = []
 
-    def batcher(threads: int = 1, most_waiting: int = 100, window_seconds: float = 0.0) -> Batcher:
-        made.append(Batcher(threads, most_waiting, MOST_TOGETHER, window_seconds, Telemetry()))
-        return made[-1]
+    def start(threads: int = 1, max_waiting: int = 100) -> Batcher:
+        batchers.append(Batcher(threads, max_waiting, MAX_TOGETHER, Telemetry()))
+        batchers[-1].start()
+        return batchers[-1]
 
-    yield batcher
-    for each in made:
-        each.close()
+    yield start
+    for batcher in batchers:
+        batcher.close()
 
 
-def test_a_request_that_finds_a_thread_idle_is_answered_alone_and_those_behind_it_together(make: Any) -> None:
+def test_request_with_an_idle_thread_is_computed_alone_and_queued_requests_together(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(), make()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
+        gate, batcher = Gate(), start_batcher()
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
         await gate.busy()
-        others = [batcher.submit(gate.lease(), [f"{number}", "x"], OPTIONS, said) for number in range(5)]
+        others = [batcher.submit(gate.lease(), [f"{number}", "x"], OPTIONS, best_uids) for number in range(5)]
         assert batcher.queries_waiting == 10
         gate.open.set()
         assert await first == ["first"]
@@ -89,32 +90,32 @@ def test_a_request_that_finds_a_thread_idle_is_answered_alone_and_those_behind_i
     asyncio.run(ask())
 
 
-def test_threads_share_what_waits_and_none_takes_more_than_it_may(make: Any) -> None:
+def test_threads_share_the_queue_and_no_batch_exceeds_its_limit(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(), make(threads=2, most_waiting=1_000)
-        busy = [batcher.submit(gate.lease(), ["busy"], OPTIONS, said)]
+        gate, batcher = Gate(), start_batcher(threads=2, max_waiting=1_000)
+        busy = [batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids)]
         await gate.busy()
-        busy.append(batcher.submit(gate.lease(), ["busy"], OPTIONS, said))
+        busy.append(batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids))
         await gate.busy()
-        waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, said) for number in range(100)]
+        waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(100)]
         gate.open.set()
         await asyncio.gather(*busy, *waiting)
         sizes = [len(batch) for batch in gate.batches[2:]]
         assert sum(sizes) == 100
-        assert sizes[0] == MOST_TOGETHER
+        assert sizes[0] == MAX_TOGETHER
         assert len(sizes) > 3
-        assert sizes[-1] < MOST_TOGETHER
+        assert sizes[-1] < MAX_TOGETHER
 
     asyncio.run(ask())
 
 
-def test_a_small_request_does_not_wait_for_a_large_one_behind_it(make: Any) -> None:
+def test_small_request_does_not_wait_for_a_large_request_behind_it(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(), make()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
+        gate, batcher = Gate(), start_batcher()
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
         await gate.busy()
-        small = batcher.submit(gate.lease(), ["small"], OPTIONS, said)
-        large = batcher.submit(gate.lease(), ["large"] * 64, OPTIONS, said)
+        small = batcher.submit(gate.lease(), ["small"], OPTIONS, best_uids)
+        large = batcher.submit(gate.lease(), ["large"] * 64, OPTIONS, best_uids)
         gate.open.set()
         await asyncio.gather(first, small, large)
         assert [len(batch) for batch in gate.batches] == [1, 1, 64]
@@ -122,15 +123,15 @@ def test_a_small_request_does_not_wait_for_a_large_one_behind_it(make: Any) -> N
     asyncio.run(ask())
 
 
-def test_what_nobody_waits_for_any_more_costs_nothing(make: Any) -> None:
+def test_cancelled_request_is_not_computed(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(), make()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
+        gate, batcher = Gate(), start_batcher()
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
         await gate.busy()
-        gone = batcher.submit(gate.lease(), ["gone"], OPTIONS, said)
-        kept = batcher.submit(gate.lease(), ["kept"], OPTIONS, said)
+        gone = batcher.submit(gate.lease(), ["gone"], OPTIONS, best_uids)
+        kept = batcher.submit(gate.lease(), ["kept"], OPTIONS, best_uids)
         gone.cancel()
-        first.cancel()  # begun: it is finished, and nobody is told
+        first.cancel()  # its batch has started: it is computed, and its answer is discarded
         gate.open.set()
         assert await kept == ["kept"]
         assert gate.batches == [["first"], ["kept"]]
@@ -138,37 +139,44 @@ def test_what_nobody_waits_for_any_more_costs_nothing(make: Any) -> None:
     asyncio.run(ask())
 
 
-def test_beyond_what_may_wait_a_request_is_refused_at_once(make: Any) -> None:
+def test_request_that_exceeds_the_queue_is_refused_at_once(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(), make(most_waiting=4)
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
+        gate, batcher = Gate(), start_batcher(max_waiting=4)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
         await gate.busy()
-        waiting = [batcher.submit(gate.lease(), ["a", "b", "c"], OPTIONS, said)]
-        with pytest.raises(OverloadError, match="3 queries wait already"):
-            batcher.submit(gate.lease(), ["d", "e"], OPTIONS, said)
-        waiting.append(batcher.submit(gate.lease(), ["d"], OPTIONS, said))
+        waiting = [batcher.submit(gate.lease(), ["a", "b", "c"], OPTIONS, best_uids)]
+        with pytest.raises(OverloadError, match="3 queries wait"):
+            batcher.submit(gate.lease(), ["d", "e"], OPTIONS, best_uids)
+        waiting.append(batcher.submit(gate.lease(), ["d"], OPTIONS, best_uids))
         gate.open.set()
         assert await asyncio.gather(first, *waiting) == [["first"], ["a", "b", "c"], ["d"]]
-        large = batcher.submit(gate.lease(), list("abcdefgh"), OPTIONS, said)  # more than may wait, but nothing does
+        large = batcher.submit(
+            gate.lease(), list("abcdefgh"), OPTIONS, best_uids
+        )  # larger than the queue, but the queue is empty
         assert await large == list("abcdefgh")
 
     asyncio.run(ask())
 
 
-def test_one_requests_fault_fails_no_other(make: Any) -> None:
+def test_failing_request_does_not_fail_the_others_of_its_batch(start_batcher: Any) -> None:
     def refuse(answers: Answers) -> None:
-        raise KeyError("no response of this")
+        raise KeyError("this answer has no result")
 
     async def ask() -> None:
-        gate, batcher = Gate(), make()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, said)
+        gate, batcher = Gate(), start_batcher()
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
         await gate.busy()
-        good, bad, unmade, also = (
-            batcher.submit(gate.lease(), [query], OPTIONS, compose)
-            for query, compose in (("good", said), ("fault", said), ("unmade", refuse), ("also good", said))
+        good, bad, unconverted, also = (
+            batcher.submit(gate.lease(), [query], OPTIONS, convert)
+            for query, convert in (
+                ("good", best_uids),
+                ("fault", best_uids),
+                ("unconverted", refuse),
+                ("also good", best_uids),
+            )
         )
         gate.open.set()
-        found = await asyncio.gather(first, good, bad, unmade, also, return_exceptions=True)
+        found = await asyncio.gather(first, good, bad, unconverted, also, return_exceptions=True)
         assert [found[0], found[1], found[4]] == [["first"], ["good"], ["also good"]]
         assert isinstance(found[2], ValueError)
         assert isinstance(found[3], KeyError)
@@ -176,13 +184,13 @@ def test_one_requests_fault_fails_no_other(make: Any) -> None:
     asyncio.run(ask())
 
 
-def test_versions_are_never_mixed(make: Any) -> None:
+def test_batch_never_mixes_versions(start_batcher: Any) -> None:
     async def ask() -> None:
-        old, new, batcher = Gate(), Gate(), make()
-        first = batcher.submit(old.lease(), ["first"], OPTIONS, said)
+        old, new, batcher = Gate(), Gate(), start_batcher()
+        first = batcher.submit(old.lease(), ["first"], OPTIONS, best_uids)
         await old.busy()
         mixed = [
-            batcher.submit(gate.lease(), [name], OPTIONS, said)
+            batcher.submit(gate.lease(), [name], OPTIONS, best_uids)
             for gate, name in ((old, "o1"), (new, "n1"), (old, "o2"))
         ]
         for gate in (old, new):
@@ -194,43 +202,32 @@ def test_versions_are_never_mixed(make: Any) -> None:
     asyncio.run(ask())
 
 
-def test_closing_answers_what_waits(make: Any) -> None:
+def test_close_computes_the_queued_requests(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(), make()
-        asked = [batcher.submit(gate.lease(), ["first"], OPTIONS, said)]
+        gate, batcher = Gate(), start_batcher()
+        futures = [batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)]
         await gate.busy()
-        asked += [batcher.submit(gate.lease(), [str(number)], OPTIONS, said) for number in range(3)]
+        futures += [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(3)]
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
         gate.open.set()
         await closing
-        assert await asyncio.gather(*asked) == [["first"], ["0"], ["1"], ["2"]]
+        assert await asyncio.gather(*futures) == [["first"], ["0"], ["1"], ["2"]]
 
     asyncio.run(ask())
 
 
-def test_a_window_waits_for_company(make: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), make(window_seconds=PATIENCE_SECONDS)
-        gate.open.set()
-        asked = [batcher.submit(gate.lease(), [str(number)], OPTIONS, said) for number in range(MOST_TOGETHER)]
-        await asyncio.gather(*asked)
-        assert [len(batch) for batch in gate.batches] == [MOST_TOGETHER]
-
-    asyncio.run(ask())
-
-
-def test_the_queues_time_is_told_with_that_of_the_stages(make: Any) -> None:
+def test_time_in_the_queue_is_reported_with_the_stages(start_batcher: Any) -> None:
     async def ask() -> dict[str, float]:
         gate = Gate()
         gate.open.set()
-        return await make().submit(gate.lease(), ["q"], OPTIONS, lambda answers: answers.milliseconds)
+        return await start_batcher().submit(gate.lease(), ["q"], OPTIONS, lambda answers: answers.milliseconds)
 
-    told = asyncio.run(ask())
-    assert list(told) == ["queue", "encode"]
-    assert told["queue"] >= 0
+    milliseconds = asyncio.run(ask())
+    assert list(milliseconds) == ["queue", "encode"]
+    assert milliseconds["queue"] >= 0
 
 
-def test_requests_answered_together_get_what_they_get_alone(predictor: Predictor) -> None:
+def test_requests_get_the_same_answers_together_and_alone(predictor: Predictor) -> None:
     options = [
         resolve_options(predictor.defaults),
         resolve_options(predictor.defaults, top_k=2),
@@ -246,18 +243,18 @@ def test_requests_answered_together_get_what_they_get_alone(predictor: Predictor
         alone = predictor.predict(queries, each)
         for first, second in zip(found.answers, alone.answers, strict=True):
             assert [label.uid for label in first.labels] == [label.uid for label in second.labels]
-            for mine, its in zip(first.labels, second.labels, strict=True):
-                assert mine.score == pytest.approx(its.score, abs=1e-5)
+            for one, other in zip(first.labels, second.labels, strict=True):
+                assert one.score == pytest.approx(other.score, abs=1e-5)
         assert list(found.milliseconds) == ["tokenize", "encode", "search", "combine"]
 
 
-def test_a_batch_keeps_its_version_open_after_its_request_was_cancelled(make: Any) -> None:
+def test_batch_keeps_its_version_open_after_its_request_was_cancelled(start_batcher: Any) -> None:
     async def ask() -> None:
-        old, new, batcher = Gate(), Gate(), make()
+        old, new, batcher = Gate(), Gate(), start_batcher()
         lease = old.lease()
-        answer = batcher.submit(lease, ["cancelled"], OPTIONS, said)
+        answer = batcher.submit(lease, ["cancelled"], OPTIONS, best_uids)
         await old.busy()
-        waiting = batcher.submit(lease, ["never begun"], OPTIONS, said)
+        waiting = batcher.submit(lease, ["never started"], OPTIONS, best_uids)
         for future in (answer, waiting):
             future.cancel()
         lease.release()

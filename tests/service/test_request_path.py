@@ -1,0 +1,105 @@
+"""The files of the service that a request crosses, from the HTTP layers to the JSON of its answer."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from service.http.api_keys import ApiKey
+from service.http.app import create_app
+from service.settings import ServeSettings
+from service.store.store import Store
+from service.telemetry.metrics import Telemetry
+from service.versions.current import StoreCurrent
+from service.versions.model_manager import ModelManager
+from service.versions.opening import Opener
+from service.versions.replicas import replicas_of
+
+REPOSITORY = Path(__file__).parents[2]
+SECRET = "0123456789abcdef"
+MAX_FILES = 12
+
+
+class Recorder:
+    """Records the files of the service in the order in which functions in them are first called, on all threads."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.recording = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if not self.recording or event != "call" or threading.current_thread().name == "follow-current":
+            return
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(REPOSITORY / "service"):
+            name = path.relative_to(REPOSITORY).as_posix()
+            if name not in self.files:
+                self.files.append(name)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder()
+    threading.setprofile(recorder)
+    yield recorder
+    threading.setprofile(None)
+    sys.setprofile(None)
+
+
+def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = None, **options: Any) -> list[str]:
+    """Files that one request crosses after another one, in order; with an API key if `rate` is given."""
+    opened, telemetry = Store(store), Telemetry()
+    manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), telemetry, 60)
+    manager.open_current()
+    keys = [] if rate is None else [ApiKey("shop", rate, hashlib.sha256(SECRET.encode()).digest())]
+    app = create_app(manager, ServeSettings(store=store, threads=1, **options), telemetry, None, keys)
+    with TestClient(app, headers={"X-API-Key": SECRET}) as client:
+        client.post("/predict", json={"query": "bread"})
+        wait_until_idle("predict-0")
+        recorder.recording = True
+        response = client.post("/predict", json={"query": "milk"})
+        recorder.recording = False
+    assert response.status_code == 200
+    return recorder.files
+
+
+def wait_until_idle(name: str) -> None:
+    """Wait until a thread of the batcher waits for the next request."""
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
+    while sys._current_frames()[thread.ident or 0].f_code.co_name != "wait":
+        time.sleep(0.01)
+
+
+def documented_files() -> list[str]:
+    """The numbered list under the heading `## A request`."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition("\n## A request\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\d+\. `(service/[\w/]+\.py)`", section, flags=re.MULTILINE)
+
+
+def test_documentation_lists_the_files_of_a_request_in_order(store: Path, recorder: Recorder) -> None:
+    assert files_of_a_request(store, recorder) == documented_files()
+    assert len(documented_files()) <= MAX_FILES
+
+
+def test_request_without_the_cache_crosses_one_file_less(store: Path, recorder: Recorder) -> None:
+    files = files_of_a_request(store, recorder, cache_mb=0)
+    assert files == [name for name in documented_files() if name != "service/serving/answer_cache.py"]
+
+
+def test_api_key_adds_no_file_and_its_rate_limit_adds_one(store: Path, recorder: Recorder) -> None:
+    assert files_of_a_request(store, recorder, rate=0.0) == documented_files()
+    recorder.files = []
+    limited = files_of_a_request(store, recorder, rate=100.0)
+    assert [name for name in limited if name not in documented_files()] == ["service/serving/rate_limit.py"]
+    assert [name for name in limited if name in documented_files()] == documented_files()
