@@ -25,8 +25,7 @@ from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits
 from service.telemetry.metrics import Telemetry
 from service.telemetry.tracing import Tracer
-from service.versions.leases import Lease
-from service.versions.model_manager import ModelManager
+from service.versions.model_manager import Lease, ModelManager
 
 log = structlog.get_logger(__name__)
 
