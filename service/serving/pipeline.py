@@ -171,7 +171,7 @@ class AnswerPipeline:
         """
         await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
         if not future.done():
-            watch: asyncio.Future[None] = asyncio.ensure_future(disconnected())
+            watch: asyncio.Future[Any] = asyncio.ensure_future(disconnected())
             try:
                 await asyncio.wait({future, watch}, return_when=asyncio.FIRST_COMPLETED)
             finally:

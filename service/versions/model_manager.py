@@ -6,8 +6,8 @@ closes the old version once its last lease is released. If a version cannot be s
 logged and reported, and the current version stays.
 
 A request holds a lease until its answer is complete. A batch holds leases of its own, because it can run longer than a
-request that was cancelled. Closing a version unmaps gigabytes, so the background thread does it. With Python's reference
-counts alone, the thread that drops the last reference would do it, and that thread could be answering requests.
+request that was cancelled. Closing a version unmaps gigabytes, so the background thread does it. With Python's
+reference counts alone, the thread that drops the last reference would do it, perhaps one that answers requests.
 """
 
 from __future__ import annotations
