@@ -19,7 +19,7 @@ from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
-from service.predictor.searcher import Neighbours, search_voting
+from service.predictor.searcher import Neighbours, search_parts
 from trainer.memory import Memory
 from trainer.metrics import hits, precision_at, recall_at
 
@@ -56,7 +56,7 @@ def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b:
     """The top-b keys of the part of a memory that lambda gives a vote, by brute force."""
     search_instances = functools.partial(exact_neighbours, memory.instance_keys)
     search_labels = functools.partial(exact_neighbours, memory.label_keys())
-    return search_voting(search_instances, search_labels, memory.plan.instances, vectors, top_b, lambda_)
+    return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, lambda_)
 
 
 def _quality(

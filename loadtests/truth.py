@@ -66,7 +66,9 @@ class Truth:
 
 
 def _labels(predictor: Predictor, request: Request) -> list[Labels]:
-    filters = {name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options}
+    filters: dict[str, Any] = {
+        name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options
+    }
     options = resolve_options(predictor.defaults, **filters)
     return [_pairs(predictor.predict([query], options).answers[0]) for query in request.queries]
 

@@ -252,7 +252,7 @@ def test_without_a_gpu_the_same_index_is_built_and_what_is_missing_is_said(
 ) -> None:
     asked, plain = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
     np.testing.assert_array_equal(faiss.serialize_index(asked), faiss.serialize_index(plain))
-    lacking = "this faiss is built without GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
+    lacking = "this faiss does not support GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
     assert capsys.readouterr().err == f"{factory}: built on the CPU: {lacking}\n"
 
 
