@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,10 @@ from scipy import sparse
 from torch import nn
 
 from trainer.data.dataset import LabelSets
+from trainer.distributed import Ranks
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
-from trainer.methods import METHODS, Options
-from trainer.ranks import Ranks
+from trainer.methods import METHODS, MethodOptions
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
@@ -57,7 +58,7 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
     make = METHODS[method].head
     if make is None:
         return None
-    head = make(dim, labels, Options(prototype=("text", "free", "centroid"), bank=max(1, labels // 4)))
+    head = make(dim, labels, options(method, **({"bank": max(1, labels // 4)} if method == "prime" else {})))
     if values is None:
         values = label_sets([1 + row % (labels - 1)] for row in range(3 * labels)).to_csr(labels)
     rng = np.random.default_rng(8)
@@ -68,6 +69,11 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
     return head
 
 
+def options(method: str, **given: Any) -> MethodOptions:
+    """The options of a method, with its defaults."""
+    return METHODS[method].options(**given)
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """All that a folder holds."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -76,10 +82,10 @@ def files(folder: Path) -> dict[str, bytes]:
 class OwnShare(Ranks):
     """One of several processes, which keeps its part to itself."""
 
-    def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+    def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part
 
-    def collect(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+    def gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part
 
 

@@ -143,7 +143,7 @@ def test_strangers_share_no_label_and_nobody_is_a_stranger_to_itself(case: Case,
             ]
             for query in range(*queries)
         ]
-        assert batch.strangers(queries, instances).tolist() == expected
+        assert batch.disjoint_instances(queries, instances).tolist() == expected
 
 
 @few
@@ -163,7 +163,7 @@ def test_a_mask_holds_the_pairs_of_its_ranges(case: Case, data: st.DataObject) -
 def test_a_query_without_labels_is_a_stranger_to_all_others_but_not_to_itself() -> None:
     case = Case([set(), set(), {0}], 1, [0, 1, 2], 3, 1, 0, 0, None)
     (batch,) = case.epoch(0)
-    np.testing.assert_array_equal(batch.strangers((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
+    np.testing.assert_array_equal(batch.disjoint_instances((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
 
 
 def test_a_batch_without_any_label_has_an_empty_pool() -> None:

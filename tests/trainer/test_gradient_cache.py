@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.gradient_cache import Embedder, Part
-from trainer.heads.head import Refinement, VectorModel
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.tokens import VectorTable
 
 
 class Learner(NamedTuple):
     """A model in training mode, with dropout, and the rows of two sides that it embeds."""
 
-    model: Refinement
+    model: DualEncoder
     parts: list[Part]
 
 
@@ -36,7 +36,7 @@ def learner(request: pytest.FixtureRequest) -> Learner:
             VectorTable(nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
             for rows, side in ((18, "queries"), (5, "labels"))
         ]
-        return Learner(VectorModel(DIM, adapter, head).train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
+        return Learner(VectorDualEncoder(DIM, adapter, head).train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
     encoder = request.getfixturevalue("tiny_encoder")
     sides = [encoder.tokenise([*TEXTS, *SAMPLE_TEXTS], 32), encoder.tokenise(LABELS, 8)]
     model = copy.deepcopy(encoder.model).learning().train()
@@ -44,7 +44,7 @@ def learner(request: pytest.FixtureRequest) -> Learner:
 
 
 def embedder(
-    model: Refinement, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
+    model: DualEncoder, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
 ) -> Embedder:
     return Embedder(model, "cpu", autocast=autocast, micro_tokens=micro_tokens, micro_rows=micro_rows, cache=cache)
 

@@ -20,7 +20,7 @@ class Pool(NamedTuple):
     positives: Tensor
     relevant: Tensor
     instances: Tensor
-    strangers: Tensor
+    disjoint_instances: Tensor
 
 
 def draw(
@@ -31,10 +31,10 @@ def draw(
     relevant = random.random((queries, keys)) < dense
     lots = np.where(relevant, random.random(relevant.shape), 0)
     positives = relevant & (lots == lots.max(axis=1, keepdims=True, initial=0)) if sampled else relevant
-    strangers = random.random((queries, instances)) < 0.6
-    np.fill_diagonal(strangers, val=False)
+    disjoint_instances = random.random((queries, instances)) < 0.6
+    np.fill_diagonal(disjoint_instances, val=False)
     labels, similar = random.normal(0, 4, (queries, keys)), random.normal(0, 4, (queries, instances))
-    return Pool(*map(torch.from_numpy, (labels, positives, relevant, similar, strangers)))
+    return Pool(*map(torch.from_numpy, (labels, positives, relevant, similar, disjoint_instances)))
 
 
 def with_repeated_labels(pool: Pool) -> Pool:
@@ -48,7 +48,7 @@ def at_extremes(pool: Pool) -> Pool:
 
 
 def without_strangers(pool: Pool) -> Pool:
-    return pool._replace(strangers=torch.zeros_like(pool.strangers))
+    return pool._replace(disjoint_instances=torch.zeros_like(pool.disjoint_instances))
 
 
 POOLS: dict[str, Pool] = {

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
+from trainer.distributed import ALONE
 from trainer.negatives import HardNegatives, mine
-from trainer.ranks import ALONE
 
 
 @pytest.mark.parametrize("seed", range(5))

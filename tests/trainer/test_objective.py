@@ -14,21 +14,21 @@ from tests.trainer.helpers import learned_adapter, learned_head
 from trainer import losses, objective
 from trainer.batches import Batch, Batches
 from trainer.data.dataset import LabelSets
+from trainer.distributed import ALONE, Ranks
 from trainer.gradient_cache import Embedder
-from trainer.heads.head import VectorModel
+from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, Options, Scored, ScoredLabels
+from trainer.methods import METHODS, MethodOptions, Scored, ScoredLabels
 from trainer.negatives import HardNegatives
 from trainer.objective import Objective
-from trainer.ranks import ALONE, Ranks
 from trainer.tokens import VectorTable
 
 INSTANCES, LABELS, DIM = 30, 40, 8
 TEMPERATURE = 0.1
 
 
-def _everything(scored: Scored) -> Tensor:
-    instances = scored.instances, scored.strangers, scored.ranks
+def _everything(scored: Scored, _: MethodOptions) -> Tensor:
+    instances = scored.instances, scored.disjoint_instances, scored.ranks
     return torch.stack([losses.rae(view, scored.positives, scored.relevant, *instances) for view in scored.labels]).sum(
         dim=0
     )
@@ -45,7 +45,7 @@ class Problem:
         random = np.random.default_rng(4)
         torch.manual_seed(4)
         self.name, self.method = method, ALL[method]
-        self.options = Options(**({"symmetric": "symmetric" in self.method.flags} | options))
+        self.options = self.method.options(**options)
         queries, labels = (nn.functional.normalize(torch.randn(rows, DIM), dim=1) for rows in (INSTANCES, LABELS))
         self.queries, self.labels = VectorTable(queries), VectorTable(labels, "labels")
         self.temperature = TEMPERATURE if self.method.temperature else 1.0
@@ -54,7 +54,7 @@ class Problem:
         self.relevance = relevance
         self.values = sparse.csr_matrix(relevance.astype(np.float32))
         head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values)
-        self.model = VectorModel(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # nothing drops out
+        self.model = VectorDualEncoder(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # nothing drops out
         listed = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
         self.mined = HardNegatives(np.where(np.take_along_axis(relevance, listed, axis=1), -1, listed))
 
@@ -69,12 +69,12 @@ class Problem:
         loss, after = self.step(batch, ranks, cache)
         return loss, gradient(after)
 
-    def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorModel]:
+    def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorDualEncoder]:
         """The objective's loss, and a copy of the model to which it was told."""
         model = copy.deepcopy(self.model)
         return self.objective(model, ranks, cache).backward(batch), model
 
-    def objective(self, model: VectorModel, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
+    def objective(self, model: VectorDualEncoder, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
         embedder = Embedder(model, "cpu", autocast=False, micro_tokens=1_000, micro_rows=4, cache=cache)
         return Objective(self.method, self.options, self.temperature, embedder, self.queries, self.labels, ranks)
 
@@ -96,22 +96,22 @@ class Problem:
             drawn[query, key] = True
         assert not (drawn & ~relevant).any()
         positives = relevant if self.method.pulls_pool else drawn
-        strangers = torch.tensor([[i != j and not (truth[i] & truth[j]).any() for j in rows] for i in rows])
+        disjoint_instances = torch.tensor([[i != j and not (truth[i] & truth[j]).any() for j in rows] for i in rows])
         views = [
             queries[:, min(view, queries.shape[1] - 1)] @ keys[:, view].T / self.temperature
             for view in range(keys.shape[1])
         ]
-        instances = queries[:, 0] @ queries[:, 0].T / self.temperature, strangers
+        instances = queries[:, 0] @ queries[:, 0].T / self.temperature, disjoint_instances
         asked = _asked(self.name, self.options, views, positives, relevant, *instances)
         loss = _mean(asked, positives)
-        if self.options.symmetric:
+        if getattr(self.options, "symmetric", False):
             backwards = _asked_back(self.name, self.options, [view.T for view in views], positives.T, relevant.T)
             loss = loss + _mean(backwards, positives.T)
         loss.backward()
         return float(loss.detach()), gradient(model)
 
 
-def gradient(model: VectorModel) -> Tensor:
+def gradient(model: VectorDualEncoder) -> Tensor:
     """Of all weights, in one vector."""
     weights = model.parameters()
     return torch.cat(
@@ -120,7 +120,7 @@ def gradient(model: VectorModel) -> Tensor:
 
 
 def _asked(
-    name: str, options: Options, views: list[Tensor], positives: Tensor, relevant: Tensor, *instances: Tensor
+    name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor, *instances: Tensor
 ) -> Tensor:
     """Each query's loss over the labels."""
     pairs = positives, relevant
@@ -140,14 +140,14 @@ def _asked(
     }[name]()
 
 
-def _asked_back(name: str, options: Options, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
+def _asked_back(name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
     """Each label's loss over the queries."""
     if name == "prime":
         return losses.clipped_triplet(views[1], positives, relevant, margin=options.margin)
     return _picked(options, views, positives) / 2
 
 
-def _picked(options: Options, views: list[Tensor], positives: Tensor) -> Tensor:
+def _picked(options: Any, views: list[Tensor], positives: Tensor) -> Tensor:
     loss = {"pal-n": losses.softmax_cross_entropy, "pal": losses.pal}[options.psl]
     return sum(loss(view, positives) for view in views) / len(views)
 
@@ -228,7 +228,7 @@ def blocks(problem: Problem, batch: Batch) -> list[Scored | ScoredLabels]:
     read: list[Scored | ScoredLabels] = []
 
     def watched(loss: Any) -> Any:
-        return loss and (lambda scored: [read.append(scored), loss(scored)][1])
+        return loss and (lambda scored, options: [read.append(scored), loss(scored, options)][1])
 
     method = problem.method
     problem.method = dataclasses.replace(method, loss=watched(method.loss), label_loss=watched(method.label_loss))
@@ -253,7 +253,7 @@ def test_no_more_similarities_than_a_block_has_are_held_at_once(method: str, mon
 def test_over_a_large_pool_a_block_is_still_as_large_as_the_keys_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem("dexml")
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 1})
-    monkeypatch.setattr(objective, "_HELD", DIM // 4)
+    monkeypatch.setattr(objective, "_NUMBERS_PER_SCORE", DIM // 4)
     read = blocks(problem, problem.batch())
     assert [block.labels.shape[1] for block in read if isinstance(block, Scored)] == [4, 4, 4, 3]
 
@@ -263,7 +263,7 @@ def test_all_ranks_make_blocks_of_one_size_larger_as_there_are_more_of_them(meth
     problem = Problem(method)
 
     def block(rank: int, size: int) -> slice:
-        shared = objective._Pass(problem.objective(problem.model, Ranks(rank, size)), problem.batch())
+        shared = objective._Step(problem.objective(problem.model, Ranks(rank, size)), problem.batch())
         shared._own = torch.zeros(5, 1, DIM)
         return next(shared._blocks(1 << 20, 1_000))
 

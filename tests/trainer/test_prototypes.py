@@ -153,7 +153,7 @@ def test_goes_on_with_what_training_alone_needs(tokens: tuple[PrototypeToken, ..
     heads[0].follow(batches.at(0, None), units(12, 8))
     heads.append(Prototypes(DIM, **heads[0].shape()).eval())
     heads[1].load_state_dict(heads[0].state_dict())
-    heads[1].restore({name: array.copy() for name, array in heads[0].scratch().items()})
+    heads[1].load_training_arrays({name: array.copy() for name, array in heads[0].training_arrays().items()})
     for head in heads:
         head.follow(batches.at(1, None), units(12, 9))
     assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))

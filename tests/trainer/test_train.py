@@ -22,13 +22,13 @@ from trainer import train as loop
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.heads.adapter import Adapter
-from trainer.heads.head import Refinement, VectorModel
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
-from trainer.settings import TrainSettings
 from trainer.tokens import TokenTable
+from trainer.train_settings import TrainSettings
 from trainer.validation import Validation
 
 INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
@@ -321,10 +321,12 @@ def recipe(**asked: Any) -> Recipe:
 
 
 class TestOptimizer:
-    def groups(self, model: Refinement, **asked: Any) -> dict[int, tuple[float, float]]:
+    def groups(self, model: DualEncoder, **asked: Any) -> dict[int, tuple[float, float]]:
         """Pace and decay of each weight."""
         groups = loop._optimizer(model, recipe(**asked)).param_groups
-        return {id(weight): (group["pace"], group["weight_decay"]) for group in groups for weight in group["params"]}
+        return {
+            id(weight): (group["rate_factor"], group["weight_decay"]) for group in groups for weight in group["params"]
+        }
 
     def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
@@ -348,22 +350,22 @@ class TestOptimizer:
 
     def test_above_a_frozen_encoder_all_learn_alike(self) -> None:
         head = Prototypes(4, 40, ("text", "free"), 4)
-        groups = self.groups(VectorModel(4, Adapter(4, 3), head), method="prime")
+        groups = self.groups(VectorDualEncoder(4, Adapter(4, 3), head), method="prime")
         assert groups[id(head.free)] == (1, 0)
         assert {pace for pace, _ in groups.values()} == {1}
 
     def test_a_head_without_free_vectors_has_none_to_learn(self) -> None:
         head = Prototypes(4, 40, ("text",), 0)
-        assert id(head.free) not in self.groups(VectorModel(4, None, head), method="prime", prototype="text")
+        assert id(head.free) not in self.groups(VectorDualEncoder(4, None, head), method="prime", prototype="text")
 
     def test_every_group_takes_the_rate_at_its_pace_and_a_steep_gradient_is_clipped(self) -> None:
-        model = VectorModel(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
+        model = VectorDualEncoder(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
         learner = loop.Learner(model, loop._optimizer(model, recipe(train="full")), "cpu")
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, 100.0)
         count = sum(weight.numel() for weight in model.parameters())
-        assert loop._descend(learner, 0.25) == pytest.approx(100 * math.sqrt(count))
-        assert {(group["pace"], group["lr"]) for group in learner.optimizer.param_groups} == {
+        assert loop._take_step(learner, 0.25) == pytest.approx(100 * math.sqrt(count))
+        assert {(group["rate_factor"], group["lr"]) for group in learner.optimizer.param_groups} == {
             (1, 0.25),
             (2, 0.5),
             (10, 2.5),
@@ -374,7 +376,7 @@ class TestOptimizer:
         assert length == pytest.approx(1, rel=1e-4)
 
     def test_a_frozen_weight_is_left_alone(self) -> None:
-        model = VectorModel(3, adapter := Adapter(3, 2))
+        model = VectorDualEncoder(3, adapter := Adapter(3, 2))
         adapter.queries.requires_grad_(False)
         assert self.groups(model).keys() == {id(weight) for weight in adapter.labels.parameters()}
 
@@ -425,7 +427,9 @@ def test_a_batchs_tokens_are_those_of_its_queries_and_of_the_labels_in_its_pool(
     queries, table = (TokenTable(np.zeros(n * of, np.int32), of * np.arange(n + 1), 0) for n, of in ((6, 10), (40, 3)))
     sets = label_sets([range(5 * row, 5 * row + 5) for row in range(6)])
     nobody = np.zeros(6, dtype=bool)
-    task = loop.Task(VectorModel(4), queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), keep=lambda: None)
+    task = loop.Task(
+        VectorDualEncoder(4), queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), save_best=lambda: None
+    )
     asked = recipe(
         method="dexml" if hard_negatives is None else "rae",
         batch_size=2,

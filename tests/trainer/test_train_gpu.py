@@ -12,9 +12,9 @@ import torch
 
 from tests.trainer.helpers import random_units
 from tests.trainer.runs import KILLED, Moment, metrics, results, run_recollect, training
-from trainer.device_memory import kept_tokens, told_when_full
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
+from trainer.memory_check import explain_out_of_memory, kept_tokens
 from trainer.pretrained import load_pretrained
 from trainer.randomness import random_state
 from trainer.search import nearest
@@ -79,5 +79,5 @@ def test_what_a_token_takes_is_measured_and_no_random_number_is_drawn(tiny_bert:
 
 
 def test_a_gpu_that_is_full_is_told() -> None:
-    with pytest.raises(TrainingError, match="found too little .CUDA out of memory"), told_when_full():
+    with pytest.raises(TrainingError, match="found too little .CUDA out of memory"), explain_out_of_memory():
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import recollect
 from tests.trainer.helpers import Clock, files, label_sets
 from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, weights
-from trainer import memory, room, run_log
+from trainer import memory, memory_check, run_log
 from trainer import train as loop
 from trainer.checkpoint import load_checkpoint, load_encoder
 from trainer.encoder import Encoder
@@ -275,14 +275,17 @@ class TestRefused:
     ) -> None:
         # A projection with its bias, and a vector a label; in floats, six times over.
         needed = (DIM * DIM + DIM + LABELS * DIM) * 4 * 6
-        monkeypatch.setattr(room, "_free_bytes", lambda: needed - 1)
+        monkeypatch.setattr(memory_check, "free_bytes", lambda: needed - 1)
         monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("nothing should be encoded"))
         monkeypatch.setattr(Encoder, "tokenise", lambda *_: pytest.fail("nothing should be tokenised"))
         message = asked("--method", "unidec", "--train", what).message
-        assert "--method unidec: 12 labels of 32 dimensions need 0.0 MB to learn, weights, gradients and" in message
+        assert (
+            "--method unidec: 12 labels of 32 dimensions: expected 0.0 MB of free memory for weights, gradients and"
+            in message
+        )
 
     def test_but_not_one_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(room, "_free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
+        monkeypatch.setattr(memory_check, "free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
         assert train("--method", "unidec", "--max-steps", 1).status == 0
 
 
@@ -315,7 +318,7 @@ class TestTunedAtOnce:
 
 def test_a_head_is_asked_for_room_only_where_it_is_to_learn(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("--method", "unidec", "--max-steps", 1).status == 0
-    monkeypatch.setattr(room, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: 0)
     assert "already done" in train("--method", "unidec", "--max-steps", 1).err
 
 

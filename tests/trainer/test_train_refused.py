@@ -92,15 +92,18 @@ class TestDiverging:
     def test_names_a_gradient_that_is_not_finite_though_the_loss_is(
         self, train: Train, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loop, "_descend", lambda *_: math.inf)
+        monkeypatch.setattr(loop, "_take_step", lambda *_: math.inf)
         assert "found a gradient of length inf; the checkpoint of step 0 is kept" in train().message
 
     def test_names_vectors_that_are_not_finite_though_loss_and_gradient_were(
         self, train: Train, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loop, "_answers", lambda *_: False)
+        monkeypatch.setattr(loop, "_has_finite_vectors", lambda *_: False)
         message = train().message
-        assert "step 6: expected a finite loss, gradient and vectors, found vectors that are not; the check" in message
+        assert (
+            "step 6: expected a finite loss, gradient and vectors, found vectors that are not finite; the check"
+            in message
+        )
 
 
 class TestFullDisk:
@@ -139,8 +142,8 @@ class TestFullDisk:
             full.setattr(loop, "save_state", fill_up)
             outcome = train("--train", "full", "--save-minutes", 0)
         assert outcome.status == 2
-        assert f"{run_folder}/state: the training's state cannot be saved (" in outcome.message
-        assert "make room and go on with --resume" in outcome.message
+        assert f"{run_folder}/state: the training state cannot be saved (" in outcome.message
+        assert "free some disk space and continue with --resume" in outcome.message
         assert [path.name for path in (run_folder / "state").iterdir()] == ["step-00000007"]
         assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
         assert train("--train", "full", "--resume").status == 0
@@ -307,7 +310,7 @@ def test_state_that_cannot_be_read_is_refused_until_overwritten(
     (state / "optimizer.safetensors").write_bytes(b"half")
     outcome = train("--resume")
     assert outcome.status == 2
-    assert f"{state}: expected a training's state, found: " in outcome.message
+    assert f"{state}: expected a training state, found: " in outcome.message
     assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
     assert train("--overwrite", "--max-steps", 1).status == 0
 

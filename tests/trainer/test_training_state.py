@@ -13,18 +13,18 @@ from safetensors import SafetensorError
 
 from tests.trainer.helpers import files
 from trainer import training_state
+from trainer.distributed import ALONE, Ranks
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
-from trainer.heads.head import VectorModel
+from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.negatives import HardNegatives
-from trainer.ranks import ALONE, Ranks
 from trainer.training_state import Learner, Progress, load_state, save_state
 
 
 def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters: Any = None) -> Learner:
     """A small model with dropout, and weights that decay and weights that do not, as in training."""
     torch.manual_seed(seed)
-    model = VectorModel(6, Adapter(6, 40, dropout=0.5))
+    model = VectorDualEncoder(6, Adapter(6, 40, dropout=0.5))
     weights = list(model.parameters())
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.01},
@@ -147,7 +147,9 @@ def test_a_full_disk_keeps_the_older_state_and_says_what_to_do(tmp_path: Path, l
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # no file may grow beyond
     try:
-        with pytest.raises(TrainingError, match="cannot be saved .*the last one.*kept: make room and go on with --res"):
+        with pytest.raises(
+            TrainingError, match="cannot be saved .*the last state.*kept: free some disk space and continue with --res"
+        ):
             save_state(tmp_path, Progress(step=2), learner, ALONE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -208,7 +210,7 @@ NAMES = (
 def test_a_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, spoil: Callable[[Path], None]) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     spoil(tmp_path / "step-00000001" / name)
-    with pytest.raises(TrainingError, match="step-00000001: expected a training's state, found: .*--overwrite"):
+    with pytest.raises(TrainingError, match="step-00000001: expected a training state, found: .*--overwrite"):
         load_state(tmp_path, learner, ALONE)
 
 
@@ -216,22 +218,22 @@ def test_a_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, 
 def test_a_state_with_a_file_missing_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     (tmp_path / "step-00000001" / name).unlink()
-    with pytest.raises(TrainingError, match="expected a training's state, found: .*"):
+    with pytest.raises(TrainingError, match="expected a training state, found: .*"):
         load_state(tmp_path, learner, ALONE)
 
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
-    model = VectorModel(2, Adapter(2, 2))
+    model = VectorDualEncoder(2, Adapter(2, 2))
     other = Learner(model, torch.optim.AdamW(model.parameters()), "cpu")
-    with pytest.raises(TrainingError, match="expected a training's state"):
+    with pytest.raises(TrainingError, match="expected a training state"):
         load_state(tmp_path, other, ALONE)
 
 
 class Joined(Ranks):
     """One of two processes that hold the same tensors."""
 
-    def join(self, part: torch.Tensor, rows: int) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor, rows: int) -> torch.Tensor:
         return torch.cat([part] * self.size)
 
 
@@ -244,5 +246,5 @@ def test_only_the_first_rank_writes_a_state(tmp_path: Path, learner: Learner) ->
 
 def test_the_state_of_fewer_ranks_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
-    with pytest.raises(TrainingError, match="expected a training's state"):
+    with pytest.raises(TrainingError, match="expected a training state"):
         load_state(tmp_path, new_learner(), Joined(1, 2))

@@ -76,7 +76,7 @@ def naive_score_at(
 ) -> float:
     """The formulas, a query at a time, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
-    instance_keys = keys.joined.astype(np.float64)
+    instance_keys = keys.gathered.astype(np.float64)
     label_keys = []
     for label, text in enumerate(keys.labels.astype(np.float64)):
         has = [instance_keys[row] for row in voters if label in sets[row]]

@@ -11,7 +11,7 @@ from tests.trainer.conftest import SAMPLE_TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.encoder import Encoder, embed
 from trainer.heads.adapter import Side
-from trainer.heads.head import VectorModel
+from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.tokens import VectorTable
 
 DIM, LABELS = 32, 4  # as many as there are sample texts
@@ -33,7 +33,9 @@ def vectors() -> Tensor:
 def test_has_the_views_and_the_key_of_its_head(
     vectors: Tensor, method: str, query_views: int, label_views: int, key_dim: int, adapted: bool
 ) -> None:
-    model = VectorModel(DIM, learned_adapter(DIM, 8) if adapted else None, learned_head(method, DIM, LABELS)).eval()
+    model = VectorDualEncoder(
+        DIM, learned_adapter(DIM, 8) if adapted else None, learned_head(method, DIM, LABELS)
+    ).eval()
     assert (model.view_count("queries"), model.view_count("labels"), model.key_dim) == (
         query_views,
         label_views,
@@ -51,7 +53,7 @@ def test_has_the_views_and_the_key_of_its_head(
 
 @every_side
 def test_without_adapter_and_head_gives_back_what_it_reads(vectors: Tensor, side: Side) -> None:
-    model = VectorModel(DIM)
+    model = VectorDualEncoder(DIM)
     assert torch.equal(model.views(vectors, side), vectors[:, None])
     assert torch.equal(model(vectors, side), vectors)
 
@@ -59,16 +61,16 @@ def test_without_adapter_and_head_gives_back_what_it_reads(vectors: Tensor, side
 @every_side
 def test_without_a_head_gives_what_its_adapter_gives(vectors: Tensor, side: Side) -> None:
     adapter = learned_adapter(DIM, 8).eval()
-    torch.testing.assert_close(VectorModel(DIM, adapter).eval()(vectors, side), adapter(vectors, side))
+    torch.testing.assert_close(VectorDualEncoder(DIM, adapter).eval()(vectors, side), adapter(vectors, side))
 
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
 def test_head_stands_on_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
     adapter, head = learned_adapter(DIM, 8).eval(), learned_head(method, DIM, LABELS)
-    found = VectorModel(DIM, adapter, head).eval().views(vectors, side, ROWS)
+    found = VectorDualEncoder(DIM, adapter, head).eval().views(vectors, side, ROWS)
     below = adapter(vectors, side)
-    torch.testing.assert_close(found, VectorModel(DIM, None, head).eval().views(below, side, ROWS))
+    torch.testing.assert_close(found, VectorDualEncoder(DIM, None, head).eval().views(below, side, ROWS))
 
 
 @every_side

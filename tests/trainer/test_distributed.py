@@ -17,11 +17,10 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.test_objective import ALL, Problem, assert_same
-from trainer import losses
-from trainer import ranks as ranks_module
+from trainer import distributed, losses
+from trainer.distributed import ALONE, Ranks, process_group
 from trainer.errors import TrainingError
 from trainer.heads.prototypes import Prototypes
-from trainer.ranks import ALONE, Ranks, joined_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120
@@ -65,7 +64,7 @@ def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
         scores, positives, relevant, others = columns(ranks, keys)
         value = loss(scores, positives, relevant, others)
         (value * torch.arange(1, 7)).sum().backward()
-        found[name] = (ranks.sum(value.detach()), scores.grad)
+        found[name] = (ranks.all_reduce_sum(value.detach()), scores.grad)
     return found
 
 
@@ -81,19 +80,19 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     model = torch.nn.Linear(3, 2)
     model.weight.grad = torch.full((2, 3), float(ranks.rank + 1))
     model.bias.grad = torch.arange(2.0) * ranks.rank
-    ranks.add_gradients(model)
+    ranks.all_reduce_gradients(model)
     arrays = [np.arange(3 * rows).reshape(rows, 3) for rows in ROWS]
     return {
         "rank": (ranks.rank, ranks.size, ranks.first),
-        "sum": (ranks.sum(own), own),
-        "largest": (ranks.largest(own), own),
-        "agree": ranks.agree({"said by": ranks.rank}),
+        "all_reduce_sum": (ranks.all_reduce_sum(own), own),
+        "all_reduce_max": (ranks.all_reduce_max(own), own),
+        "broadcast_object": ranks.broadcast_object({"said by": ranks.rank}),
         "log_sum_exp": (values.detach(), total.detach(), values.grad),
         "top_k": (top.detach(), best.grad),
         "gradients": (model.weight.grad, model.bias.grad),
-        "join": [ranks.join(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
-        "join_arrays": [ranks.join_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
-        "collect": [ranks.collect(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+        "all_gather": [ranks.all_gather(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
+        "all_gather_arrays": [ranks.all_gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+        "gather_arrays": [ranks.gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
     }
 
 
@@ -126,8 +125,8 @@ def alone(name: str) -> dict[str, Any]:
 
 def work(folder: Path) -> None:
     """What each process does, one thing after another."""
-    ranks_module._PATIENCE, ranks_module._STRETCH_ROWS = timedelta(seconds=20), 2
-    with joined_ranks("cpu") as ranks:
+    distributed._TIMEOUT, distributed._CHUNK_ROWS = timedelta(seconds=20), 2
+    with process_group("cpu") as ranks:
         for name, task in WORK.items():
             torch.save(task(ranks), folder / f"{name} {ranks.rank}.pt")
     assert not dist.is_initialized()
@@ -152,7 +151,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("ranks")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
     process = subprocess.Popen(
-        [*torchrun, "-m", "tests.trainer.test_ranks", str(folder)],
+        [*torchrun, "-m", "tests.trainer.test_distributed", str(folder)],
         cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -181,19 +180,19 @@ def test_ranks_know_their_number(group: Group) -> None:
 
 def test_sum_and_largest_are_over_all_ranks(group: Group) -> None:
     found = group.found("exchanges")
-    parts = torch.stack([rank["sum"][1] for rank in found])
+    parts = torch.stack([rank["all_reduce_sum"][1] for rank in found])
     for rank in found:
-        assert torch.equal(rank["sum"][0], parts.sum(dim=0))
-        assert torch.equal(rank["largest"][0], parts.amax(dim=0))
+        assert torch.equal(rank["all_reduce_sum"][0], parts.sum(dim=0))
+        assert torch.equal(rank["all_reduce_max"][0], parts.amax(dim=0))
 
 
 def test_all_agree_with_the_first_rank(group: Group) -> None:
-    assert [found["agree"] for found in group.found("exchanges")] == [{"said by": 0}] * group.size
+    assert [found["broadcast_object"] for found in group.found("exchanges")] == [{"said by": 0}] * group.size
 
 
 def test_join_puts_unequal_and_empty_shares_back_together(group: Group) -> None:
     for found in group.found("exchanges"):
-        for rows, tensor, array in zip(ROWS, found["join"], found["join_arrays"], strict=True):
+        for rows, tensor, array in zip(ROWS, found["all_gather"], found["all_gather_arrays"], strict=True):
             whole = np.arange(3 * rows).reshape(rows, 3)
             np.testing.assert_array_equal(tensor.numpy(), whole)
             np.testing.assert_array_equal(array, whole)
@@ -201,7 +200,7 @@ def test_join_puts_unequal_and_empty_shares_back_together(group: Group) -> None:
 
 def test_collect_puts_them_together_on_the_first_rank_alone(group: Group) -> None:
     for rank, found in enumerate(group.found("exchanges")):
-        for rows, array in zip(ROWS, found["collect"], strict=True):
+        for rows, array in zip(ROWS, found["gather_arrays"], strict=True):
             np.testing.assert_array_equal(array, np.arange(3 * rows).reshape(rows, 3)[: None if rank == 0 else 0])
 
 
@@ -271,7 +270,7 @@ def test_shares_cover_all_rows_and_differ_by_one_at_most(size: int, rows: int) -
 
 def test_process_that_torchrun_did_not_start_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined_ranks("cpu") as ranks:
+    with process_group("cpu") as ranks:
         assert ranks == ALONE
         assert not dist.is_initialized()
 
@@ -285,7 +284,7 @@ class TestRefused:
             monkeypatch.setenv(name, str(value))
 
     def refusal(self, device: str) -> str:
-        with pytest.raises(TrainingError) as refused, joined_ranks(device):
+        with pytest.raises(TrainingError) as refused, process_group(device):
             pytest.fail("there is nothing to join")
         assert not dist.is_initialized()
         return str(refused.value)
@@ -309,8 +308,13 @@ class TestRefused:
 def test_rank_that_is_alone_gets_back_what_it_gave() -> None:
     values = torch.arange(3.0)
     assert ALONE.first
-    assert ALONE.agree("so") == "so"
-    for given in (ALONE.sum(values), ALONE.largest(values), ALONE.log_sum_exp(values), ALONE.join(values, 3)):
+    assert ALONE.broadcast_object("so") == "so"
+    for given in (
+        ALONE.all_reduce_sum(values),
+        ALONE.all_reduce_max(values),
+        ALONE.log_sum_exp(values),
+        ALONE.all_gather(values, 3),
+    ):
         assert given is values
     rows = values[None]
     assert ALONE.top_k(rows, 3) is rows
