@@ -7,6 +7,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -25,8 +26,13 @@ _TOKENS_ON_CPU = 16_384
 _GRAPH_SHARE = 0.5
 
 # Files of a memory control group: its limits, its usage, and its file pages in `memory.stat`.
-_CGROUP_V2 = ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")
-_CGROUP_V1 = ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+_GroupFiles: TypeAlias = tuple[tuple[str, ...], str, tuple[str, ...]]
+_CGROUP_V2: _GroupFiles = ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")
+_CGROUP_V1: _GroupFiles = (
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
 
 
 def require_memory(module: nn.Module, name: str, device: str) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from trainer.distributed import Ranks
 from trainer.errors import TrainingError
-from trainer.files import flush_files
+from trainer.files import flush_files, save_array
 from trainer.heads.dual_encoder import DualEncoder
 from trainer.negatives import HardNegatives
 from trainer.randomness import random_state, restore_random_state

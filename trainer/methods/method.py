@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Bool, Float
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import CliImplicitFlag
+from pydantic import BaseModel, Field
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 from torch import Tensor
 
 from trainer.distributed import Ranks
@@ -22,7 +22,8 @@ class MethodOptions(BaseModel):
     recipe stores the options of the chosen method.
     """
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    # A settings class inherits this class, so mypy needs the type that settings have.
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(frozen=True, allow_inf_nan=False)
 
     def contradictions(self) -> Iterator[str]:
         """Yield a message for each contradiction between these flags."""
