@@ -1,4 +1,4 @@
-"""The loss of each method against what its paper writes, term by term in float64."""
+"""The loss of each method against the formula of its paper, term by term in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.methods.supcon import PSL
 from trainer.settings import MethodName
 from trainer.train_settings import TrainSettings
 
-PICKED = ["unidec", "supcon"]
+WITH_PSL = ["unidec", "supcon"]
 VIEWS = {"prime": 2, "unidec": 2}
 every_margin = pytest.mark.parametrize("margin", [(0.1, 0.3), (0.2, 0.2)], ids=["clipped", "fixed"])
 every_psl = pytest.mark.parametrize("psl", ["pal-n", "pal"])
@@ -36,7 +36,7 @@ WRITTEN_PSL = {"pal-n": written_softmax, "pal": written_pal}
 
 
 def drawn(method: str, **shape: Any) -> list[Pool]:
-    """A pool a view: the same labels and positives, similarities of its own, without a temperature for PRIME."""
+    """Draw a pool for each view: equal positives, different similarities, which are not divided by tau for PRIME."""
     scale = 1 if METHODS[method].temperature else 1 / 12
     pools = [draw(seed, **{"queries": 8, "keys": 12, "dense": 0.3} | shape) for seed in (10, 11)]
     return [pools[0]._replace(labels=scale * pool.labels) for pool in pools[: VIEWS.get(method, 1)]]
@@ -47,14 +47,14 @@ def stacked(pools: list[Pool]) -> Tensor:
 
 
 def loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> tuple[Tensor, Tensor]:
-    """Of queries over labels."""
+    """Return the loss of queries over labels, and its gradient."""
     similarities = stacked(pools)
     value = METHODS[method].loss(Scored(similarities, *pools[0][1:], ranks=ALONE), given)
     return with_gradient(value, similarities)
 
 
 def label_loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> tuple[Tensor, Tensor]:
-    """Of labels over queries, whose similarities the pools hold a row a label."""
+    """Return the loss of labels over queries, and its gradient. Rows of the pools are labels."""
     label_loss, similarities = METHODS[method].label_loss, stacked(pools)
     assert label_loss is not None
     return with_gradient(label_loss(ScoredLabels(similarities, *pools[0][1:3]), given), similarities)
@@ -86,7 +86,7 @@ def written_prime(pools: list[Pool], margin: tuple[float, float]) -> tuple[Tenso
     return with_gradient(added((1, triplets[0]), (1, triplets[1]), (0.1, regulariser)), similarities)
 
 
-def written_picked(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, Tensor]:
+def written_psl(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, Tensor]:
     similarities = stacked(pools)
     weight = 1 / len(pools) / (2 if symmetric else 1)
     each = [(weight, WRITTEN_PSL[psl](pool)) for pool in of_views(pools, similarities)]
@@ -94,7 +94,7 @@ def written_picked(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("name", ["rae", "dexml", "softtopk", "infonce"])
-def test_plain_methods_take_the_loss_of_their_paper(name: str) -> None:
+def test_methods_with_one_view_have_the_loss_of_their_paper(name: str) -> None:
     pools = drawn(name, sampled=True, dense=0.4)
     written = {
         "rae": written_rae(pools[0]),
@@ -118,7 +118,7 @@ def test_prime_adds_triplets_of_prototypes_and_texts_and_a_tenth_of_the_regulari
 
 
 @every_margin
-def test_prime_asks_the_texts_of_labels_for_queries_and_never_their_prototypes(margin: tuple[float, float]) -> None:
+def test_label_loss_of_prime_uses_texts_and_never_prototypes(margin: tuple[float, float]) -> None:
     pools = drawn("prime")
     value, gradient = label_loss_and_gradient("prime", pools, options("prime", symmetric=True, margin=margin))
     similarities = stacked(pools)
@@ -130,29 +130,29 @@ def test_prime_asks_the_texts_of_labels_for_queries_and_never_their_prototypes(m
 @every_psl
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
-@pytest.mark.parametrize("name", PICKED)
-def test_picked_labels_are_pulled_in_every_view_by_half_where_labels_are_asked_too(
+@pytest.mark.parametrize("name", WITH_PSL)
+def test_query_loss_of_unidec_and_supcon_is_the_mean_of_views_and_half_if_symmetric(
     name: str, shape: dict[str, Any], symmetric: bool, psl: PSL
 ) -> None:
     pools = drawn(name, **shape)
     given = options(name, symmetric=symmetric, psl=psl)
     found = loss_and_gradient(name, pools, given)
-    torch.testing.assert_close(found, written_picked(pools, psl, symmetric), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, written_psl(pools, psl, symmetric), rtol=1e-9, atol=1e-12)
 
 
 @every_psl
 @pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
-@pytest.mark.parametrize("name", PICKED)
-def test_picked_labels_are_asked_for_queries_by_the_other_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
-    pools = drawn(name, **shape)  # its "queries" are labels here
+@pytest.mark.parametrize("name", WITH_PSL)
+def test_label_loss_of_unidec_and_supcon_is_the_other_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
+    pools = drawn(name, **shape)  # the rows are labels here
     found = label_loss_and_gradient(
         name, pools, options(name, symmetric=True, **({} if name == "prime" else {"psl": psl}))
     )
-    torch.testing.assert_close(found, written_picked(pools, psl, symmetric=True), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, written_psl(pools, psl, symmetric=True), rtol=1e-9, atol=1e-12)
 
 
 @every_psl
-@pytest.mark.parametrize("name", [*PICKED, "prime"])
+@pytest.mark.parametrize("name", [*WITH_PSL, "prime"])
 def test_label_without_a_positive_query_has_no_loss_and_no_gradient(name: str, psl: PSL) -> None:
     nothing = {"positives": torch.zeros(8, 12, dtype=torch.bool), "relevant": torch.zeros(8, 12, dtype=torch.bool)}
     pools = [pool._replace(**nothing) for pool in drawn(name)]
@@ -163,8 +163,8 @@ def test_label_without_a_positive_query_has_no_loss_and_no_gradient(name: str, p
     assert not gradient.any()
 
 
-@pytest.mark.parametrize("name", [*PICKED, "prime"])
-def test_the_only_query_of_a_batch_has_nobody_to_be_ahead_of(name: str) -> None:
+@pytest.mark.parametrize("name", [*WITH_PSL, "prime"])
+def test_label_loss_of_a_single_query_is_zero(name: str) -> None:
     pools = drawn(name, keys=1, dense=1.0)
     value, gradient = label_loss_and_gradient(name, pools, options(name, symmetric=True))
     torch.testing.assert_close(value, torch.zeros_like(value))
@@ -191,7 +191,7 @@ def test_method_flag_accepts_the_names_of_all_methods() -> None:
     assert get_args(MethodName) == tuple(METHODS)
 
 
-def test_heads_are_for_the_dimensions_and_labels_that_there_are() -> None:
+def test_heads_have_the_given_dimensions_and_labels() -> None:
     heads = {
         name: method.head and method.head(8, 20, options(name, **PROTOTYPE.get(name, {})))
         for name, method in METHODS.items()

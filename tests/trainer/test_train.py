@@ -44,7 +44,7 @@ class TestTraining:
     @pytest.mark.usefixtures("every_step")
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_lowers_the_loss_and_remembers_with_what_it_learnt(
+    def test_lowers_the_loss_and_builds_the_memory_with_the_trained_encoder(
         self, train: Train, run_folder: Path, tiny_bert: Any, method: str, what: str
     ) -> None:
         more = ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
@@ -72,7 +72,7 @@ class TestTraining:
         assert memory.defaults == DEFAULTS
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
-    def test_notes_its_recipe_and_how_it_ended(self, train: Train, run_folder: Path, what: str) -> None:
+    def test_stores_its_recipe_and_its_result(self, train: Train, run_folder: Path, what: str) -> None:
         outcome = train("--train", what, "--seed", 5)
         saved = training(run_folder)
         assert saved["done"]
@@ -86,7 +86,7 @@ class TestTraining:
         assert re.search(r"^train: .*optimizer \d+%.*; peak memory [\d,]{3,} MiB$", outcome.err, re.MULTILINE)
         assert list(metrics(run_folder, "loss"))[-1] == 18
 
-    def test_leaves_the_best_checkpoint_not_the_last(
+    def test_keeps_the_best_checkpoint_not_the_last(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scores: Iterator[float] = iter([5.0, 30.0, 10.0, 20.0])
@@ -115,7 +115,7 @@ class TestTraining:
         assert encoder_digest(kept) == open_memory(run_folder / "memory").plan.encoder_sha256 == learnt[1]
         assert len(set(learnt)) == 4
 
-    def test_that_makes_nothing_better_leaves_the_encoder_it_began_with(
+    def test_without_improvement_keeps_the_encoder_of_the_start(
         self, train: Train, run_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scores: Iterator[float] = iter([50.0, 50.0, 49.0, 0.0])
@@ -125,7 +125,7 @@ class TestTraining:
             load(tiny_bert.folder)
         )
 
-    def test_held_out_instances_are_remembered_but_not_learnt_from(
+    def test_held_out_instances_are_in_the_memory_but_not_in_training(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: set[int] = set()
@@ -140,12 +140,12 @@ class TestTraining:
         assert len(seen) == INSTANCES - HELD_OUT
         assert open_memory(run_folder / "memory").plan.instances == INSTANCES
 
-    def test_ends_after_so_many_steps_when_told_to(self, train: Train, run_folder: Path) -> None:
+    def test_ends_after_max_steps(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 8)
         assert training(run_folder)["progress"]["step"] == 8
         assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 8]
 
-    def test_seeds_lead_to_other_weights_and_one_seed_to_the_same(self, train: Train, run_folder: Path) -> None:
+    def test_equal_seeds_give_equal_weights_and_other_seeds_give_others(self, train: Train, run_folder: Path) -> None:
         found = {}
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             folder = run_folder.with_name(name)
@@ -154,7 +154,7 @@ class TestTraining:
         assert found["a"] == found["b"]
         assert found["a"]["adapter.safetensors"] != found["c"]["adapter.safetensors"]
 
-    def test_in_small_micro_batches_learns_nearly_the_same(
+    def test_small_micro_batches_give_nearly_equal_weights(
         self, train: Train, run_folder: Path, steady_encoder: Path
     ) -> None:
         few = ["--train", "full", "--encoder", steady_encoder, "--validation-fraction", 0, "--max-steps", 3]
@@ -167,12 +167,12 @@ class TestTraining:
         )
 
     @pytest.mark.usefixtures("every_step")
-    def test_a_learning_rate_rises_and_falls(self, train: Train, run_folder: Path) -> None:
+    def test_learning_rate_rises_and_falls(self, train: Train, run_folder: Path) -> None:
         train("--learning-rate", 0.01, "--max-steps", 12, "--epochs", 4)
         rates = list(metrics(run_folder, "learning_rate").values())
         assert rates == pytest.approx([0.005, 0.01] + [0.001 * left for left in range(10, 0, -1)])
 
-    def test_enriched_label_keys_are_asked_in_validation_and_noted_in_the_memory(
+    def test_enriched_label_keys_are_used_in_validation_and_stored_in_the_memory(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = []
@@ -187,14 +187,14 @@ class TestTraining:
         assert asked == [0.25, 0.25]
         assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.25}
 
-    def test_half_precision_keys_are_those_the_checkpoint_makes(self, train: Train, run_folder: Path) -> None:
+    def test_half_precision_keys_equal_the_checkpoints_keys(self, train: Train, run_folder: Path) -> None:
         train("--key-dtype", "float16", "--epochs", 1, "--label-inputs", "text")
         encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
         assert memory.keys.dtype == np.float16
         found = encoder.encode(texts(run_folder, "labels.jsonl"), 8, side="labels")
         np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-3)
 
-    def test_goes_on_from_a_checkpoint_with_its_adapter(
+    def test_starts_from_a_checkpoint_with_its_adapter(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         train("--validation-fraction", 0, "--label-inputs", "text")
@@ -205,7 +205,7 @@ class TestTraining:
         assert results(second)["adapter.safetensors"] == results(run_folder)["adapter.safetensors"]
         np.testing.assert_array_equal(open_memory(second / "memory").keys, open_memory(run_folder / "memory").keys)
 
-    def test_of_a_whole_checkpoint_teaches_encoder_and_adapter(self, train: Train, run_folder: Path) -> None:
+    def test_full_training_of_a_checkpoint_trains_encoder_and_adapter(self, train: Train, run_folder: Path) -> None:
         train("--validation-fraction", 0, "--max-steps", 2, "--label-inputs", "text")
         second = run_folder.with_name("second")
         more = ["--encoder", run_folder / "checkpoint", "--train", "full", "--validation-fraction", 0, "--max-steps", 2]
@@ -226,7 +226,7 @@ class TestVectors:
         assert train("--epochs", 0, "--out", tmp_path / "zero").status == 0
         return tmp_path / "zero" / "memory"
 
-    def test_that_are_given_make_the_same_adapter_and_nothing_is_encoded(
+    def test_given_vectors_give_the_same_adapter_without_encoding(
         self, train: Train, run_folder: Path, vectors: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = files(vectors)
@@ -244,7 +244,7 @@ class TestVectors:
         assert not run_folder.exists()
         return outcome.message
 
-    def test_of_another_dataset_are_refused(
+    def test_vectors_of_another_dataset_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, lesson: Path, tmp_path: Path
     ) -> None:
         other = Path(shutil.copytree(lesson, tmp_path / "other"))
@@ -255,31 +255,33 @@ class TestVectors:
         assert "found a memory that differs in dataset_sha256; leave the flag out" in outcome.message
         assert not run_folder.exists()
 
-    def test_of_another_encoder_are_refused(
+    def test_vectors_of_another_encoder_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, tiny_distilbert: Any
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, "--encoder", tiny_distilbert.folder)
         assert f"--vectors {vectors}: expected the float32 keys that this encoder makes of this dataset" in message
         assert "found a memory that differs in encoder, encoder_sha256; leave the flag out" in message
 
-    def test_of_another_dtype_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+    def test_vectors_of_another_dtype_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         train("--epochs", 0, "--out", tmp_path / "half", "--key-dtype", "float16")
         message = self.refused(train, run_folder, "--vectors", tmp_path / "half" / "memory")
         assert "differs in key_dtype;" in message
 
-    def test_that_are_not_there_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+    def test_missing_vectors_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         message = self.refused(train, run_folder, "--vectors", tmp_path / "none")
         assert f"{tmp_path / 'none'}: expected a memory, found none" in message
 
     @pytest.mark.parametrize("more", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
-    def test_of_other_settings_are_refused(
+    def test_vectors_of_other_settings_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, more: list[object]
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, *more)
         assert "found a memory that differs in encoder; leave the flag out, or make one with --epochs 0" in message
 
     @pytest.mark.parametrize("overwrite", [["--overwrite"], []])
-    def test_that_the_run_would_remove_are_refused(self, train: Train, vectors: Path, overwrite: list[str]) -> None:
+    def test_vectors_that_the_run_would_remove_are_refused(
+        self, train: Train, vectors: Path, overwrite: list[str]
+    ) -> None:
         before = files(vectors.parent)
         for flag in (["--vectors", vectors], ["--encoder", vectors.parent / "checkpoint"]):
             outcome = train(*flag, "--out", vectors.parent, *overwrite)
@@ -293,7 +295,7 @@ class TestVectors:
 class TestDamagedMemory:
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("name", ["memory.json", "keys.npy", "value_indices.npy"])
-    def test_is_made_again_from_the_checkpoint_without_training(
+    def test_missing_memory_is_made_from_the_checkpoint_without_training(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
     ) -> None:
         few = ["--train", what, "--max-steps", 1]
@@ -306,7 +308,7 @@ class TestDamagedMemory:
         assert f"{run_folder}/memory: finished, but damaged; made again" in outcome.err
         assert files(run_folder) == before
 
-    def test_that_is_not_the_one_asked_for_is_refused(self, train: Train, run_folder: Path) -> None:
+    def test_memory_with_other_settings_is_refused(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         before = files(run_folder)
         outcome = train("--max-steps", 1, "--key-dtype", "float16")
@@ -328,7 +330,7 @@ class TestOptimizer:
             id(weight): (group["rate_factor"], group["weight_decay"]) for group in groups for weight in group["params"]
         }
 
-    def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_bert: Any) -> None:
+    def test_only_matrices_have_weight_decay(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
         groups = self.groups(model.learning(), train="full")
         found = {name: groups.get(id(weight)) for name, weight in model.named_parameters()}
@@ -337,9 +339,7 @@ class TestOptimizer:
             assert group == (None if ".pooler." in name else (1, 0) if plain else (1, 0.01)), name
         assert set(found.values()) == {None, (1, 0), (1, 0.01)}
 
-    def test_a_head_learns_faster_than_the_encoder_below_and_what_it_looks_up_does_not_decay(
-        self, tiny_bert: Any
-    ) -> None:
+    def test_head_learns_faster_than_the_encoder_and_its_lookups_have_no_weight_decay(self, tiny_bert: Any) -> None:
         head = Prototypes(32, 40, ("text", "free"), 4)
         model = load(tiny_bert.folder).with_adapter(None, head).model
         groups = self.groups(model.learning(), train="full")
@@ -348,17 +348,17 @@ class TestOptimizer:
         assert groups[id(head.layer.linear1.bias)] == (2, 0)
         assert groups[id(model.transformer.get_input_embeddings().weight)] == (1, 0.01)
 
-    def test_above_a_frozen_encoder_all_learn_alike(self) -> None:
+    def test_above_a_frozen_encoder_all_weights_have_the_same_rate(self) -> None:
         head = Prototypes(4, 40, ("text", "free"), 4)
         groups = self.groups(VectorDualEncoder(4, Adapter(4, 3), head), method="prime")
         assert groups[id(head.free)] == (1, 0)
         assert {pace for pace, _ in groups.values()} == {1}
 
-    def test_a_head_without_free_vectors_has_none_to_learn(self) -> None:
+    def test_head_without_free_vectors_trains_none(self) -> None:
         head = Prototypes(4, 40, ("text",), 0)
         assert id(head.free) not in self.groups(VectorDualEncoder(4, None, head), method="prime", prototype="text")
 
-    def test_every_group_takes_the_rate_at_its_pace_and_a_steep_gradient_is_clipped(self) -> None:
+    def test_each_group_has_its_rate_factor_and_long_gradients_are_clipped(self) -> None:
         model = VectorDualEncoder(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
         learner = loop.Learner(model, loop._optimizer(model, recipe(train="full")), "cpu")
         for weight in model.parameters():
@@ -375,13 +375,13 @@ class TestOptimizer:
         length = math.sqrt(sum(float((moment / 0.1).square().sum()) for moment in moments))
         assert length == pytest.approx(1, rel=1e-4)
 
-    def test_a_frozen_weight_is_left_alone(self) -> None:
+    def test_frozen_weights_are_not_trained(self) -> None:
         model = VectorDualEncoder(3, adapter := Adapter(3, 2))
         adapter.queries.requires_grad_(False)
         assert self.groups(model).keys() == {id(weight) for weight in adapter.labels.parameters()}
 
 
-def test_no_keys_are_held_while_a_step_is_made(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_freed_before_a_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     makers, backward = [], loop.Objective.backward
     made = loop.KeyMaker
 
@@ -390,7 +390,7 @@ def test_no_keys_are_held_while_a_step_is_made(train: Train, monkeypatch: pytest
         return makers[-1]
 
     def step(self: Any, batch: Any) -> float:
-        assert makers[-1]._made is None
+        assert makers[-1]._cached is None
         return backward(self, batch)
 
     monkeypatch.setattr(loop, "KeyMaker", watched)
@@ -398,7 +398,7 @@ def test_no_keys_are_held_while_a_step_is_made(train: Train, monkeypatch: pytest
     assert train("--mine-every", 4).status == 0
 
 
-def test_a_large_batch_goes_through_the_gradient_cache_and_a_small_one_does_not(train: Train, monkeypatch: Any) -> None:
+def test_only_large_batches_use_the_gradient_cache(train: Train, monkeypatch: Any) -> None:
     made = []
     embedder = loop._embedder
 
@@ -420,7 +420,7 @@ def test_a_large_batch_goes_through_the_gradient_cache_and_a_small_one_does_not(
     [(1, 2, 6), (2, 2, 8), (0, 2, 14), (9, 2, 14), (9, 0, 10), (0, 50, 40), (1, None, 40)],
     ids=["one drawn", "two drawn", "all", "more than there are", "none mined", "all labels and more", "all labels"],
 )
-def test_a_batchs_tokens_are_those_of_its_queries_and_of_the_labels_in_its_pool(
+def test_tokens_of_a_batch_are_those_of_its_queries_and_its_pool(
     positives: int, hard_negatives: int | None, pool: int
 ) -> None:
     """Two of six queries, each of 10 tokens and with 5 of 40 labels; a label has 3 tokens."""

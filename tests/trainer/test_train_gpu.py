@@ -38,7 +38,7 @@ def run(flags: list[object], tmp_path: Path) -> Callable[..., int]:
 
 @pytest.mark.parametrize("micro_batch", [3, 0], ids=["gradient cache", "as memory allows"])
 @pytest.mark.parametrize("what", ["adapter", "full"])
-def test_in_bfloat16_killed_and_resumed_ends_with_the_weights_of_one_that_never_was(
+def test_killed_and_resumed_training_in_bfloat16_has_the_weights_of_an_uninterrupted_one(
     run: Callable[..., int], run_folder: Path, tmp_path: Path, what: str, micro_batch: int
 ) -> None:
     words = ["--train", what, "--micro-batch", micro_batch]
@@ -56,7 +56,7 @@ def test_in_bfloat16_killed_and_resumed_ends_with_the_weights_of_one_that_never_
 
 
 @pytest.mark.parametrize("top", [1, 10, 700])
-def test_nearest_keys_are_those_that_a_cpu_finds(top: int) -> None:
+def test_nearest_keys_equal_those_found_on_a_cpu(top: int) -> None:
     rng = np.random.default_rng(0)
     queries, keys = random_units(rng, 300, 32), random_units(rng, 700, 32)
     (on_cpu, rows), (on_gpu, found) = (nearest(queries, keys, top, device) for device in ("cpu", "cuda"))
@@ -66,7 +66,7 @@ def test_nearest_keys_are_those_that_a_cpu_finds(top: int) -> None:
     np.testing.assert_allclose(np.einsum("qd,qtd->qt", queries, keys[found]), on_cpu, atol=1e-6)
 
 
-def test_what_a_token_takes_is_measured_and_no_random_number_is_drawn(tiny_bert: Any) -> None:
+def test_memory_of_a_token_is_measured_without_drawing_random_numbers(tiny_bert: Any) -> None:
     encoder = load_pretrained(str(tiny_bert.folder), "mean", 32, 8, "cuda")
     table = encoder.tokenise(["quick Brown fox jumps over the lazy dog"] * 64, 32)
     model = encoder.model.learning().train()
@@ -78,6 +78,6 @@ def test_what_a_token_takes_is_measured_and_no_random_number_is_drawn(tiny_bert:
     assert 500 < torch.cuda.mem_get_info()[0] / 2 / kept < 50_000
 
 
-def test_a_gpu_that_is_full_is_told() -> None:
+def test_full_gpu_is_reported() -> None:
     with pytest.raises(TrainingError, match="found too little .CUDA out of memory"), explain_out_of_memory():
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

@@ -62,16 +62,14 @@ def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: 
 
 
 class TestRun:
-    def test_is_whole(self, run: Path, method: str, what: str) -> None:
+    def test_is_complete(self, run: Path, method: str, what: str) -> None:
         assert {path.name for path in run.iterdir()} == LEFT
         kept = {path.name for path in (run / "checkpoint").glob("*.safetensors")}
         adapter = {"adapter.safetensors"} if what == "adapter" else set()
         head = set() if method == "supcon" else {"head.safetensors"}
         assert kept == {"model.safetensors"} | adapter | head
 
-    def test_has_the_keys_that_its_checkpoint_makes_of_instances_and_of_labels_with_their_numbers(
-        self, run: Path, method: str
-    ) -> None:
+    def test_has_the_keys_that_its_checkpoint_makes(self, run: Path, method: str) -> None:
         encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
         dim = 2 * DIM if method == "unidec" else DIM
         assert memory.keys.shape == (INSTANCES + LABELS, dim)
@@ -84,7 +82,7 @@ class TestRun:
         moved = encoder.encode(names, 8, side="labels", first=0)[::-1]
         assert not np.allclose(memory.keys[INSTANCES:], moved, atol=1e-2)
 
-    def test_says_what_it_took(self, run: Path, what: str) -> None:
+    def test_reports_time_memory_and_parameters(self, run: Path, what: str) -> None:
         saved = training(run)
         above, below = weights_above_and_below(run / "checkpoint")
         assert saved["measured"]["trainable_parameters"] == above + (below if what == "full" else 0)
@@ -96,13 +94,13 @@ class TestRun:
         assert spent == sorted(spent)
         assert spent[-1] == saved["measured"]["seconds"]
 
-    def test_is_tuned_without_being_trained_again(self, run: Path, tmp_path: Path) -> None:
+    def test_is_tuned_without_a_new_training(self, run: Path, tmp_path: Path) -> None:
         tuned = Path(shutil.copytree(run, tmp_path / "run"))
         assert recollect.main(["tune", str(tuned), "--lambda", "0,.5,1", "--temperature", ".04", "--json"]) == 0
         np.testing.assert_array_equal(open_memory(tuned / "memory").keys, open_memory(run / "memory").keys)
 
     @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["as it is", "rae"])
-    def test_is_a_start_for_another_whose_head_stays_behind(
+    def test_is_a_start_for_another_training_without_its_head(
         self, run: Path, train: Train, run_folder: Path, what: str, more: list[object]
     ) -> None:
         start = run / "checkpoint"
@@ -116,7 +114,7 @@ class TestRun:
             np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
         assert not list((run_folder / "checkpoint").glob("head*"))
 
-    def test_gives_its_adapter_to_another_of_its_kind_which_gets_a_head_of_its_own(
+    def test_gives_its_adapter_to_another_training_which_gets_a_new_head(
         self, run: Path, train: Train, run_folder: Path, method: str, what: str
     ) -> None:
         more = ["--method", method, "--train", what, "--max-steps", 1]
@@ -142,7 +140,7 @@ def test_label_keys_of_prime_are_its_prototypes(train: Train, run_folder: Path) 
 
 @pytest.mark.parametrize("what", ["adapter", "full"])
 @pytest.mark.parametrize("method", ["prime", "unidec"])
-def test_what_is_held_out_has_no_part_in_what_is_learnt(
+def test_held_out_instances_do_not_influence_the_head(
     train: Train,
     run_folder: Path,
     lesson: Path,
@@ -169,7 +167,7 @@ def test_what_is_held_out_has_no_part_in_what_is_learnt(
 
 @pytest.mark.parametrize("what", ["adapter", "full"])
 @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
-def test_a_limit_in_seconds_ends_a_training_with_a_falling_rate_and_a_whole_memory(
+def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
     train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, what: str
 ) -> None:
     clock, backward = Clock(), loop.Objective.backward
@@ -208,7 +206,7 @@ def test_a_limit_in_seconds_ends_a_training_with_a_falling_rate_and_a_whole_memo
     ],
     ids=lambda more: " ".join(map(str, more)),
 )
-def test_a_label_that_no_instance_has_is_remembered_near_its_text_and_found_by_it(
+def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
     train: Train, run_folder: Path, lesson: Path, tmp_path: Path, what: str, more: list[object]
 ) -> None:
     dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
@@ -266,11 +264,11 @@ class TestRefused:
         ],
         ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
     )
-    def test_flags_in_one_line(self, asked: Callable[..., Outcome], more: list[object], complaint: str) -> None:
+    def test_bad_flags_in_one_line(self, asked: Callable[..., Outcome], more: list[object], complaint: str) -> None:
         assert f"recollect train: {complaint}" in asked("--method", *more).message
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
-    def test_a_head_that_is_too_large_by_how_much_it_needs(
+    def test_head_that_does_not_fit_into_memory(
         self, asked: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
     ) -> None:
         # A projection with its bias, and a vector a label; in floats, six times over.
@@ -284,13 +282,13 @@ class TestRefused:
             in message
         )
 
-    def test_but_not_one_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_accepts_a_head_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_check, "free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
         assert train("--method", "unidec", "--max-steps", 1).status == 0
 
 
 class TestTunedAtOnce:
-    def test_primes_memory_is_and_others_are_where_it_is_asked_for(
+    def test_memory_of_prime_is_tuned_and_others_only_with_tune_yes(
         self, train: Train, run_folder: Path, tmp_path: Path
     ) -> None:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
@@ -301,7 +299,7 @@ class TestTunedAtOnce:
         assert "tune: lambda " in train(*asked).err
         assert "tune: lambda " not in train("--max-steps", 1, "--out", tmp_path / "usual").err
 
-    def test_by_the_next_call_where_a_kill_came_before_and_only_once(
+    def test_next_call_tunes_once_after_a_kill(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
@@ -311,12 +309,12 @@ class TestTunedAtOnce:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
         assert "tune: lambda " not in train("--method", "prime", "--max-steps", 1).err
 
-    def test_but_not_by_what_it_has_learnt_from(self, train: Train, run_folder: Path) -> None:
+    def test_memory_without_held_out_instances_is_not_tuned(self, train: Train, run_folder: Path) -> None:
         assert train("--method", "prime", "--max-steps", 1, "--validation-fraction", 0.001).status == 0
         assert not (run_folder / "memory" / "tuning.json").exists()
 
 
-def test_a_head_is_asked_for_room_only_where_it_is_to_learn(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_check_of_a_head_is_only_before_training(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("--method", "unidec", "--max-steps", 1).status == 0
     monkeypatch.setattr(memory_check, "free_bytes", lambda: 0)
     assert "already done" in train("--method", "unidec", "--max-steps", 1).err
@@ -345,7 +343,7 @@ class TestDamagedHead:
         return ask
 
     @pytest.mark.parametrize("content", [None, b"", b"\x00\x01", "half", "a tensor less", "another shape"], ids=repr)
-    def test_weights_are_refused_by_their_file(self, broken: Any, run_folder: Path, content: Any) -> None:
+    def test_weights_are_refused_with_their_file_name(self, broken: Any, run_folder: Path, content: Any) -> None:
         path = run_folder / "checkpoint" / "head.safetensors"
         weights, whole = load_file(path), path.read_bytes()
         path.unlink()
@@ -376,7 +374,9 @@ class TestDamagedHead:
         ],
         ids=str,
     )
-    def test_description_is_refused_by_its_file(self, broken: Any, run_folder: Path, change: dict[str, Any]) -> None:
+    def test_description_is_refused_with_its_file_name(
+        self, broken: Any, run_folder: Path, change: dict[str, Any]
+    ) -> None:
         path = run_folder / "checkpoint" / "recollect.json"
         saved = json.loads(path.read_text())
         path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
@@ -384,7 +384,7 @@ class TestDamagedHead:
             assert f"{path}: expected the description of a head, found: " in message
 
     @pytest.mark.parametrize("head", ["prototypes", [], 3, {}], ids=repr)
-    def test_that_is_none_is_refused_too(self, broken: Any, run_folder: Path, head: Any) -> None:
+    def test_head_that_is_no_description_is_refused(self, broken: Any, run_folder: Path, head: Any) -> None:
         path = run_folder / "checkpoint" / "recollect.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"head": head}))
         for message in broken():

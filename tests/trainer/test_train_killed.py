@@ -81,7 +81,7 @@ class TestKilled:
         return run
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_again_and_again_it_ends_with_the_weights_and_keys_of_one_that_never_was(
+    def test_several_times_has_the_weights_and_keys_of_an_uninterrupted_one(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, kind: str
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
@@ -108,7 +108,7 @@ class TestKilled:
         ],
         ids=["before the memory", "in the memory", "after the memory"],
     )
-    def test_at_the_end_it_needs_no_more_than_to_be_run_again(
+    def test_at_the_end_finishes_when_run_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, moment: Moment, what: str, resume: list[str]
     ) -> None:
         few = ["--train", what, "--max-steps", 2]
@@ -124,7 +124,7 @@ class TestKilled:
             memory.instance_keys, encoder.encode(texts(run_folder, "instances.jsonl"), 16), atol=1e-5
         )
 
-    def test_before_a_state_was_saved_it_begins_anew_without_being_asked(
+    def test_before_the_first_state_starts_again_without_resume(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 2, "--out", tmp_path / "never") == 0
@@ -132,7 +132,7 @@ class TestKilled:
         assert run("--max-steps", 2) == 0
         assert results(run_folder) == results(tmp_path / "never")
 
-    def test_unfinished_it_is_refused_without_resume_and_nothing_changes(
+    def test_unfinished_is_refused_without_resume_and_stays_unchanged(
         self,
         run: Callable[..., int],
         train: Train,
@@ -163,7 +163,7 @@ class TestKilled:
         assert "expected no training here, found one" in outcome.message
         assert files(run_folder) == before
 
-    def test_the_dataset_it_is_resumed_with_must_be_the_same(
+    def test_resuming_needs_the_same_dataset(
         self, run: Callable[..., int], train: Train, run_folder: Path, lesson: Path, tmp_path: Path
     ) -> None:
         dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
@@ -176,7 +176,7 @@ class TestKilled:
         assert "expected this training, found one that differs in dataset; go on with the same" in outcome.message
         assert files(run_folder) == before
 
-    def test_frozen_vectors_that_were_damaged_meanwhile_are_made_again(
+    def test_damaged_frozen_vectors_are_made_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 3, "--out", tmp_path / "never") == 0
@@ -186,14 +186,14 @@ class TestKilled:
         assert run("--max-steps", 3, "--resume") == 0, (tmp_path / "log").read_text()
         assert results(run_folder) == results(tmp_path / "never")
 
-    def test_overwriting_starts_it_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
+    def test_overwrite_starts_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
         assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
         assert run(killed=Moment("trainer.objective.Objective.backward", 4)) == KILLED
         assert run("--seed", 1, "--max-steps", 7, "--overwrite") == 0
         assert results(run_folder) == results(tmp_path / "never")
         assert metrics(run_folder, "validation_ndcg_5") == metrics(tmp_path / "never", "validation_ndcg_5")
 
-    def test_resuming_what_is_done_changes_nothing_and_what_is_not_there_begins(
+    def test_resuming_a_finished_run_changes_nothing_and_an_absent_run_starts(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert "1 steps of 8" in train("--resume", "--max-steps", 1).err
@@ -206,7 +206,7 @@ class TestKilled:
             assert files(run_folder) == before
 
     @pytest.mark.parametrize("kind", ["adapter", "whole encoder", "mined negatives"])
-    def test_what_was_done_before_there_were_heads_clusters_and_measures_is_done(
+    def test_run_finished_by_an_older_release_counts_as_finished(
         self, train: Train, run_folder: Path, kind: str
     ) -> None:
         assert train(*KINDS[kind], "--max-steps", 1).status == 0
@@ -224,16 +224,14 @@ class TestKilled:
             assert "already done, 72 keys" in outcome.err
             assert files(run_folder) == before
 
-    def test_a_memory_that_was_tuned_stays_as_it_is(self, train: Train, run_folder: Path) -> None:
+    def test_tuned_memory_stays_unchanged(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         assert recollect.main(["tune", str(run_folder), "--lambda", "0.3", "--label-key-alpha", "0.75"]) == 0
         before = files(run_folder)
         assert train("--max-steps", 1).status == 0
         assert files(run_folder) == before
 
-    def test_what_batches_and_prototypes_are_made_of_is_in_the_state(
-        self, run: Callable[..., int], run_folder: Path
-    ) -> None:
+    def test_state_includes_clusters_and_followed_vectors(self, run: Callable[..., int], run_folder: Path) -> None:
         assert run(*KINDS["prototypes"], killed=Moment("trainer.objective.Objective.backward", 8)) == KILLED
         (state,) = (run_folder / "state").iterdir()
         clusters = np.load(state / "clusters.npy")
@@ -243,7 +241,7 @@ class TestKilled:
         kept, head = (load_file(path) for path in (state / "model.safetensors", run_folder / "checkpoint" / HEAD))
         assert {f"head.{name}" for name in head} <= kept.keys()
 
-    def test_from_outside_while_it_runs_it_goes_on_to_the_same_end(
+    def test_from_outside_while_it_runs_has_the_same_result(
         self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--train", "full", "--out", tmp_path / "never") == 0
@@ -304,14 +302,14 @@ def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
     return folder / "two"
 
 
-def test_two_ranks_learn_what_one_learns(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
+def test_two_ranks_learn_the_same_as_one(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
     words = ["train", lesson, "--out", folder / "one", "--encoder", steady_encoder, *USUAL, *TWICE]
     assert run_recollect(words, folder / "log") == [0]
     assert_same(folder / "one", two)
 
 
 @pytest.mark.parametrize("method", HEADS)
-def test_two_ranks_learn_what_one_learns_with_a_head(
+def test_two_ranks_learn_the_same_as_one_with_a_head(
     folder: Path, lesson: Path, steady_encoder: Path, method: str
 ) -> None:
     words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE, "--method", method, *HEADS[method]]
@@ -334,7 +332,7 @@ def assert_same(one: Path, two: Path) -> None:
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
-def test_two_ranks_killed_under_torchrun_go_on_to_the_same_weights(
+def test_two_ranks_killed_under_torchrun_resume_to_the_same_weights(
     two: Path, folder: Path, lesson: Path, steady_encoder: Path
 ) -> None:
     words = ["train", lesson, "--out", folder / "killed", "--encoder", steady_encoder, *USUAL, *TWICE]
@@ -346,7 +344,7 @@ def test_two_ranks_killed_under_torchrun_go_on_to_the_same_weights(
     assert results(folder / "killed") == results(two)
 
 
-def test_two_ranks_teach_an_adapter_with_dropout_and_go_on_after_a_kill(
+def test_two_ranks_train_an_adapter_with_dropout_and_resume_after_a_kill(
     folder: Path, lesson: Path, tiny_bert: Any
 ) -> None:
     words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]

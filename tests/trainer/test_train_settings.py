@@ -15,7 +15,7 @@ def settings(**asked: Any) -> TrainSettings:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "go on and start again": (
+    "resume and overwrite": (
         {"resume": True, "overwrite": True},
         "--resume, --overwrite: expected one of them, found both; resume, or start again",
     ),
@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("asked", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_flags_that_contradict_each_other_or_change_nothing_are_refused(asked: dict[str, Any], complaint: str) -> None:
+def test_contradictory_or_ignored_flags_are_refused(asked: dict[str, Any], complaint: str) -> None:
     with pytest.raises(TrainingError, match=re.escape(complaint)):
         settings(**asked)
 
@@ -126,7 +126,7 @@ def test_flags_that_contradict_each_other_or_change_nothing_are_refused(asked: d
     ],
     ids=str,
 )
-def test_defaults_and_flags_that_go_together_are_let_through(asked: dict[str, Any]) -> None:
+def test_defaults_and_consistent_flags_are_accepted(asked: dict[str, Any]) -> None:
     settings(**asked)
 
 
@@ -139,14 +139,14 @@ class TestInsideTheRunFolder:
 
     @pytest.mark.parametrize("flag", ["vectors", "encoder"])
     @pytest.mark.parametrize("path", ["run/memory", "run", "run/../run/memory", "link"])
-    def test_nothing_may_be_read_from_what_is_written(self, out: Path, flag: str, path: str) -> None:
+    def test_input_inside_the_run_folder_is_refused(self, out: Path, flag: str, path: str) -> None:
         given = f"{out.parent}/{path}"
         with pytest.raises(
             TrainingError, match=f"--{flag} .*: expected a folder outside --out {out}, which is written"
         ):
             settings(out=out, **{flag: given})
 
-    def test_what_lies_elsewhere_or_is_no_folder_is_let_through(
+    def test_input_outside_the_run_folder_is_accepted(
         self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "other").mkdir()
