@@ -22,8 +22,8 @@ class Learner(NamedTuple):
     parts: list[Part]
 
 
-DIM = 32  # the tiny BERT's too
-# Not in order, and not all: a step embeds some rows, each at its place.
+DIM = 32  # as in the tiny BERT
+# Some rows, not in order: each must get its own place.
 QUERIES, KEYS = np.array([9, 0, 16, 3, 12, 5, 14]), np.array([4, 1, 0, 2])
 
 
@@ -152,16 +152,16 @@ class Pass(NamedTuple):
 @pytest.fixture
 def passes(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
     """Record each batch that the model encodes."""
-    watched: list[Pass] = []
+    passes: list[Pass] = []
     views = learner.model.views
 
     def watch(*inputs: Any) -> Tensor:
-        made = views(*inputs)
-        watched.append(Pass(tuple(inputs[0].shape), made.requires_grad))
-        return made
+        embedded = views(*inputs)
+        passes.append(Pass(tuple(inputs[0].shape), embedded.requires_grad))
+        return embedded
 
     monkeypatch.setattr(learner.model, "views", watch)
-    return watched
+    return passes
 
 
 @pytest.mark.parametrize("micro_rows", [1, 3])

@@ -59,7 +59,7 @@ def test_prototype_starts_near_the_mean_of_its_tokens(tokens: tuple[PrototypeTok
     head = started(tokens)
     for label, prototype in enumerate(prototypes(head)):
         mean = torch.stack(tokens_of(head, tokens, label)).mean(dim=0)
-        centred = mean - mean.mean()  # all that the layer's norms change of unit vectors
+        centred = mean - mean.mean()  # the layer's norms only centre unit vectors
         assert torch.cosine_similarity(prototype, centred, dim=0) > 0.99
         assert torch.cosine_similarity(prototype, mean, dim=0) > 0.9
 

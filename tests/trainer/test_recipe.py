@@ -16,8 +16,8 @@ from trainer.train_settings import TrainSettings
 ENCODER = {"name": "minilm", "pooling": "mean", "max_length": 128, "label_max_length": 32}
 
 
-def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", ranks: int = 1, **asked: Any) -> Recipe:
-    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
+def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", ranks: int = 1, **given: Any) -> Recipe:
+    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **given)
     return Recipe.of(settings, ENCODER, "e" * 64, "d" * 64, instances, labels, device, ranks)
 
 
@@ -31,8 +31,13 @@ def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
 def test_defaults_of_epochs_batch_size_and_learning_rate_depend_on_train(
     train: str, epochs: int, batch_size: int, learning_rate: float
 ) -> None:
-    made = recipe(train=train)
-    assert (made.train, made.epochs, made.batch_size, made.learning_rate) == (train, epochs, batch_size, learning_rate)
+    found = recipe(train=train)
+    assert (found.train, found.epochs, found.batch_size, found.learning_rate) == (
+        train,
+        epochs,
+        batch_size,
+        learning_rate,
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,30 +55,30 @@ def test_defaults_of_epochs_batch_size_and_learning_rate_depend_on_train(
 def test_defaults_of_temperature_negatives_and_positives_depend_on_method(
     method: str, temperature: float, hard_negatives: int | None, positives: int, mines: bool
 ) -> None:
-    made = recipe(method=method)
-    assert (made.temperature, made.hard_negatives, made.positives) == (temperature, hard_negatives, positives)
-    assert made.mines == mines
+    found = recipe(method=method)
+    assert (found.temperature, found.hard_negatives, found.positives) == (temperature, hard_negatives, positives)
+    assert found.mines == mines
 
 
 def test_recipe_includes_ranks_device_and_micro_batch() -> None:
-    made = recipe(device="cuda", ranks=4, micro_batch=16)
-    assert (made.device, made.ranks, made.micro_batch) == ("cuda", 4, 16)
+    found = recipe(device="cuda", ranks=4, micro_batch=16)
+    assert (found.device, found.ranks, found.micro_batch) == ("cuda", 4, 16)
 
 
 def test_given_settings_replace_defaults_even_if_zero() -> None:
-    made = recipe(
+    found = recipe(
         method="rae", hard_negatives=0, positives=0, temperature=0.1, learning_rate=0.5, batch_size=10, epochs=2
     )
-    assert (made.hard_negatives, made.positives, made.temperature) == (0, 0, 0.1)
-    assert (made.learning_rate, made.batch_size, made.epochs, made.steps) == (0.5, 10, 2, 200)
-    assert not made.mines
+    assert (found.hard_negatives, found.positives, found.temperature) == (0, 0, 0.1)
+    assert (found.learning_rate, found.batch_size, found.epochs, found.steps) == (0.5, 10, 2, 200)
+    assert not found.mines
     assert recipe(method="dexml", hard_negatives=5).mines
 
 
 def test_epoch_has_a_step_for_each_batch_and_is_the_interval_between_minings() -> None:
-    made = recipe(instances=1_001, batch_size=100, epochs=4)
-    assert made.steps == 4 * 11
-    assert made.mine_every == 11
+    found = recipe(instances=1_001, batch_size=100, epochs=4)
+    assert found.steps == 4 * 11
+    assert found.mine_every == 11
     assert recipe(mine_every=3).mine_every == 3
 
 
@@ -102,7 +107,7 @@ def test_auto_precision_is_bf16_only_on_a_gpu(precision: str, device: str, expec
 
 
 @pytest.mark.parametrize(
-    ("asked", "labels", "device", "expected"),
+    ("given", "labels", "device", "expected"),
     [
         ("auto", 100, "cpu", "exact"),
         ("auto", 10_000_000, "cpu", "approximate"),
@@ -112,15 +117,15 @@ def test_auto_precision_is_bf16_only_on_a_gpu(precision: str, device: str, expec
     ],
 )
 def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(
-    asked: str, labels: int, device: str, expected: str
+    given: str, labels: int, device: str, expected: str
 ) -> None:
-    assert recipe(labels=labels, device=device, mine_search=asked).mine_search == expected
+    assert recipe(labels=labels, device=device, mine_search=given).mine_search == expected
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 9, 10, 11, 19, 100, 1_234])
 def test_learning_rate_rises_in_the_first_tenth_and_falls_to_zero(steps: int) -> None:
-    made = peaking(steps, learning_rate=3e-4)
-    rates = [made.rate(step) for step in range(steps + 1)]
+    found = peaking(steps, learning_rate=3e-4)
+    rates = [found.rate(step) for step in range(steps + 1)]
     assert rates[-1] == 0
     assert min(rates[:-1]) > 0
     assert max(rates) == 3e-4
@@ -131,9 +136,11 @@ def test_learning_rate_rises_in_the_first_tenth_and_falls_to_zero(steps: int) ->
 
 
 def test_learning_rate_rises_and_falls_linearly() -> None:
-    made = peaking(100)
-    assert [made.rate(step) for step in range(10)] == pytest.approx([0.1 * (step + 1) for step in range(10)])
-    assert [made.rate(step) for step in range(10, 101)] == pytest.approx([(100 - step) / 90 for step in range(10, 101)])
+    found = peaking(100)
+    assert [found.rate(step) for step in range(10)] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert [found.rate(step) for step in range(10, 101)] == pytest.approx(
+        [(100 - step) / 90 for step in range(10, 101)]
+    )
 
 
 def test_single_step_has_the_peak_learning_rate() -> None:
@@ -142,34 +149,34 @@ def test_single_step_has_the_peak_learning_rate() -> None:
 
 def test_recipe_is_equal_after_json() -> None:
     for method in METHODS:
-        made = recipe(method=method)
-        assert made.differences(json.loads(json.dumps(made.as_json()))) == []
+        found = recipe(method=method)
+        assert found.differences(json.loads(json.dumps(found.as_json()))) == []
 
 
 def test_differences_name_changed_and_missing_fields() -> None:
-    made = recipe(method="dexml")
-    saved = json.loads(json.dumps(made.as_json()))
+    found = recipe(method="dexml")
+    saved = json.loads(json.dumps(found.as_json()))
     saved["seed"] += 1
     saved["encoder"]["pooling"] = "cls"
     saved["hard_negatives"] = 2
     del saved["precision"]
-    assert sorted(made.differences(saved)) == ["encoder", "hard_negatives", "precision", "seed"]
+    assert sorted(found.differences(saved)) == ["encoder", "hard_negatives", "precision", "seed"]
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Recipe) if field.name != "options"])
 def test_change_of_any_field_is_a_difference(field: str) -> None:
-    made = recipe()
-    assert made.differences(made.as_json() | {field: "another"}) == [field.removesuffix("_sha256")]
+    found = recipe()
+    assert found.differences(found.as_json() | {field: "another"}) == [field.removesuffix("_sha256")]
 
 
 @pytest.mark.parametrize(
     ("method", "field"), [(name, field) for name in METHODS for field in METHODS[name].options.model_fields]
 )
 def test_change_of_any_option_is_a_difference(method: str, field: str) -> None:
-    made = recipe(method=method)
-    saved = json.loads(json.dumps(made.as_json()))
+    found = recipe(method=method)
+    saved = json.loads(json.dumps(found.as_json()))
     saved["options"][field] = "another"
-    assert made.differences(saved) == [field]
+    assert found.differences(saved) == [field]
 
 
 # The options of every recipe before each method had options of its own, with the values that methods did not read.
@@ -178,31 +185,31 @@ ALL_OPTIONS = {"symmetric": False, "psl": "pal-n", "margin": [0.1, 0.3], "protot
 
 @pytest.mark.parametrize("method", METHODS)
 def test_recipe_saved_with_the_options_of_all_methods_is_equal(method: str) -> None:
-    made = recipe(method=method)
-    saved = json.loads(json.dumps(made.as_json()))
-    assert made.differences(saved | {"options": ALL_OPTIONS | saved["options"]}) == []
+    found = recipe(method=method)
+    saved = json.loads(json.dumps(found.as_json()))
+    assert found.differences(saved | {"options": ALL_OPTIONS | saved["options"]}) == []
 
 
 # Fields that recipes did not have before clusters, heads and --max-seconds existed.
 SINCE_ADDED = ("max_seconds", "positive_sampling", "clusters", "cluster_from", "cluster_every", "options")
 
 
-def before(made: Recipe) -> dict[str, Any]:
-    saved = json.loads(json.dumps(made.as_json()))
+def before(found: Recipe) -> dict[str, Any]:
+    saved = json.loads(json.dumps(found.as_json()))
     return {name: value for name, value in saved.items() if name not in SINCE_ADDED}
 
 
 @pytest.mark.parametrize("method", ["rae", "dexml", "softtopk", "infonce"])
-@pytest.mark.parametrize("asked", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
-def test_recipe_saved_before_clusters_and_heads_existed_is_equal(method: str, asked: dict[str, Any]) -> None:
-    made = recipe(method=method, **asked)
-    assert made.differences(before(made)) == []
+@pytest.mark.parametrize("given", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
+def test_recipe_saved_before_clusters_and_heads_existed_is_equal(method: str, given: dict[str, Any]) -> None:
+    found = recipe(method=method, **given)
+    assert found.differences(before(found)) == []
 
 
 def test_recipe_saved_before_clusters_existed_differs_if_clusters_are_given() -> None:
-    asked = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
-    made = recipe(method="rae", max_seconds=60, **asked)
-    assert made.differences(before(recipe(method="rae"))) == [
+    given = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
+    found = recipe(method="rae", max_seconds=60, **given)
+    assert found.differences(before(recipe(method="rae"))) == [
         "max_seconds",
         "positive_sampling",
         "clusters",
@@ -212,14 +219,14 @@ def test_recipe_saved_before_clusters_existed_differs_if_clusters_are_given() ->
 
 
 def test_after_training_ranks_device_and_micro_batch_do_not_matter() -> None:
-    made = recipe()
-    saved = made.as_json() | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
-    assert made.differences(saved, trained=True) == ["seed"]
-    assert made.differences(saved) == ["seed", "micro_batch", "ranks", "device"]
+    found = recipe()
+    saved = found.as_json() | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
+    assert found.differences(saved, trained=True) == ["seed"]
+    assert found.differences(saved) == ["seed", "micro_batch", "ranks", "device"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("given", "expected"),
     [
         ({"method": "rae"}, (0, 0, 1)),
         ({"method": "rae", "clusters": 20}, (20, 0, 2)),
@@ -233,9 +240,9 @@ def test_after_training_ranks_device_and_micro_batch_do_not_matter() -> None:
     ],
     ids=str,
 )
-def test_clusters_are_as_given_or_as_the_method_has_them(asked: dict[str, Any], expected: tuple[int, int, int]) -> None:
-    made = recipe(**asked)
-    assert (made.clusters, made.cluster_from, made.cluster_every) == expected
+def test_clusters_are_as_given_or_as_the_method_has_them(given: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    found = recipe(**given)
+    assert (found.clusters, found.cluster_from, found.cluster_every) == expected
 
 
 def test_recipe_stores_the_options_of_its_method() -> None:
@@ -253,8 +260,8 @@ def test_recipe_stores_the_options_of_its_method() -> None:
     assert bank_of(recipe(method="prime", prototype="text,centroid")) == 0
 
 
-def bank_of(made: Recipe) -> Any:
-    return made.as_json()["options"]["bank"]
+def bank_of(found: Recipe) -> Any:
+    return found.as_json()["options"]["bank"]
 
 
 @pytest.mark.parametrize(("labels", "bank"), [(2, 1), (3, 1), (4, 2), (15, 4), (16, 8), (100, 32), (1_024, 512)])
@@ -263,7 +270,7 @@ def test_default_bank_has_a_free_vector_for_two_or_three_labels(labels: int, ban
 
 
 @pytest.mark.parametrize(
-    ("asked", "complaint"),
+    ("given", "complaint"),
     [
         ({"clusters": 1_001}, "--clusters 1001: expected at most 1,000, the instances to train on; choose fewer"),
         (
@@ -280,16 +287,16 @@ def test_default_bank_has_a_free_vector_for_two_or_three_labels(labels: int, ban
     ],
     ids=str,
 )
-def test_clusters_and_banks_that_do_not_suit_the_dataset_are_refused(asked: dict[str, int], complaint: str) -> None:
+def test_clusters_and_banks_that_do_not_suit_the_dataset_are_refused(given: dict[str, int], complaint: str) -> None:
     with pytest.raises(TrainingError, match=re.escape(complaint)):
-        recipe(method="prime", **asked)
+        recipe(method="prime", **given)
     assert bank_of(recipe(method="prime", clusters=1_000, bank=100)) == 100
 
 
 class TestLimitInSeconds:
     def test_ends_a_training_before_its_last_step(self) -> None:
-        made = dataclasses.replace(peaking(100), max_seconds=60.0)
-        assert [made.ended(step, seconds) for step, seconds in ((0, 0.0), (99, 59.9), (100, 1.0), (3, 60.0))] == [
+        found = dataclasses.replace(peaking(100), max_seconds=60.0)
+        assert [found.ended(step, seconds) for step, seconds in ((0, 0.0), (99, 59.9), (100, 1.0), (3, 60.0))] == [
             False,
             False,
             True,
@@ -298,14 +305,14 @@ class TestLimitInSeconds:
         assert not peaking(100).ended(99, 1e9)
 
     def test_learning_rate_follows_time_or_steps_whichever_is_further(self) -> None:
-        made, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
-        assert made.rate(0, 25.0) == by_steps.rate(50)
-        assert made.rate(70, 25.0) == by_steps.rate(70)
-        rates = [made.rate(10, float(seconds)) for seconds in range(6, 50)]
+        found, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
+        assert found.rate(0, 25.0) == by_steps.rate(50)
+        assert found.rate(70, 25.0) == by_steps.rate(70)
+        rates = [found.rate(10, float(seconds)) for seconds in range(6, 50)]
         assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
         assert min(rates) > 0
 
     def test_warms_up_within_a_tenth_of_the_time(self) -> None:
-        made = dataclasses.replace(peaking(100_000), max_seconds=50.0)
-        assert made.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
-        assert made.rate(6, 5.0) == pytest.approx(1, abs=1e-3)
+        found = dataclasses.replace(peaking(100_000), max_seconds=50.0)
+        assert found.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
+        assert found.rate(6, 5.0) == pytest.approx(1, abs=1e-3)

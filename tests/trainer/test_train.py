@@ -1,4 +1,4 @@
-"""`recollect train` that trains: what it learns, and what it leaves."""
+"""`recollect train`: what it learns, and what it writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
 
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of `metrics.jsonl` for every step."""
+    """Write a line of `metrics.jsonl` for every step."""
     monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0)
 
 
@@ -99,13 +99,13 @@ class TestTraining:
         encoders: list[Encoder] = []
         with_adapter = Encoder.with_adapter
 
-        def watched(self: Encoder, adapter: Any, head: Any = None) -> Encoder:
+        def recorded(self: Encoder, adapter: Any, head: Any = None) -> Encoder:
             encoder = with_adapter(self, adapter, head)
             if adapter is not None:
                 encoders.append(encoder)
             return encoder
 
-        monkeypatch.setattr(Encoder, "with_adapter", watched)
+        monkeypatch.setattr(Encoder, "with_adapter", recorded)
         monkeypatch.setattr(Validation, "score", score)
         outcome = train()
         assert "train: best after 6 of 18 steps, validation nDCG@5 30.00" in outcome.err
@@ -131,11 +131,11 @@ class TestTraining:
         seen: set[int] = set()
         backward = loop.Objective.backward
 
-        def watched(self: Any, batch: Any) -> float:
+        def recorded(self: Any, batch: Any) -> float:
             seen.update(batch.rows.tolist())
             return backward(self, batch)
 
-        monkeypatch.setattr(loop.Objective, "backward", watched)
+        monkeypatch.setattr(loop.Objective, "backward", recorded)
         assert f"{HELD_OUT} instances held out" in train("--epochs", 1).err
         assert len(seen) == INSTANCES - HELD_OUT
         assert open_memory(run_folder / "memory").plan.instances == INSTANCES
@@ -175,16 +175,16 @@ class TestTraining:
     def test_enriched_label_keys_are_used_in_validation_and_stored_in_the_memory(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = []
+        alphas = []
         score = Validation.score
 
-        def watched(self: Validation, keys: Any) -> float:
-            asked.append(self.alpha)
+        def recorded(self: Validation, keys: Any) -> float:
+            alphas.append(self.alpha)
             return score(self, keys)
 
-        monkeypatch.setattr(Validation, "score", watched)
+        monkeypatch.setattr(Validation, "score", recorded)
         train("--label-keys", "enriched", "--label-key-alpha", 0.25, "--epochs", 1)
-        assert asked == [0.25, 0.25]
+        assert alphas == [0.25, 0.25]
         assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.25}
 
     def test_half_precision_keys_equal_the_checkpoints_keys(self, train: Train, run_folder: Path) -> None:
@@ -199,7 +199,7 @@ class TestTraining:
     ) -> None:
         train("--validation-fraction", 0, "--label-inputs", "text")
         second = run_folder.with_name("second")
-        monkeypatch.setattr(Validation, "score", lambda *_: 1.0)  # nothing is better than the start
+        monkeypatch.setattr(Validation, "score", lambda *_: 1.0)  # no checkpoint is better than the first
         more = ["--encoder", run_folder / "checkpoint", "--out", second, "--max-steps", 1, "--label-inputs", "text"]
         assert train(*more).status == 0
         assert results(second)["adapter.safetensors"] == results(run_folder)["adapter.safetensors"]
@@ -222,7 +222,7 @@ class TestTraining:
 class TestVectors:
     @pytest.fixture
     def vectors(self, train: Train, tmp_path: Path) -> Path:
-        """The memory of the encoder as it is."""
+        """The memory of the untrained encoder."""
         assert train("--epochs", 0, "--out", tmp_path / "zero").status == 0
         return tmp_path / "zero" / "memory"
 
@@ -317,15 +317,15 @@ class TestDamagedMemory:
         assert files(run_folder) == before
 
 
-def recipe(**asked: Any) -> Recipe:
-    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
+def recipe(**given: Any) -> Recipe:
+    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **given)
     return Recipe.of(settings, {}, "", "", instances=6, labels=40, device="cpu")
 
 
 class TestOptimizer:
-    def groups(self, model: DualEncoder, **asked: Any) -> dict[int, tuple[float, float]]:
-        """Pace and decay of each weight."""
-        groups = loop._optimizer(model, recipe(**asked)).param_groups
+    def groups(self, model: DualEncoder, **given: Any) -> dict[int, tuple[float, float]]:
+        """Return the rate factor and the weight decay of each weight."""
+        groups = loop._optimizer(model, recipe(**given)).param_groups
         return {
             id(weight): (group["rate_factor"], group["weight_decay"]) for group in groups for weight in group["params"]
         }
@@ -352,7 +352,7 @@ class TestOptimizer:
         head = Prototypes(4, 40, ("text", "free"), 4)
         groups = self.groups(VectorDualEncoder(4, Adapter(4, 3), head), method="prime")
         assert groups[id(head.free)] == (1, 0)
-        assert {pace for pace, _ in groups.values()} == {1}
+        assert {factor for factor, _ in groups.values()} == {1}
 
     def test_head_without_free_vectors_trains_none(self) -> None:
         head = Prototypes(4, 40, ("text",), 0)
@@ -383,36 +383,36 @@ class TestOptimizer:
 
 def test_keys_are_freed_before_a_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     makers, backward = [], loop.Objective.backward
-    made = loop.KeyMaker
+    key_maker = loop.KeyMaker
 
-    def watched(*arguments: Any) -> Any:
-        makers.append(made(*arguments))
+    def recorded(*arguments: Any) -> Any:
+        makers.append(key_maker(*arguments))
         return makers[-1]
 
     def step(self: Any, batch: Any) -> float:
         assert makers[-1]._cached is None
         return backward(self, batch)
 
-    monkeypatch.setattr(loop, "KeyMaker", watched)
+    monkeypatch.setattr(loop, "KeyMaker", recorded)
     monkeypatch.setattr(loop.Objective, "backward", step)
     assert train("--mine-every", 4).status == 0
 
 
 def test_only_large_batches_use_the_gradient_cache(train: Train, monkeypatch: Any) -> None:
-    made = []
+    embedders = []
     embedder = loop._embedder
 
-    def watched(*arguments: Any) -> Any:
-        made.append(embedder(*arguments))
-        return made[-1]
+    def recorded(*arguments: Any) -> Any:
+        embedders.append(embedder(*arguments))
+        return embedders[-1]
 
-    monkeypatch.setattr(loop, "_embedder", watched)
+    monkeypatch.setattr(loop, "_embedder", recorded)
     train("--max-steps", 1)
     train("--max-steps", 1, "--micro-batch", 5, "--overwrite")
     monkeypatch.setattr(loop, "kept_tokens", lambda *_: 10)
     train("--max-steps", 1, "--overwrite")
-    assert [each.cache for each in made] == [False, True, True]
-    assert [each.micro_rows for each in made] == [2**31, 5, 2**31]
+    assert [each.cache for each in embedders] == [False, True, True]
+    assert [each.micro_rows for each in embedders] == [2**31, 5, 2**31]
 
 
 @pytest.mark.parametrize(
@@ -423,20 +423,25 @@ def test_only_large_batches_use_the_gradient_cache(train: Train, monkeypatch: An
 def test_tokens_of_a_batch_are_those_of_its_queries_and_its_pool(
     positives: int, hard_negatives: int | None, pool: int
 ) -> None:
-    """Two of six queries, each of 10 tokens and with 5 of 40 labels; a label has 3 tokens."""
+    """A batch has two of six queries with 10 tokens and 5 of 40 labels each. A label has 3 tokens."""
     queries, table = (TokenTable(np.zeros(n * of, np.int32), of * np.arange(n + 1), 0) for n, of in ((6, 10), (40, 3)))
     sets = label_sets([range(5 * row, 5 * row + 5) for row in range(6)])
-    nobody = np.zeros(6, dtype=bool)
+    none_held_out = np.zeros(6, dtype=bool)
     task = loop.Task(
-        VectorDualEncoder(4), queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), save_best=lambda: None
+        VectorDualEncoder(4),
+        queries,
+        table,
+        sets,
+        Validation(none_held_out, sets, 40, 0.0, "cpu"),
+        save_best=lambda: None,
     )
-    asked = recipe(
+    given = recipe(
         method="dexml" if hard_negatives is None else "rae",
         batch_size=2,
         positives=positives,
         hard_negatives=hard_negatives,
     )
-    assert loop._batch_tokens(task, asked) == 2 * 10 + 3 * pool
+    assert loop._batch_tokens(task, given) == 2 * 10 + 3 * pool
 
 
 def test_help_explains_every_flag_with_its_values_or_its_unit(capfd: pytest.CaptureFixture[str]) -> None:

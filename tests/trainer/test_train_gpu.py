@@ -1,4 +1,4 @@
-"""`recollect train` on a GPU: killed it comes to the same end, and it finds what a CPU finds."""
+"""`recollect train` on a GPU: resuming after a kill, exact search, and measured memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trainer.search import nearest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-# Of so short texts no kernel adds up in an order of its own, so that equal steps make equal bytes.
+# For texts this short, kernels add in a fixed order, so equal steps give equal bytes.
 LEARNING = ["--device", "cuda", "--precision", "bf16", "--method", "rae", "--mine-every", 5, "--mine-top", 4]
 
 
 @pytest.fixture
 def run(flags: list[object], tmp_path: Path) -> Callable[..., int]:
-    """Runs `recollect train` in a process of its own that saves its state after every step."""
+    """Run `recollect train` in a new process that saves its state after every step."""
 
     def run(*more: object, killed: Moment | None = None) -> int:
         (status,) = run_recollect([*flags, *LEARNING, "--save-minutes", 0, *more], tmp_path / "log", killed)
@@ -61,7 +61,7 @@ def test_nearest_keys_equal_those_found_on_a_cpu(top: int) -> None:
     queries, keys = random_units(rng, 300, 32), random_units(rng, 700, 32)
     (on_cpu, rows), (on_gpu, found) = (nearest(queries, keys, top, device) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-6)
-    # Of two that are as near as rounding tells, either may come first.
+    # Keys that differ only by rounding may come in any order.
     assert (found == rows).mean() > 0.99
     np.testing.assert_allclose(np.einsum("qd,qtd->qt", queries, keys[found]), on_cpu, atol=1e-6)
 
@@ -74,7 +74,7 @@ def test_memory_of_a_token_is_measured_without_drawing_random_numbers(tiny_bert:
     state = random_state("cuda")
     kept = kept_tokens(embedder, Part(table, np.arange(64)))
     assert all(torch.equal(state[name], now) for name, now in random_state("cuda").items())
-    # Two layers of 32 dimensions hold some kilobytes a token.
+    # Two layers of 32 dimensions take some kilobytes for each token.
     assert 500 < torch.cuda.mem_get_info()[0] / 2 / kept < 50_000
 
 

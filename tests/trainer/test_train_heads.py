@@ -1,4 +1,4 @@
-"""`recollect train` by methods that learn something above the encoder: prototypes, a classifier."""
+"""`recollect train` by methods with a head: prototypes and a classifier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSTANCES, LABELS, DIM = 60, 12, 32
 
 
 def weights_above_and_below(checkpoint: Path) -> tuple[int, int]:
-    """How many numbers adapter and head learn, and how many the encoder below them has that matter."""
+    """Return the number of trained weights of adapter and head, and of the encoder."""
     model = load_checkpoint(checkpoint, "cpu").model
     above = [*(model.adapter.parameters() if model.adapter else ()), *(model.head.parameters() if model.head else ())]
     below = [weight for name, weight in model.transformer.named_parameters() if not name.startswith("pooler.")]
@@ -50,13 +50,13 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a training of four epochs left, label texts read as they are; nobody may change it."""
+    """The run folder of a training of four epochs, with --label-inputs text. Tests must not change it."""
     folder = tmp_path_factory.mktemp(f"{method}-{what}") / "run"
     words = ["train", lesson, "--out", folder, "--encoder", tiny_bert.folder, "--max-length", 16]
     words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
     words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "_WINDOW_TEXTS", 5)  # so that labels have numbers, whatever is made at once
+        patch.setattr(memory, "_WINDOW_TEXTS", 5)  # label numbers must be right in every window
         assert recollect.main([*map(str, words)]) == 0
     return folder
 
@@ -99,7 +99,7 @@ class TestRun:
         assert recollect.main(["tune", str(tuned), "--lambda", "0,.5,1", "--temperature", ".04", "--json"]) == 0
         np.testing.assert_array_equal(open_memory(tuned / "memory").keys, open_memory(run / "memory").keys)
 
-    @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["as it is", "rae"])
+    @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["untrained", "rae"])
     def test_is_a_start_for_another_training_without_its_head(
         self, run: Path, train: Train, run_folder: Path, what: str, more: list[object]
     ) -> None:
@@ -157,7 +157,7 @@ def test_held_out_instances_do_not_influence_the_head(
         rows[row]["text"] = "over"
     (other / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scores = itertools.count(1.0)
-    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # each is the best so far
+    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # each checkpoint is the best so far
     for dataset, run in ((lesson, run_folder), (other, tmp_path / "second")):
         assert train("--method", method, "--train", what, "--out", run, dataset=dataset).status == 0
     first, second = weights(run_folder), weights(tmp_path / "second")
@@ -213,8 +213,10 @@ def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
     with (dataset / "labels.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"uid": "never", "text": "lawn over chair"}\n')
     method, *flags = more
-    told = ["--method", method, *flags, "--train", what, "--label-inputs", "text"][: None if what == "adapter" else -2]
-    assert train(*told, dataset=dataset).status == 0
+    flags_given = ["--method", method, *flags, "--train", what, "--label-inputs", "text"][
+        : None if what == "adapter" else -2
+    ]
+    assert train(*flags_given, dataset=dataset).status == 0
     encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
     key = memory.keys[-1]
     assert np.isfinite(key).all()
@@ -225,11 +227,13 @@ def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
 
 
 class TestRefused:
-    """Before anything is written, and with what a folder held kept."""
+    """Refused before the run folder changes."""
 
     @pytest.fixture(params=[[], ["--overwrite"]], ids=["new", "over another"])
-    def asked(self, request: pytest.FixtureRequest, train: Train, run_folder: Path) -> Callable[..., Outcome]:
-        """Asks for a training that must be refused; one that the folder may hold stays as it is."""
+    def refused_training(
+        self, request: pytest.FixtureRequest, train: Train, run_folder: Path
+    ) -> Callable[..., Outcome]:
+        """Run a training that must be refused. The contents of the run folder must stay unchanged."""
         if request.param:
             assert train("--epochs", 0).status == 0
 
@@ -264,19 +268,21 @@ class TestRefused:
         ],
         ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
     )
-    def test_bad_flags_in_one_line(self, asked: Callable[..., Outcome], more: list[object], complaint: str) -> None:
-        assert f"recollect train: {complaint}" in asked("--method", *more).message
+    def test_bad_flags_in_one_line(
+        self, refused_training: Callable[..., Outcome], more: list[object], complaint: str
+    ) -> None:
+        assert f"recollect train: {complaint}" in refused_training("--method", *more).message
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
     def test_head_that_does_not_fit_into_memory(
-        self, asked: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
+        self, refused_training: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
     ) -> None:
-        # A projection with its bias, and a vector a label; in floats, six times over.
+        # A projection with its bias, and a vector for each label, six times in float32.
         needed = (DIM * DIM + DIM + LABELS * DIM) * 4 * 6
         monkeypatch.setattr(memory_check, "free_bytes", lambda: needed - 1)
         monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("nothing should be encoded"))
         monkeypatch.setattr(Encoder, "tokenise", lambda *_: pytest.fail("nothing should be tokenised"))
-        message = asked("--method", "unidec", "--train", what).message
+        message = refused_training("--method", "unidec", "--train", what).message
         assert (
             "--method unidec: 12 labels of 32 dimensions: expected 0.0 MB of free memory for weights, gradients and"
             in message
@@ -295,8 +301,8 @@ class TestTunedAtOnce:
         saved = json.loads((run_folder / "memory" / "tuning.json").read_text())
         assert saved["trained_on"] is False
         assert open_memory(run_folder / "memory").defaults["lambda"] == saved["best"]["lambda"]
-        asked = ["--max-steps", 1, "--tune", "yes", "--out", tmp_path / "rae"]
-        assert "tune: lambda " in train(*asked).err
+        tuned = ["--max-steps", 1, "--tune", "yes", "--out", tmp_path / "rae"]
+        assert "tune: lambda " in train(*tuned).err
         assert "tune: lambda " not in train("--max-steps", 1, "--out", tmp_path / "usual").err
 
     def test_next_call_tunes_once_after_a_kill(
@@ -323,22 +329,22 @@ def test_memory_check_of_a_head_is_only_before_training(train: Train, monkeypatc
 class TestDamagedHead:
     @pytest.fixture
     def broken(self, train: Train, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
-        """Asks to start from a checkpoint of prime's, and to build from it; gives what both answer, in one line."""
+        """Train and build from a damaged checkpoint of prime. Returns both error messages."""
         assert train("--method", "prime", "--max-steps", 1).status == 0
 
         def ask() -> list[str]:
-            before, told = files(run_folder), []
+            before, messages = files(run_folder), []
             started = train("--encoder", run_folder / "checkpoint", "--out", tmp_path / "second", "--epochs", 0)
             assert started.status == 2
-            told.append(started.message)
+            messages.append(started.message)
             assert not (tmp_path / "second").exists()
             capfd.readouterr()
             assert recollect.main(["build", str(run_folder), "--store", str(tmp_path / "store")]) == 2
             said = capfd.readouterr().err.splitlines()
             assert len(said) == 1, said
-            told.append(said[0])
+            messages.append(said[0])
             assert files(run_folder) == before
-            return told
+            return messages
 
         return ask
 

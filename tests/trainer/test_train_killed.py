@@ -1,4 +1,4 @@
-"""`recollect train`, killed at any moment, and by several processes: it comes to the same end."""
+"""`recollect train` killed at any moment, or run by several processes, has the same result."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ REPOSITORY = Path(__file__).parents[2]
 
 HEAD = "head.safetensors"
 
-# Where a training of 6 steps an epoch is killed; its state is saved after every step.
+# Moments at which a training with 6 steps an epoch is killed. Its state is saved after every step.
 ON_THE_WAY = [
-    Moment("trainer.memory._write_progress", 2),  # some of the frozen keys are there
-    Moment("trainer.train.save_state", 1),  # nothing is saved yet but the first checkpoint
+    Moment("trainer.memory._write_progress", 2),  # some frozen keys are written
+    Moment("trainer.train.save_state", 1),  # only the first checkpoint is saved
     Moment("trainer.objective.Objective.backward", 8),  # in the second epoch
-    Moment("trainer.training_state.save_file", 5),  # a state is half there
+    Moment("trainer.training_state.save_file", 5),  # a state is half written
     Moment("trainer.train.save_state", 2, after=True),
-    Moment("pathlib.Path.rename", 2),  # a state, or a checkpoint, is whole but not in its place
-    Moment("pathlib.Path.rename", 3, after=True),  # the one before is still there
+    Moment("pathlib.Path.rename", 2),  # a state or a checkpoint is complete but not in its place
+    Moment("pathlib.Path.rename", 3, after=True),  # the one before still exists
     Moment("trainer.train._validate", 1),
     Moment("trainer.train._validate", 1, after=True),
 ]
-# What is trained how; 5 divides neither an epoch's steps nor the steps that are killed.
+# Flags by what is trained. 5 divides neither the steps of an epoch nor the steps of the kills.
 KINDS: dict[str, list[object]] = {
     "adapter": ["--train", "adapter", "--method", "softtopk"],
     "whole encoder": ["--train", "full", "--method", "dexml", "--positives", 1],
@@ -68,11 +68,11 @@ KINDS: dict[str, list[object]] = {
 
 
 class TestKilled:
-    """A process that is killed, and goes on."""
+    """A training process that is killed and resumed."""
 
     @pytest.fixture
     def run(self, flags: list[object], tmp_path: Path) -> Callable[..., int]:
-        """Runs `recollect train` in a process of its own that saves its state after every step."""
+        """Run `recollect train` in a new process that saves its state after every step."""
 
         def run(*more: object, killed: Moment | None = None) -> int:
             (status,) = run_recollect([*flags, "--save-minutes", 0, *more], tmp_path / "log", killed)
@@ -102,7 +102,7 @@ class TestKilled:
     @pytest.mark.parametrize(
         "moment",
         [
-            Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state is still there
+            Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state still exists
             Moment("trainer.key_sources.AdaptedKeys.keys", 2),
             Moment("trainer.run._remember", 1, after=True),
         ],
@@ -252,36 +252,36 @@ class TestKilled:
 
 
 def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
-    """Start a training, and kill all its processes at once when its log has reached a step."""
-    said, told = folder.with_name("killed.log"), folder / "metrics.jsonl"
+    """Start a training, and kill all its processes when its log reaches a step."""
+    output, steps_log = folder.with_name("killed.log"), folder / "metrics.jsonl"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with said.open("wb") as log:
+    with output.open("wb") as log:
         process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (told.exists() and f'"step": {step},' in told.read_text()):
-            assert process.poll() is None, said.read_text()
-            assert time.monotonic() < deadline, said.read_text()
+        while not (steps_log.exists() and f'"step": {step},' in steps_log.read_text()):
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.001)
     finally:
-        for pid in family(process.pid):
+        for pid in descendants(process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that it started, and so on."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
+def descendants(pid: int) -> list[int]:
+    """Return the numbers of a process and all its descendants."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, table.splitlines())}
     found = [pid]
-    for member in found:  # grows as it is read
+    for member in found:  # the list grows during the loop
         found.extend(child for child, parent in parents.items() if parent == member)
     return found
 
 
-# What one process trains, and two.
+# Flags for one process and for two.
 TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
-# The same with a head above the encoder, by method; what dropout draws depends on the process.
+# Flags with a head, by method. Without dropout, because each process draws its own.
 HEADS: dict[str, list[object]] = {
     "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
     "unidec": ["--hard-negatives", 3],
@@ -296,7 +296,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
-    """The run that two processes made, which nobody killed."""
+    """An uninterrupted run of two processes."""
     words = ["train", lesson, "--out", folder / "two", "--encoder", steady_encoder, *USUAL, *TWICE]
     assert run_recollect(words, folder / "log", ranks=2) == [0, 0], (folder / "log").read_text()
     return folder / "two"
@@ -321,14 +321,16 @@ def test_two_ranks_learn_the_same_as_one_with_a_head(
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """That two processes learnt what one did, but for rounding."""
+    """Check that two processes learned the same as one, up to rounding."""
     first, second = (metrics(run, "validation_ndcg_5") for run in (one, two))
     assert second == pytest.approx(first, abs=1e-6)
     assert {path.name for path in two.iterdir()} == LEFT
     np.testing.assert_allclose(open_memory(two / "memory").keys, open_memory(one / "memory").keys, atol=1e-3)
     mine, other = weights(one), weights(two)
     for name in mine:
-        if not name.endswith("key.bias"):  # softmax does not see it: its gradient is rounding, and Adam enlarges it
+        if not name.endswith(
+            "key.bias"
+        ):  # softmax ignores this bias: its gradient is a rounding error, which Adam enlarges
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
@@ -353,7 +355,7 @@ def test_two_ranks_train_an_adapter_with_dropout_and_resume_after_a_kill(
         for moment in kills:
             first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)
             assert first == KILLED
-            assert second != 0  # killed too, or left alone
+            assert second != 0  # killed too, or without a partner
             assert run_recollect([*words, *out, "--resume"], folder / "alone") == [2]
             assert "found one that differs in ranks; go on with the same settings" in (folder / "alone").read_text()
         assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (

@@ -1,4 +1,4 @@
-"""`recollect train` that cannot go on: diverging losses, full disks, bad flags and bad data."""
+"""`recollect train` that fails: diverging losses, full disks, bad flags and bad data."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class TestDiverging:
 class TestFullDisk:
     @pytest.fixture(autouse=True)
     def without_tensorboard(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A limit holds for the whole process: TensorBoard's own thread would meet it whenever it writes."""
+        """Disable TensorBoard: the file limit applies to the whole process, so to its writer thread too."""
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
     @pytest.fixture
     def limited(self) -> Callable[[int], contextlib.AbstractContextManager[None]]:
-        """No file may grow beyond so many bytes; what pytest captures is a file too."""
+        """Limit the size of each file, including the files that capture output for pytest."""
 
         @contextlib.contextmanager
         def limited(size: int) -> Iterator[None]:
@@ -179,7 +179,7 @@ class TestFullDisk:
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Any, folder: Path) -> None:
-            self.backend_tokenizer.save("/dev/full")  # tokenizers says it by no OSError
+            self.backend_tokenizer.save("/dev/full")  # tokenizers does not raise OSError
 
         monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail)
         outcome = train()
@@ -226,7 +226,7 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
     "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
     "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
-    "go on and start again": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
+    "resume and overwrite": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
     "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
 }
 

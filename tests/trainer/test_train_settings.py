@@ -10,8 +10,8 @@ from trainer.errors import TrainingError
 from trainer.train_settings import TrainSettings
 
 
-def settings(**asked: Any) -> TrainSettings:
-    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | asked))
+def settings(**given: Any) -> TrainSettings:
+    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | given))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mine_top": 50, "method": "infonce"},
         "--mine-top: expected hard negatives to mine, found --method infonce without any; leave",
     ),
-    "mining where nobody wants negatives": (
+    "mining without negatives": (
         {"mine_search": "auto", "hard_negatives": 0},
         "--mine-search: expected hard negatives to mine, found --hard-negatives 0; leave",
     ),
@@ -100,14 +100,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("asked", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_contradictory_or_ignored_flags_are_refused(asked: dict[str, Any], complaint: str) -> None:
+@pytest.mark.parametrize(("given", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(TrainingError, match=re.escape(complaint)):
-        settings(**asked)
+        settings(**given)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "given",
     [
         {},
         {"train": "full"},
@@ -126,8 +126,8 @@ def test_contradictory_or_ignored_flags_are_refused(asked: dict[str, Any], compl
     ],
     ids=str,
 )
-def test_defaults_and_consistent_flags_are_accepted(asked: dict[str, Any]) -> None:
-    settings(**asked)
+def test_defaults_and_consistent_flags_are_accepted(given: dict[str, Any]) -> None:
+    settings(**given)
 
 
 class TestInsideTheRunFolder:

@@ -129,13 +129,13 @@ def test_older_states_stay_until_the_new_one_is_complete(
     removed: list[str] = []
     rmtree = shutil.rmtree
 
-    def watched(path: Path, **options: bool) -> None:
+    def recorded(path: Path, **options: bool) -> None:
         if path.is_dir():
             removed.append(path.name)
             assert load_state(tmp_path, new_learner(), ALONE).step == 2
         rmtree(path, **options)
 
-    monkeypatch.setattr(training_state.shutil, "rmtree", watched)
+    monkeypatch.setattr(training_state.shutil, "rmtree", recorded)
     save_state(tmp_path, Progress(step=2), learner, ALONE)
     assert removed == ["step-00000001"]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
@@ -145,7 +145,7 @@ def test_full_disk_keeps_the_older_state_and_names_the_next_step(tmp_path: Path,
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     before = files(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # no file may grow beyond
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # limit of each file
     try:
         with pytest.raises(
             TrainingError, match="cannot be saved .*the last state.*kept: free some disk space and continue with --res"
