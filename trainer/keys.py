@@ -37,7 +37,7 @@ class Keys:
 
 
 class KeyMaker:
-    """Encodes all instances and labels with the model as it is, and caches the keys until the next step.
+    """Encodes all instances and labels with the current model, and caches the keys until the next step.
 
     Args:
         model: The model in training.

@@ -230,9 +230,9 @@ def prototype_regulariser(
         margin: m.
         ranks: The processes that share the pool.
     """
-    learns = ranks.all_reduce_sum(positives.sum(dim=1)) > 0
+    has_positives = ranks.all_reduce_sum(positives.sum(dim=1)) > 0
     nearer = torch.relu(to_texts - to_prototypes + margin).masked_fill(~positives, 0)
-    farther = torch.relu(to_prototypes - to_texts + margin).masked_fill(relevant | ~learns[:, None], 0)
+    farther = torch.relu(to_prototypes - to_texts + margin).masked_fill(relevant | ~has_positives[:, None], 0)
     means = [part.sum(dim=1) / ranks.all_reduce_sum((part > 0).sum(dim=1)).clamp_min(1) for part in (nearer, farther)]
     return (means[0] + means[1]) / 2
 

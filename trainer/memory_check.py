@@ -46,8 +46,8 @@ def require_memory(module: nn.Module, name: str, device: str) -> None:
     Raises:
         TrainingError: If weights, gradients and AdamW's moments need more than is free.
     """
-    learnt = sum(weight.numel() * weight.element_size() for weight in module.parameters())
-    needed = _COPIES * learnt + sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
+    trained = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    needed = _COPIES * trained + sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else free_bytes()
     if needed > free:
         raise TrainingError(

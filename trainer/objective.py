@@ -86,13 +86,13 @@ class _Step:
             torch.zeros_like(part) for part in (self.queries, own, keys)
         )
         total = torch.zeros((), device=own.device)
-        learning = _count_distinct(self._positives.query)  # queries without a positive have no loss
+        with_positive = _count_distinct(self._positives.query)  # the others have no loss
         for queries in self._blocks(count, views * len(self._batch.pool) + (count if self._method.instances else 0)):
-            total += self._query_loss(queries, learning)
+            total += self._query_loss(queries, with_positive)
         if isinstance(self._options, SymmetricOptions) and self._options.symmetric:
-            learning = _count_distinct(self._positives.key)
+            with_positive = _count_distinct(self._positives.key)
             for labels in self._blocks(len(keys), views * count * self._ranks.size):
-                total += self._label_loss(labels, learning)
+                total += self._label_loss(labels, with_positive)
         own.grad = self._own_gradient + self._ranks.all_reduce_sum(self._gradient)[slice(*self._ranks.bounds(count))]
         keys.grad = self._key_gradient
         return float(self._ranks.all_reduce_sum(total))
@@ -104,7 +104,7 @@ class _Step:
         for start in range(0, rows, block):
             yield slice(start, min(start + block, rows))
 
-    def _query_loss(self, queries: slice, learning: int) -> Tensor:
+    def _query_loss(self, queries: slice, with_positive: int) -> Tensor:
         """Compare some queries with this rank's labels and, if the method uses them as keys, with its instances."""
         span, scaled = (queries.start, queries.stop), self._scaled[queries]
         own = self._own if self._method.instances else self._own[:0]
@@ -116,7 +116,7 @@ class _Step:
             disjoint_instances=self._disjoint_instances(span),
             ranks=self._ranks,
         )
-        loss = self._method.loss(scored, self._options).sum() / learning
+        loss = self._method.loss(scored, self._options).sum() / with_positive
         loss.backward()  # type: ignore[no-untyped-call]
         if scored.labels.grad is not None:
             self._add_gradients(scored.labels.grad, queries, slice(None))
@@ -125,7 +125,7 @@ class _Step:
             self._own_gradient[:, 0].addmm_(scored.instances.grad.T, scaled[:, 0])
         return loss.detach()
 
-    def _label_loss(self, labels: slice, learning: int) -> Tensor:
+    def _label_loss(self, labels: slice, with_positive: int) -> Tensor:
         """Compare some of this rank's labels with all queries, which every rank holds."""
         assert self._method.label_loss is not None
         span = (self._pool[0] + labels.start, self._pool[0] + labels.stop)
@@ -134,7 +134,7 @@ class _Step:
             positives=self._mask(self._positives, (0, len(self._scaled)), span).T,
             relevant=self._mask(self._batch.relevant, (0, len(self._scaled)), span).T,
         )
-        loss = self._method.label_loss(scored, self._options).sum() / learning
+        loss = self._method.label_loss(scored, self._options).sum() / with_positive
         loss.backward()  # type: ignore[no-untyped-call]
         if scored.queries.grad is not None:
             self._add_gradients(scored.queries.grad.transpose(1, 2), slice(None), labels)

@@ -108,7 +108,7 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
     """Load the newest saved state into a learner.
 
     Returns:
-        The progress of that state. Without a saved state, the learner stays as it is and the progress is zero.
+        The progress of that state. Without a saved state, the learner stays unchanged and the progress is zero.
 
     Raises:
         TrainingError: If a saved state cannot be read.

@@ -250,12 +250,12 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("more", "complaint"),
         [
-            (["prime", "--bank", 13], "--bank 13: expected at most 12, the labels; choose a smaller one"),
+            (["prime", "--bank", 13], "--bank 13: expected at most 12, the number of labels; choose a smaller one"),
             (["prime", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["prime", "--prototype", "text,magic"], "--prototype"),
             (["prime", "--prototype", ""], "--prototype"),
-            (["prime", "--prototype", "text,text"], "--prototype: expected each of its parts once, found text,text"),
+            (["prime", "--prototype", "text,text"], "--prototype: expected each part once, found text,text"),
             (["prime", "--margin=-.1,.3"], "--margin: expected greater than 0; found '-.1'"),
             (["prime", "--margin", ".1"], "--margin"),
             (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),

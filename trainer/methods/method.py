@@ -93,7 +93,7 @@ class Method:
         hard_negatives: Default number of mined negatives for each query. None: the pool is the whole label space and
             needs none.
         positives: Default number of true labels drawn for a query at each visit. 0: all are in the pool.
-        temperature: Default tau. None: the loss takes similarities as they are.
+        temperature: Default tau. None: the loss takes similarities that are not divided by tau.
         instances: Whether the instances of the batch are keys of the pool too.
         pulls_pool: Whether a query pulls all its true labels in the pool closer, or only the labels drawn for it.
         label_loss: The loss of each label, added to the queries' loss with `--symmetric`. None: there is none.
