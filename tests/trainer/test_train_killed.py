@@ -103,7 +103,7 @@ class TestKilled:
         "moment",
         [
             Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state still exists
-            Moment("trainer.key_sources.AdaptedKeys.keys", 2),
+            Moment("trainer.keys.AdaptedKeys.keys", 2),
             Moment("trainer.run._remember", 1, after=True),
         ],
         ids=["before the memory", "in the memory", "after the memory"],
@@ -113,7 +113,7 @@ class TestKilled:
     ) -> None:
         few = ["--train", what, "--max-steps", 2]
         if what == "full" and "Adapted" in moment.function:
-            moment = Moment("trainer.key_sources.EncodedTexts.keys", 2)
+            moment = Moment("trainer.keys.EncodedTexts.keys", 2)
         assert run(*few, killed=moment) == KILLED, (tmp_path / "log").read_text()
         trained = (run_folder / "checkpoint" / "model.safetensors").stat().st_mtime_ns
         assert run(*few, *resume) == 0, (tmp_path / "log").read_text()
