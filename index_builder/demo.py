@@ -13,7 +13,7 @@ from service.store.store import Store
 from trainer.data.sample import write_sample
 from trainer.errors import MemoryFolderError
 from trainer.run import write_run
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
 _QUESTION = "compute the square root of a number"
 

@@ -21,6 +21,7 @@ from trainer.settings import (
     MaxLength,
     MaxSeconds,
     MaxSteps,
+    MethodName,
     Metric,
     NotEmpty,
     Pooling,
@@ -28,11 +29,10 @@ from trainer.settings import (
     Trained,
     TrainingDevice,
     TrainingPrecision,
-    TrainSettings,
 )
 
 # Whatever `recollect train --method` knows can be compared.
-METHODS: tuple[str, ...] = get_args(TrainSettings.model_fields["method"].annotation)
+METHODS: tuple[str, ...] = get_args(MethodName)
 
 
 def _known(method: str) -> str:

@@ -30,12 +30,12 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from trainer.data.dataset import Entries, LabelSets, Split, fingerprint
+from trainer.distributed import Ranks
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.files import flush, save_array, write_json
-from trainer.key_sources import KeySource
+from trainer.keys import KeySource
 from trainer.label_keys import LabelKeys
-from trainer.ranks import Ranks
 
 FORMAT_VERSION = 1
 KeyDtype = Literal["float32", "float16"]
@@ -158,7 +158,7 @@ def write_memory(
     Returns:
         How many keys were made now; the others were already done.
     """
-    done = ranks.agree(_begin(folder, plan, labels, instances) if ranks.first else 0)
+    done = ranks.broadcast_object(_begin(folder, plan, labels, instances) if ranks.first else 0)
     with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
         for start, stop in _windows(plan, done):
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
@@ -170,7 +170,7 @@ def write_memory(
     if ranks.first:
         write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
         (folder / "progress.json").unlink()
-    made: int = ranks.agree(plan.keys - done)  # the other ranks wait until all is written
+    made: int = ranks.broadcast_object(plan.keys - done)  # the other ranks wait until all is written
     return made
 
 

@@ -172,7 +172,7 @@ class RunFolder:
             self._training,
             {
                 "format_version": _FORMAT_VERSION,
-                "recipe": dataclasses.asdict(recipe),
+                "recipe": recipe.as_json(),
                 "done": finished is not None,
                 "progress": finished and dataclasses.asdict(finished.progress),
                 "measured": finished and finished.measured(),

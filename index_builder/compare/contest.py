@@ -13,9 +13,8 @@ from index_builder.errors import BuildError
 from index_builder.settings import METHODS, CompareSettings
 from trainer.data.dataset import Split
 from trainer.errors import TrainingError
-from trainer.flags import check_flags
 from trainer.recipe import Recipe
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 from trainer.validation import hold_out
 
 # The encoder as it was given: the baseline of every comparison.
@@ -114,7 +113,6 @@ def _check(contestant: Contestant, settings: CompareSettings) -> TrainSettings:
     arguments = [str(settings.dataset), f"--out={settings.out / 'runs' / contestant.name}", *contestant.flags]
     try:
         parsed = TrainSettings(_cli_parse_args=arguments, _cli_exit_on_error=False)
-        check_flags(parsed)
     except ValidationError as error:
         problem = error.errors()[0]
         expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")

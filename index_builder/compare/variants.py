@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.errors import BuildError
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
 # A name is a row's and a folder's; what ends like another seed's folder could be taken for it.
 _NAME, _SEED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r".*-seed\d+")

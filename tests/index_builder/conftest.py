@@ -50,7 +50,7 @@ def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers.utils import logging
 
     from trainer.run import write_run
-    from trainer.settings import TrainSettings
+    from trainer.train_settings import TrainSettings
 
     logging.disable_progress_bar()
     folder = tmp_path_factory.mktemp("tiny")

@@ -14,7 +14,7 @@ from index_builder.errors import ContestantError
 from index_builder.settings import METHODS, CompareSettings
 from tests.conftest import write_topics
 from tests.index_builder.comparisons import run
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import torch
 
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.data.formats import Dataset, open_dataset
+from trainer.distributed import ALONE
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
-from trainer.heads.head import VectorModel
-from trainer.key_sources import AdaptedKeys, EncodedTexts
+from trainer.heads.dual_encoder import VectorDualEncoder
+from trainer.keys import AdaptedKeys, EncodedTexts
 from trainer.memory import (
     DEFAULTS,
     KeySource,
@@ -26,7 +27,6 @@ from trainer.memory import (
     write_defaults,
     write_memory,
 )
-from trainer.ranks import ALONE
 from trainer.tokens import VectorTable
 
 REPOSITORY = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ class TestFinishedMemory:
         writer.write(tmp_path / "frozen")
         frozen = open_memory(tmp_path / "frozen").keys
         labels = VectorTable(torch.tensor(frozen[14:]), "labels")
-        model = VectorModel(dim, adapter, head).eval()
+        model = VectorDualEncoder(dim, adapter, head).eval()
         assert (
             writer.write_from(AdaptedKeys(model, frozen[:14], labels, "cpu"), tmp_path / "adapted", dim=model.key_dim)
             == KEYS
@@ -292,8 +292,8 @@ from trainer import memory
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
 from trainer.data.formats import open_dataset
-from trainer.key_sources import EncodedTexts
-from trainer.ranks import ALONE
+from trainer.keys import EncodedTexts
+from trainer.distributed import ALONE
 
 memory._WINDOW_TEXTS = 4
 real, windows = Encoder.encode, []
