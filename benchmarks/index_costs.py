@@ -1,7 +1,7 @@
 """`python -m benchmarks.index_costs --keys N --dim D --labels L`: cost of a memory, from keys to answers.
 
-The benchmark writes a synthetic memory, builds a bundle from it, opens the bundle and queries it, with the product's own
-code. The last line of the output is JSON. All files were just written, so they come from the page cache. One thread
+The benchmark writes a synthetic memory, builds a bundle from it, opens the bundle and queries it, with the code of the
+product. The last line of the output is JSON. All files were just written, so they come from the page cache. One thread
 searches and combines.
 """
 

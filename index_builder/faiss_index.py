@@ -234,7 +234,7 @@ def _code_arrays(index: Any) -> Iterator[Any]:
 
 
 def _reserve_codes(index: Any, keys: int) -> None:
-    """Reserve memory for all codes. An array that grows would be copied, and would need twice the memory meanwhile."""
+    """Reserve memory for all codes. An array that grows is copied and needs twice the memory."""
     for store in _code_arrays(index):
         store.codes.resize(keys * store.code_size)
         store.codes.resize(0)

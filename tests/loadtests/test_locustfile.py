@@ -1,4 +1,4 @@
-"""The locust file: it fails a service that answers wrongly, and refuses what it cannot test in one line."""
+"""The locust file: wrong answers fail the test, and bad input fails with one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from loadtests.client import Address
 from tests.loadtests.programs import last_line, run
-from tests.loadtests.stub import Said, stub
+from tests.loadtests.stub import StubAnswer, stub
 
 NOWHERE = Address("127.0.0.1", 9)
 
@@ -20,11 +20,11 @@ def locust(address: Address, *options: object) -> subprocess.CompletedProcess[st
     return run(*fixed, "--seconds", 0.5, *options)
 
 
-def test_a_service_that_answers_wrongly_fails(road: Any) -> None:
-    def answer(body: dict[str, Any]) -> Said:
+def test_wrong_answers_fail_every_stage(road: Any) -> None:
+    def answer(body: dict[str, Any]) -> StubAnswer:
         result = {"labels": [{"uid": "Law", "score": 0.5, "because": [{"share": 0.5}]}]}
         whole = {"results": [result] * len(body["queries"])} if "queries" in body else result
-        return Said(200, {"version": road.version, **whole}, {"X-Index-Version": road.version})
+        return StubAnswer(200, {"version": road.version, **whole}, {"X-Index-Version": road.version})
 
     with stub(answer) as address:
         result = locust(address, "--store", road.store, "--stages", "steady,overload", "--rate", 50)
@@ -39,12 +39,12 @@ def test_a_service_that_answers_wrongly_fails(road: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stages", "bliss"], "expected stages among steady"),
+        (["--stages", "unknown"], "expected stages among steady"),
         (["--stages", "swap_storm"], "expected two versions for a swap storm"),
         (["--stages", "steady", "--queries", "no-such-file"], "no-such-file"),
     ],
 )
-def test_what_cannot_be_tested_is_refused_in_one_line(road: Any, options: list[str], message: str) -> None:
+def test_bad_input_fails_with_one_line(road: Any, options: list[str], message: str) -> None:
     result = locust(NOWHERE, "--store", road.store, *options)
     assert result.returncode == 2
     assert message in result.stderr
