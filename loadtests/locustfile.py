@@ -25,6 +25,9 @@ from urllib.parse import urlsplit
 from locust import User, events, task
 from locust.env import Environment
 
+# Locust adds the folder of this file to the import path, but the package `loadtests` is in the folder above it.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from loadtests.client import Address, Reply
 from loadtests.expected_answers import ExpectedAnswers
 from loadtests.load import Exchange, Load, closed_loop, open_loop

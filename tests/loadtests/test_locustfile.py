@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from loadtests.client import Address
 from tests.loadtests.programs import last_line, run
 from tests.loadtests.stub import StubAnswer, stub
+from tests.test_architecture import REPOSITORY
 
 NOWHERE = Address("127.0.0.1", 9)
 
@@ -34,6 +38,15 @@ def test_wrong_answers_fail_every_stage(road: Any) -> None:
     for stage in summary["stages"]:
         assert stage["unexpected"] == {"answer differs from the version's": stage["statuses"]["200"]}
     assert "UNEXPECTED" in result.stderr
+
+
+def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
+    locustfile = REPOSITORY / "loadtests" / "locustfile.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "locust", "-f", str(locustfile), "--list", "--store", "none"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "StageUser" in result.stdout
 
 
 @pytest.mark.parametrize(
