@@ -1,4 +1,4 @@
-"""Addresses: where a service listens, and who can reach it there."""
+"""Network addresses that a service listens on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from service.errors import AddressError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take an address; requests wait there until they are answered.
+    """Open a listening socket. Connections wait in its backlog until a server accepts them.
 
     Raises:
-        AddressError: If the port is taken or the address is not ours.
+        AddressError: If the port is in use or the address is not one of this machine.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS cannot hold
-        reason = str(error).split(" (")[0].split("] ")[-1]  # the rest repeats the address
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
+        reason = str(error).split(" (")[0].split("] ")[-1]  # the other parts repeat the address
         raise AddressError(
             f"{host}:{port}: expected an address to listen on, found: {reason}; "
             "choose another host or port (0: any free port)"
@@ -26,13 +26,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """Where a listening socket is reached."""
+    """URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own."""
+    """Whether a host name or address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

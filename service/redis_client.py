@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.errors import RedisError, SettingsError
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class RedisClient:
         telemetry: Receives whether Redis answers.
     """
 
-    def __init__(self, url: str, prefix: str, telemetry: Telemetry | None = None) -> None:
+    def __init__(self, url: str, prefix: str, telemetry: Metrics | None = None) -> None:
         options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "health_check_interval": 15}
         self._prefix, self._telemetry = prefix, telemetry
         try:
@@ -169,7 +169,7 @@ class RedisClient:
 
     def _set_metric(self, answers: bool) -> None:
         if self._telemetry:
-            self._telemetry.redis(answers)
+            self._telemetry.set_redis_up(answers)
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The thread budget: encoder, search, tokenizer and event loop together ask for no more cores than there are.
+"""The thread budget: encoder, search, tokenizer and event loop together use no more threads than there are cores.
 
-Each batch at work keeps one core busy: its encoder, its search and its tokenizer run on the thread that took it. The
-libraries' own pools would multiply that, so they are told before they are loaded: most of them listen only once.
+A batch keeps one core busy: its encoder, search and tokenizer run on one thread. Libraries would start thread pools of
+their own on top. The budget limits the pools through environment variables, which most libraries read only once, when
+they load.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# One thread a call, and none that spins while it waits.
+# One thread for each call; threads do not spin while they wait.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -24,12 +25,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class ThreadBudget:
-    """Cores, and what shares them.
+    """How workers and their threads share the cores.
 
     Attributes:
-        cores: Those this process may use.
+        cores: Cores that this process may use.
         workers: Processes that serve.
-        threads: Batches at work at once in each of them.
+        threads: Batches that each worker runs at the same time.
     """
 
     cores: int
@@ -38,7 +39,7 @@ class ThreadBudget:
 
     @classmethod
     def of(cls, workers: int, threads: int) -> ThreadBudget:
-        """Share out the cores; `threads` 0: as many to each worker as keeps all cores busy."""
+        """Share the cores among the workers. If `threads` is 0, use as many threads as keep all cores busy."""
         cores = usable_cores()
         return cls(cores, workers, threads or max(1, cores // workers))
 
@@ -47,28 +48,28 @@ class ThreadBudget:
         return self.workers * self.threads > max(self.cores, self.workers)
 
     def apply(self) -> dict[str, str]:
-        """Tell the libraries, but for what the environment says already; what they are told."""
+        """Set the libraries' variables, keep those that the user has set, and return the result."""
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         return {name: os.environ[name] for name in _VARIABLES}
 
 
 def threads_or_cores(threads: int) -> int:
-    """Threads asked for, or the cores that this process may use."""
+    """`threads`, or the number of usable cores if `threads` is 0."""
     return threads or usable_cores()
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores this process may use: those it is bound to, or fewer where a container's quota says so; at least 1."""
+    """Cores that this process may use: limited by its CPU affinity and by its container's quota; at least 1."""
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that the control group admits; None if it sets no limit."""
+    """CPU quota of the control group in cores; None without a limit."""
     try:
-        if (path := cgroup / "cpu.max").is_file():  # version 2
+        if (path := cgroup / "cpu.max").is_file():  # cgroup version 2
             limit, period = path.read_text().split()
         else:
             limit = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()

@@ -22,7 +22,7 @@ from service.serving.batcher import Batcher
 from service.serving.pipeline import AnswerPipeline
 from service.serving.rate_limit import RateLimits
 from service.settings import ServeSettings
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import open_tracer
 from service.threads import ThreadBudget
 from service.versions.model_manager import ModelManager
@@ -35,7 +35,7 @@ _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-A
 def create_app(
     model_manager: ModelManager,
     settings: ServeSettings,
-    telemetry: Telemetry,
+    telemetry: Metrics,
     redis: RedisClient | None = None,
     api_keys: list[ApiKey] | None = None,
 ) -> ASGIApp:
@@ -86,7 +86,7 @@ def create_app(
     return tracer.around(app) if tracer is not None else app
 
 
-def _answer_cache(settings: ServeSettings, telemetry: Telemetry, redis: RedisClient | None) -> AnswerCache | None:
+def _answer_cache(settings: ServeSettings, telemetry: Metrics, redis: RedisClient | None) -> AnswerCache | None:
     if not settings.cache_mb:
         return None
     local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, telemetry)

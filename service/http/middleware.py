@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.api_keys import ApiKey
 from service.http.problems import problem_response
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
@@ -35,9 +35,7 @@ _GUARDED = ("/predict", "/labels/", "/version")
 class RequestContext:
     """Adds `X-Request-Id` and `X-Index-Version` to every response, counts and logs requests, answers 500 to faults."""
 
-    def __init__(
-        self, app: ASGIApp, model_manager: ModelManager, telemetry: Telemetry | None, access_log: bool
-    ) -> None:
+    def __init__(self, app: ASGIApp, model_manager: ModelManager, telemetry: Metrics | None, access_log: bool) -> None:
         self._app, self._model_manager, self._telemetry, self._access_log = app, model_manager, telemetry, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

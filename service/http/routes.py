@@ -26,7 +26,7 @@ from service.http.schemas import (
 )
 from service.redis_client import RedisClient
 from service.serving.pipeline import AnswerPipeline, AnswerRequest
-from service.telemetry.metrics import CONTENT_TYPE, Telemetry
+from service.telemetry.metrics import CONTENT_TYPE, Metrics
 from service.versions.model_manager import ModelManager
 
 # Fields of a body that are arguments of `resolve_options`.
@@ -48,7 +48,7 @@ class Routes:
     pipeline: AnswerPipeline
     model_manager: ModelManager
     redis: RedisClient | None
-    telemetry: Telemetry
+    telemetry: Metrics
     max_batch: int
 
     def register(self, router: APIRouter) -> None:

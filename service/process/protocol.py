@@ -1,4 +1,15 @@
-"""One HTTP connection, and what it may cost: lines that never end, a request that never ends, silence."""
+"""One HTTP connection with limits on its request heads, its waiting time and its unanswered requests.
+
+Plain uvicorn (0.54, httptools) has none of these limits, and one client can stop it. Measured with one connection on
+127.0.0.1: 32 MB of headers or trailers without an end grow the process by 643 MB; a header value of 48 MB blocks all
+other clients for 4.5 s, because the parser copies the value for every read; 16 MB of pipelined requests whose answers
+the client does not read grow the process by 1,254 MB; a client that sends half a head holds its connection forever.
+`test_plain_uvicorn_has_no_limit_on_heads` fails once uvicorn has such limits: then delete this file.
+
+The class overrides methods of uvicorn that are not a public API, so pyproject.toml pins uvicorn's minor version. It
+does not limit the number of connections, nor the time that a client takes to read an answer: untrusted clients must
+reach the service through a proxy, as in deploy/nginx.conf.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +20,72 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service.http.problems import problem_bytes
 
-# The request line and all headers; all trailers; the line before a chunk.
-_MOST_HEAD_BYTES = 32 << 10
-# From a request's first byte to its last: what a client may take to say what it wants.
+# Limit for the request line and all headers, for all trailers, and for the line before a chunk.
+_MAX_HEAD_BYTES = 32 << 10
+# Time from the first byte of a request to its last.
 _REQUEST_SECONDS = 30.0
+# Requests that wait for the answer to an earlier request of the same connection.
+_MAX_PIPELINED = 100
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Uvicorn's connection, that answers 431 to an endless head and 408 to a request that never ends.
+    """Uvicorn's connection with limits: 431 for a head without an end, 408 for a request without an end.
 
-    Clients may send requests before they have the answers to earlier ones, and take answers in that order: what
-    cannot be refused in its turn is not answered, and the connection closes after the answer before.
+    A client may send several requests before it reads the first answer (pipelining), and receives the answers in the
+    order of the requests. A bad request behind unanswered requests therefore gets no answer of its own: the connection
+    closes after the answer to the request before it.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        # What came since the last byte of a body, or the end of a head or a request.
-        self._head_bytes, self._refused = 0, False
-        # Of the last request that came whole; `cycle` is another once a further head is whole.
-        self._before: RequestResponseCycle | None = None
-        self._late: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Bytes since the last byte of a body, or since the end of a head or of a request.
+        self._head_bytes = 0
+        # True once the connection closes: all further bytes are ignored.
+        self._refused = False
+        # The last request that arrived completely. `cycle` differs from it between a request's head and its end.
+        self._last_complete: RequestResponseCycle | None = None
+        self._request_timer: asyncio.TimerHandle | None = None
+
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_request()
+        self._start_idle_timer()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes > _MOST_HEAD_BYTES:
+        super().data_received(data)  # cancels the idle timer
+        if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse_head()
-        elif self._late is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_request()  # it was an empty line, or the end of a request that has its answer
+        elif self._request_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._start_idle_timer()  # the data was an empty line, or the rest of a request that is answered already
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_request_timer()
+        super().connection_lost(exc)
+
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if not self._refused:
+        if self._refused:
+            return
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._close_after_answers()
+        else:
             super().on_message_begin()
-            self._expect_end()
+            self._start_request_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.cycle is self._before:  # later fields are trailers, which nobody reads
+        if self.cycle is self._last_complete:  # a field after the head is a trailer, and trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._refused:
             return
         self._head_bytes = 0
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MOST_HEAD_BYTES:
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD_BYTES:
             self._refuse_head()
         else:
             super().on_headers_complete()
@@ -70,60 +98,72 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._refused:
             super().on_message_complete()
-            self._head_bytes, self._before = 0, self.cycle
-            self._forget_late()
+            self._head_bytes, self._last_complete = 0, self.cycle
+            self._cancel_request_timer()
+
+    # Called by uvicorn.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._late is not None:
-            self._expect_end()  # anew: until now it may not have been read
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_late()
-        super().connection_lost(exc)
+        if self._request_timer is not None:
+            self._start_request_timer()  # restart: uvicorn may not have read the next request until now
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "expected HTTP/1.1, found something else")
 
-    def _refuse_head(self) -> None:
-        self._refuse(431, f"the request's headers are over {_MOST_HEAD_BYTES:,} bytes; send fewer or shorter ones")
+    # Timers.
 
-    def _expect_request(self) -> None:
-        """Hang up, unless something comes in the time that uvicorn gives after an answer."""
+    def _start_idle_timer(self) -> None:
+        """Close the connection unless a request begins within uvicorn's keep-alive time."""
         if not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    def _expect_end(self) -> None:
-        """Refuse the request that has begun, unless its end comes in time."""
-        self._forget_late()
-        self._late = self.loop.call_later(_REQUEST_SECONDS, self._give_up)
+    def _start_request_timer(self) -> None:
+        """Refuse the current request unless it ends in time."""
+        self._cancel_request_timer()
+        self._request_timer = self.loop.call_later(_REQUEST_SECONDS, self._on_request_timeout)
 
-    def _give_up(self) -> None:
-        if self.flow.read_paused:  # it is the client who waits
-            self._expect_end()
+    def _on_request_timeout(self) -> None:
+        if self.flow.read_paused:  # the server has stopped reading, so the client is not late
+            self._start_request_timer()
         else:
             self._refuse(408, f"the request did not end within {_REQUEST_SECONDS:.0f} seconds; send it whole")
 
-    def _forget_late(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    # Refusals.
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request's headers are over {_MAX_HEAD_BYTES:,} bytes; send fewer or shorter ones")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer the request that has begun, if it is its turn and no answer has begun, and hang up."""
+        """Close the connection; answer the current request first, unless an earlier answer is due."""
         if self._refused:
             return
-        self._refused = True
-        self._forget_late()
-        has_cycle = self.cycle is not self._before
-        if self._before is not None and not self._before.response_complete:
-            self._before.keep_alive = False  # its answer is the last
-            if has_cycle:
-                self.pipeline.popleft()
-                self.cycle = self._before
-        elif not self.transport.is_closing():
-            if not (has_cycle and self.cycle.response_started):
+        if self._last_complete is not None and not self._last_complete.response_complete:
+            self._close_after_answers()
+            return
+        self._stop_reading_requests()
+        if not self.transport.is_closing():
+            is_answer_begun = self.cycle is not self._last_complete and self.cycle.response_started
+            if not is_answer_begun:
                 self.transport.write(problem_bytes(status, detail))
             self.transport.close()
+
+    def _close_after_answers(self) -> None:
+        """Close the connection after the answer to the last complete request; drop the request after it."""
+        assert self._last_complete is not None
+        self._stop_reading_requests()
+        self._last_complete.keep_alive = False
+        if self.cycle is not self._last_complete:
+            self.pipeline.popleft()  # uvicorn adds the newest request on the left
+            self.cycle = self._last_complete
+
+    def _stop_reading_requests(self) -> None:
+        self._refused = True
+        self._cancel_request_timer()

@@ -1,4 +1,8 @@
-"""`recollect serve`: what is set up once, whether one process serves or many."""
+"""`recollect serve`: the setup that happens once, for one process or for several workers.
+
+`worker.py` does the setup that each process repeats. Nothing heavy is imported here: the thread budget must be in the
+environment before numerical libraries load, and the supervisor must fork before they start threads.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from service.addresses import listen, url
-from service.process.signals import exit_when_told
+from service.process.signals import exit_on_stop_signals
 from service.settings import SHARED_METRICS, ServeSettings, require_consistent, unknown_variables
 from service.telemetry.logs import configure_logs
 from service.threads import ThreadBudget
@@ -22,20 +26,18 @@ log = structlog.get_logger(__name__)
 
 
 def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int:
-    """Serve until SIGTERM or SIGINT says stop; the exit status.
-
-    Nothing heavy is loaded here: the thread budget must be known before, and workers are forked from this process.
+    """Serve until SIGTERM or SIGINT, and return the exit status.
 
     Args:
-        settings: All of the service's.
-        listener: To serve on, where the address is taken already.
+        settings: All settings of the service.
+        listener: A socket that listens already, instead of --host and --port.
 
     Raises:
-        SettingsError: If settings are at odds.
-        AddressError: If it cannot listen where it was told to.
+        SettingsError: If settings contradict each other.
+        AddressError: If an address is not available.
         ServiceError: If the current version cannot be served.
     """
-    exit_when_told()  # until there is a loop that can drain
+    exit_on_stop_signals()  # until the event loop or the supervisor handles them
     require_consistent(settings)
     with contextlib.ExitStack() as stack:
         public = listener or stack.enter_context(listen(settings.host, settings.port))
@@ -49,48 +51,54 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
         variables = budget.apply()
         _raise_file_limit()
 
-        def tell() -> None:
+        def log_start() -> None:
             log.info("thread_budget", cores=budget.cores, workers=budget.workers, threads=budget.threads, **variables)
             if budget.exceeded:
                 log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
             log.info("serving", url=url(public), admin=url(admin) if admin else None, workers=settings.workers)
 
         if settings.workers == 1:
-            _work(settings, public, admin, tell)
+            _work(settings, public, admin, log_start)
             return 0
         stack.enter_context(_shared_metrics())
-        return _supervise(settings, public, admin, tell)
+        return _supervise(settings, public, admin, log_start)
 
 
 def _supervise(
-    settings: ServeSettings, public: socket.socket, admin: socket.socket | None, tell: Callable[[], None]
+    settings: ServeSettings, public: socket.socket, admin: socket.socket | None, on_ready: Callable[[], None]
 ) -> int:
-    """Have several processes serve; the first of them also the admin interface."""
-    from service.process.supervisor import Workers
+    """Serve with several workers; the first one also serves the admin interface."""
+    from service.process.supervisor import Supervisor
     from service.telemetry.metrics import forget_process
 
-    def work(number: int, ready: Callable[[], None]) -> None:
+    def work(number: int, heartbeat: Callable[[], None]) -> None:
         structlog.contextvars.bind_contextvars(worker=number)
-        _work(settings, public, None if number else admin, ready)
+        _work(settings, public, None if number else admin, on_ready=heartbeat, heartbeat=heartbeat)
 
-    def stopping() -> None:
-        for held in (public, admin):  # once no worker accepts any more, nobody seems to
+    def close_sockets() -> None:
+        """Refuse connections once no worker accepts them any more."""
+        for held in (public, admin):
             if held is not None:
                 held.close()
 
-    return Workers(settings.workers, work, settings.drain_seconds, stopping, buried=forget_process).run(tell)
+    supervisor = Supervisor(settings.workers, work, settings.drain_seconds, close_sockets, on_exit=forget_process)
+    return supervisor.run(on_ready)
 
 
 def _work(
-    settings: ServeSettings, public: socket.socket, admin: socket.socket | None, ready: Callable[[], None]
+    settings: ServeSettings,
+    public: socket.socket,
+    admin: socket.socket | None,
+    on_ready: Callable[[], None],
+    heartbeat: Callable[[], None] | None = None,
 ) -> None:
     from service.process.worker import Sockets, serve_sockets
 
-    serve_sockets(settings, Sockets(public, admin), ready)
+    serve_sockets(settings, Sockets(public, admin), on_ready, heartbeat)
 
 
 def _raise_file_limit() -> None:
-    """Admit as many connections as the system lets us."""
+    """Allow as many connections as the system allows this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -98,7 +106,7 @@ def _raise_file_limit() -> None:
 
 @contextlib.contextmanager
 def _shared_metrics() -> Iterator[None]:
-    """A folder in which workers share their metrics, gone with the process that made it."""
+    """A temporary folder in which workers share their metrics."""
     folder = tempfile.mkdtemp(prefix="recollect-metrics-")
     os.environ[SHARED_METRICS] = folder
     try:

@@ -1,49 +1,90 @@
-"""The signals that say stop: what they do before there is anything to drain, and how a loop hears of them."""
+"""How a process handles SIGTERM and SIGINT: before its event loop runs, while it runs, and after."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+import structlog
+
+log = structlog.get_logger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def exit_when_told() -> None:
-    """Have SIGTERM and SIGINT end this process with status 0, even where it is a container's first."""
-    for number in STOPPING:
+def exit_on_stop_signals() -> None:
+    """End this process with status 0 on SIGTERM and SIGINT. Process 1 of a container ignores both by default."""
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(0))
 
 
-def hold_back() -> None:
-    """Have the signals that say stop wait until `release`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+def stop_event(exit_on_second: bool) -> asyncio.Event:
+    """An event that the first stop signal sets, on the running event loop.
+
+    Args:
+        exit_on_second: Whether a second signal ends this process at once, with status 0. A worker leaves that to its
+            supervisor, because it may receive the first signal twice: from a terminal and from the supervisor.
+    """
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set() and exit_on_second:
+            log.info("stopped_at_once")
+            sys.stdout.flush()
+            os._exit(0)  # a normal exit cancels the loop's tasks, and uvicorn logs a traceback for each of them
+        stop.set()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    return stop
 
 
-def release() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+def ignore_loop_stop_signals() -> None:
+    """Ignore stop signals from now on, in an event loop that ends."""
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)  # otherwise the loop restores the default handler when it closes
+    ignore_stop_signals()
+
+
+def ignore_stop_signals() -> None:
+    """Let a process that ends anyway ignore SIGTERM and SIGINT, so that its exit status stays as it is."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def block_stop_signals() -> None:
+    """Keep SIGTERM and SIGINT pending until `unblock_stop_signals`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def unblock_stop_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[socket.socket]:
-    """A socket to read the numbers of signals from, a child's end among them; none of them interrupts anything."""
+def signal_socket() -> Iterator[socket.socket]:
+    """A socket that delivers the numbers of stop signals and of SIGCHLD, so that `select` can wait for them."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in (*STOPPING, signal.SIGCHLD)}
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield reader
     finally:
-        stop_hearing()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        ignore_stop_signals()
+        leave_signal_socket()
         reader.close()
         writer.close()
 
 
-def stop_hearing() -> None:
-    """Write the numbers of signals nowhere any more: a forked process must not write its own to its parent's socket."""
+def leave_signal_socket() -> None:
+    """Stop writing signal numbers to the socket. A forked process shares the socket with its parent."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,7 +1,12 @@
-"""Workers: processes that serve the same sockets, and the one that watches over them.
+"""Runs several worker processes on the same sockets, and replaces a worker that dies or hangs.
 
-The watcher forks before anything heavy is loaded, answers nothing itself, and holds the sockets open: a worker that
-dies takes its own requests with it, and no other.
+The supervisor forks before heavy libraries are loaded, serves no requests and keeps the sockets open. A worker that
+dies loses its own requests only.
+
+Uvicorn's supervisor (`uvicorn.supervisors.Multiprocess`, 0.54) cannot replace this one. It restarts a stopped worker,
+but not a worker with a blocked event loop, because a thread answers its health check (measured: still alive after
+10 s). It has no first worker that proves the bundle, no backoff, no deadline for a stop and no worker numbers: each of
+its methods would have to be overridden.
 """
 
 from __future__ import annotations
@@ -20,39 +25,53 @@ from dataclasses import dataclass
 import structlog
 
 from service.errors import ServiceError
-from service.process.signals import STOPPING, exit_when_told, heard, hold_back, release, stop_hearing
+from service.process.signals import (
+    STOP_SIGNALS,
+    block_stop_signals,
+    exit_on_stop_signals,
+    leave_signal_socket,
+    signal_socket,
+    unblock_stop_signals,
+)
 
 log = structlog.get_logger(__name__)
 
-# What a worker does: given its number and what to call once it answers.
+# A worker's program: receives the worker's number and its heartbeat. It calls the heartbeat once it can answer
+# requests, and every HEARTBEAT_SECONDS from then on.
 Work = Callable[[int, Callable[[], None]], None]
 
-# Before a worker that died is started again; twice as long after each that did not answer for a while.
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
-# A worker that answered for so long was sound: that it died does not say that the next one will.
-_SOUND_SECONDS = 10.0
-# What workers may take to stop beyond the time they were given.
-_GRACE_SECONDS = 5.0
-# Exit statuses of a worker that was told to stop, or said itself what is wrong.
-_EXPLAINED = (0, 1, 2)
+HEARTBEAT_SECONDS = 1.0
+# A worker without a heartbeat for this long is killed and restarted.
+_HANG_SECONDS = 30.0
+# Delay before a restart. It doubles while the worker keeps dying soon after it became ready.
+_MIN_RESTART_SECONDS, _MAX_RESTART_SECONDS = 0.1, 30.0
+# A worker that was ready for this long resets its delay.
+_STABLE_SECONDS = 10.0
+# Added to the time that workers have to stop.
+_STOP_GRACE_SECONDS = 5.0
+# Longest wait for a signal or a heartbeat.
+_POLL_SECONDS = 1.0
+# Exit statuses of a worker that stopped on request, or that has printed its own error.
+_EXPLAINED_STATUSES = (0, 1, 2)
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class _Worker:
     number: int
-    answers_since: float | None = None
+    ready_since: float | None = None
+    silent_seconds: float = 0.0
 
 
-class Workers:
-    """So many processes doing the same work, until SIGTERM or SIGINT; a second one kills who has not stopped yet.
+class Supervisor:
+    """Runs workers until SIGTERM or SIGINT; a second signal kills all workers that still run.
 
     Args:
-        count: How many.
-        work: What each does.
-        stop_seconds: How long they may take to stop.
-        stopping: Called once they are to stop.
-        buried: Called with the process id of each that is gone.
+        count: Number of workers.
+        work: Program of each worker.
+        stop_seconds: Time that workers have to stop.
+        on_stop: Called when the workers are to stop, before they receive SIGTERM.
+        on_exit: Called with the process id of each worker that has exited.
     """
 
     def __init__(
@@ -60,64 +79,65 @@ class Workers:
         count: int,
         work: Work,
         stop_seconds: float,
-        stopping: Callable[[], None],
-        buried: Callable[[int], None],
+        on_stop: Callable[[], None],
+        on_exit: Callable[[int], None],
     ) -> None:
         self._count, self._work, self._stop_seconds = count, work, stop_seconds
-        self._tell_stopping, self._buried = stopping, buried
-        self._living: dict[int, _Worker] = {}
-        self._answered: set[int] = set()
-        self._due: dict[int, float] = {}
-        self._pauses: dict[int, float] = {}
+        self._on_stop, self._on_exit = on_stop, on_exit
+        self._running: dict[int, _Worker] = {}  # by process id
+        self._were_ready: set[int] = set()  # numbers
+        self._restart_times: dict[int, float] = {}  # by number
+        self._restart_delays: dict[int, float] = {}  # by number
         self._failure: int | None = None
-        self._asked_to_stop = 0
+        self._stop_requests = 0
 
-    def run(self, all_ready: Callable[[], None]) -> int:
-        """Run them; the exit status.
+    def run(self, on_ready: Callable[[], None]) -> int:
+        """Run the workers and return the exit status.
 
-        The first is alone until it answers: where it cannot, no other could, and its status is the whole's.
+        The first worker starts alone and proves that the service can start. If it fails, the others would fail too:
+        its exit status is returned.
 
         Args:
-            all_ready: Called once each of them has answered; never, as long as there is one that has not.
+            on_ready: Called once each worker has been ready.
         """
-        self._reader, self._writer = os.pipe()
-        with heard() as signals:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK)  # a full pipe must not block a worker's event loop
+        with signal_socket() as signals:
             self._start(0)
-            while not (self._asked_to_stop or self._answered or self._failure is not None):
-                self._look(signals)
+            while not (self._stop_requests or self._were_ready or self._failure is not None):
+                self._step(signals)
             if self._failure is not None:
                 return self._failure
-            if not self._asked_to_stop:
+            if not self._stop_requests:
                 for number in range(1, self._count):
                     self._start(number)
-            while not self._asked_to_stop and len(self._answered) < self._count:
-                self._look(signals)
-            if not self._asked_to_stop:
-                all_ready()
-            while not self._asked_to_stop:
-                self._look(signals)
+            while not self._stop_requests and len(self._were_ready) < self._count:
+                self._step(signals)
+            if not self._stop_requests:
+                on_ready()
+            while not self._stop_requests:
+                self._step(signals)
             return self._stop(signals)
 
     def _start(self, number: int) -> None:
-        hold_back()  # until the new process has handlers of its own
+        block_stop_signals()  # until the new process has its own handlers
         if process := os.fork():
-            release()
-            self._living[process] = _Worker(number)
+            unblock_stop_signals()
+            self._running[process] = _Worker(number)
             return
         status = 1
         try:
-            status = self._outcome(number)
+            status = self._run_worker(number)
         finally:
             os._exit(status)
 
-    def _outcome(self, number: int) -> int:
-        """Work; the exit status. What is wrong is said here."""
+    def _run_worker(self, number: int) -> int:
+        """Run one worker in the forked process, report its error, and return its exit status."""
         try:
-            stop_hearing()
-            exit_when_told()
-            release()
-            _end_with_parent()
-            self._work(number, lambda: _tell(self._writer, number))
+            leave_signal_socket()
+            exit_on_stop_signals()
+            unblock_stop_signals()
+            _stop_with_parent()
+            self._work(number, lambda: self._send_heartbeat(number))
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else 1
         except ServiceError as error:
@@ -128,76 +148,92 @@ class Workers:
             return 1
         return 0
 
-    def _look(self, signals: socket.socket) -> None:
-        """Wait for news, and act on it."""
-        now = time.monotonic()
-        soon = min([due - now for due in self._due.values()], default=1.0)
-        readable, _, _ = select.select([signals.fileno(), self._reader], [], [], max(0.0, min(soon, 1.0)))
+    def _send_heartbeat(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is stopped and the pipe is full, or it is gone
+            os.write(self._writer, bytes([number]))
+
+    def _step(self, signals: socket.socket) -> None:
+        """Wait for a signal, a heartbeat or the time of a restart, and act on it."""
+        before = time.monotonic()
+        timeout = min([_POLL_SECONDS, *(due - before for due in self._restart_times.values())])
+        readable, _, _ = select.select([signals.fileno(), self._reader], [], [], max(0.0, timeout))
         if signals.fileno() in readable:
-            self._asked_to_stop += sum(number in STOPPING for number in signals.recv(4096))
-        if self._reader in readable:
-            self._hear_answering(os.read(self._reader, 4096))
-        self._bury()
-        if not self._asked_to_stop:
-            for number in [each for each, due in self._due.items() if due <= time.monotonic()]:
-                del self._due[number]
-                self._start(number)
+            self._stop_requests += sum(number in STOP_SIGNALS for number in signals.recv(4096))
+        heartbeats = os.read(self._reader, 4096) if self._reader in readable else b""
+        self._record_heartbeats(heartbeats, time.monotonic() - before)
+        self._reap()
+        if not self._stop_requests:
+            self._kill_hung()
+            self._restart_due()
 
-    def _hear_answering(self, numbers: bytes) -> None:
-        self._answered.update(numbers)
-        for worker in self._living.values():
+    def _record_heartbeats(self, numbers: bytes, waited_seconds: float) -> None:
+        self._were_ready.update(numbers)
+        for worker in self._running.values():
             if worker.number in numbers:
-                worker.answers_since = time.monotonic()
+                worker.ready_since = worker.ready_since or time.monotonic()
+                worker.silent_seconds = 0.0
+            elif worker.ready_since is not None:
+                # A longer wait means that the whole service was suspended, so the workers could not send either.
+                worker.silent_seconds += min(waited_seconds, _POLL_SECONDS)
 
-    def _bury(self) -> None:
-        """Take note of who died."""
-        while self._living:
+    def _kill_hung(self) -> None:
+        for process, worker in self._running.items():
+            if worker.silent_seconds > _HANG_SECONDS:
+                log.error("worker_hung", worker=worker.number, process=process, seconds=_HANG_SECONDS)
+                worker.silent_seconds = 0.0
+                os.kill(process, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collect the exit statuses of workers that have exited, and schedule their restarts."""
+        while self._running:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            if worker := self._living.pop(process, None):  # else an orphan that a container's first process inherits
-                self._buried(process)
-                if not self._asked_to_stop:
-                    self._mourn(process, worker, os.waitstatus_to_exitcode(status))
+            if worker := self._running.pop(process, None):  # otherwise an orphan that process 1 has inherited
+                self._on_exit(process)
+                if not self._stop_requests:
+                    self._handle_exit(process, worker, os.waitstatus_to_exitcode(status))
 
-    def _mourn(self, process: int, worker: _Worker, status: int) -> None:
-        """Have a worker that died be replaced, or, where none has ever answered, remember its status as the whole's."""
+    def _handle_exit(self, process: int, worker: _Worker, status: int) -> None:
+        """Schedule a worker's restart; if no worker has ever been ready, end the whole with its status instead."""
         number = worker.number
-        if not self._answered:
+        if not self._were_ready:
             self._failure = status if status >= 0 else 1
-            if status not in _EXPLAINED:
+            if status not in _EXPLAINED_STATUSES:
                 log.error("worker_died", worker=number, process=process, status=status)
             return
-        if worker.answers_since is not None and time.monotonic() - worker.answers_since >= _SOUND_SECONDS:
-            self._pauses.pop(number, None)
-        pause = self._pauses.get(number, _SHORTEST_PAUSE_SECONDS)
-        self._pauses[number] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._due[number] = time.monotonic() + pause
-        log.error("worker_died", worker=number, process=process, status=status, again_in_seconds=pause)
+        if worker.ready_since is not None and time.monotonic() - worker.ready_since >= _STABLE_SECONDS:
+            self._restart_delays.pop(number, None)
+        delay = self._restart_delays.get(number, _MIN_RESTART_SECONDS)
+        self._restart_delays[number] = min(2 * delay, _MAX_RESTART_SECONDS)
+        self._restart_times[number] = time.monotonic() + delay
+        log.error("worker_died", worker=number, process=process, status=status, again_in_seconds=delay)
+
+    def _restart_due(self) -> None:
+        now = time.monotonic()
+        for number in [number for number, due in self._restart_times.items() if due <= now]:
+            del self._restart_times[number]
+            self._start(number)
 
     def _stop(self, signals: socket.socket) -> int:
-        """Have them drain; who takes too long, or is not waited for any more, is killed, and the status is 1."""
-        self._due.clear()
-        self._tell_stopping()
-        for process in self._living:
+        """Stop the workers. Kill those that exceed their time, or all on a second signal: the status is then 1."""
+        self._restart_times.clear()
+        self._on_stop()
+        for process in self._running:
             os.kill(process, signal.SIGTERM)
-        deadline = time.monotonic() + self._stop_seconds + _GRACE_SECONDS
-        while self._living and self._asked_to_stop == 1 and time.monotonic() < deadline:
-            self._look(signals)
-        late = list(self._living)
-        for process in late:
-            log.error("worker_killed", worker=self._living[process].number, process=process)
+        deadline = time.monotonic() + self._stop_seconds + _STOP_GRACE_SECONDS
+        while self._running and self._stop_requests == 1 and time.monotonic() < deadline:
+            self._step(signals)
+        late = dict(self._running)
+        for process, worker in late.items():
+            log.error("worker_killed", worker=worker.number, process=process)
             os.kill(process, signal.SIGKILL)
-        while self._living:
-            self._look(signals)
+        while self._running:
+            self._step(signals)
         return 1 if late else 0
 
 
-def _end_with_parent() -> None:
-    """Have Linux stop this process when the watcher is killed: nobody would start or stop it any more."""
+def _stop_with_parent() -> None:
+    """Let Linux send SIGTERM to this worker when the supervisor dies, because nothing else would stop the worker."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _tell(writer: int, number: int) -> None:
-    os.write(writer, bytes([number]))

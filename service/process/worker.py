@@ -1,4 +1,4 @@
-"""One process that serves: a bundle, an event loop, the HTTP interfaces, and an orderly end."""
+"""One process that serves: it opens the current bundle, runs the HTTP servers on one event loop, and drains."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import contextlib
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 import structlog
-import uvicorn
-from starlette.types import ASGIApp
 
 from service.http.admin import create_admin
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
-from service.process.protocol import BoundedProtocol
-from service.process.signals import STOPPING
+from service.process.signals import ignore_loop_stop_signals, stop_event
+from service.process.supervisor import HEARTBEAT_SECONDS
+from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
 from service.settings import ServeSettings
 from service.store.store import open_store
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.activation import Activation
 from service.versions.current import SharedCurrent, StoreCurrent
 from service.versions.model_manager import ModelManager
@@ -31,147 +30,133 @@ from service.versions.replicas import replicas_of
 
 log = structlog.get_logger(__name__)
 
-# Batches are at work side by side, so that each gets one thread of the encoder's and one of faiss's.
-_THREADS_A_BATCH = 1
-# How long an idle connection is kept: longer than proxies keep theirs, so that it is they who hang up.
-_KEEP_ALIVE_SECONDS = 75
-# Without a request for so long, whoever routes them has seen that this process is not ready.
+# Several batches run at the same time, so each uses one thread of the encoder and one of faiss.
+_THREADS_PER_BATCH = 1
+# A load balancer that sends no request for this long has seen that this process is not ready.
 _QUIET_SECONDS = 0.5
 
 
 class Sockets(NamedTuple):
-    """Where requests come in; `admin` is None where there is no admin interface."""
+    """Sockets that accept requests; `admin` is None if this process has no admin interface."""
 
     public: socket.socket
     admin: socket.socket | None
 
 
-def serve_sockets(settings: ServeSettings, sockets: Sockets, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT says stop.
+def serve_sockets(
+    settings: ServeSettings,
+    sockets: Sockets,
+    on_ready: Callable[[], None],
+    heartbeat: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. A second signal ends a process without a supervisor at once, with status 0.
 
     Args:
-        settings: All of the service's.
-        sockets: To listen on.
-        ready: Called once the current version has answered.
+        settings: All settings of the service.
+        sockets: Sockets that listen already.
+        on_ready: Called on the event loop once the current version is open.
+        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after that, if there is a supervisor.
 
     Raises:
-        ServiceError: If the current version cannot be served, or a setting names what cannot be used.
+        ServiceError: If the current version cannot be served, or a setting cannot be used.
     """
-    telemetry = Telemetry(with_redis=settings.redis_url is not None)
+    metrics = Metrics(with_redis=settings.redis_url is not None)
     api_keys = read_api_keys(settings.api_keys, settings.rate_limit) if settings.api_keys else []
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    link = None
+    redis = None
     if settings.redis_url is not None:
-        link = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, telemetry)
-        link.require_access()
-    live = ModelManager(
-        Opener(store, _THREADS_A_BATCH, settings.device, settings.workers),
-        SharedCurrent(store, link) if link else StoreCurrent(store),
-        replicas_of(store, link),
-        telemetry,
+        redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
+        redis.require_access()
+    model_manager = ModelManager(
+        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
+        SharedCurrent(store, redis) if redis else StoreCurrent(store),
+        replicas_of(store, redis),
+        metrics,
         settings.poll_seconds,
     )
-    live.open_current()
-    apps = [(create_app(live, settings, telemetry, link, api_keys), sockets.public)]
+    model_manager.open_current()
+    served = [(UvicornServer(create_app(model_manager, settings, metrics, redis, api_keys)), sockets.public)]
     if sockets.admin is not None:
-        apps.append(
-            (create_admin(store, Activation(store, link, lambda: live.draining), settings, live), sockets.admin)
-        )
-    ready()
-    with asyncio.Runner(loop_factory=_config(apps[0][0]).get_loop_factory()) as runner:
-        runner.run(_run(apps, live, link, settings))
+        activation = Activation(store, redis, lambda: model_manager.draining)
+        served.append((UvicornServer(create_admin(store, activation, settings, model_manager)), sockets.admin))
+
+    async def run() -> None:
+        stop = stop_event(exit_on_second=heartbeat is None)
+        on_ready()
+        async with _heartbeats(heartbeat):
+            with _redis_announcements(redis, model_manager):
+                await _serve_until(stop, served, model_manager, settings.drain_seconds)
+            if redis:
+                await redis.close()
+        log.info("stopped")
+        ignore_loop_stop_signals()
+
+    with asyncio.Runner(loop_factory=served[0][0].config.get_loop_factory()) as runner:
+        runner.run(run())
 
 
-async def _run(
-    apps: list[tuple[ASGIApp, socket.socket]], live: ModelManager, link: RedisClient | None, settings: ServeSettings
+async def _serve_until(
+    stop: asyncio.Event,
+    served: list[tuple[UvicornServer, socket.socket]],
+    model_manager: ModelManager,
+    drain_seconds: float,
 ) -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    servers = [_Server(_config(app)) for app, _ in apps]
-
-    def asked_to_stop() -> None:
-        if stop.is_set() and settings.workers == 1:  # asked twice: at once, then; of several, the watcher sees to it
-            for server in servers:
-                server.force_exit = True
-        stop.set()
-
-    for number in STOPPING:
-        loop.add_signal_handler(number, asked_to_stop)
-    serving = [asyncio.create_task(server.serve([at])) for server, (_, at) in zip(servers, apps, strict=True)]
-    with _listening(live, link):
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done():
-            await _drain(servers, live, settings.drain_seconds)
-        await asyncio.gather(*serving)
-    if link:
-        await link.close()
-    log.info("stopped")
+    """Serve until `stop` is set and all servers have drained, or until a server ends by itself."""
+    serving = [asyncio.create_task(server.serve([at])) for server, at in served]
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        await _drain([server for server, _ in served], model_manager, drain_seconds)
+    await asyncio.gather(*serving)
 
 
-async def _drain(servers: list[_Server], live: ModelManager, seconds: float) -> None:
-    """Be ready no more; go on answering until no more is asked, or half the time is up; then close the sockets."""
+async def _drain(servers: list[UvicornServer], model_manager: ModelManager, seconds: float) -> None:
+    """Report "not ready" and answer requests until none arrive or half the time is over; then close the sockets."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     log.info("draining", seconds=seconds)
-    live.drain()
+    model_manager.drain()
     public = servers[0]
-    # Who keeps a connection may be about to ask; where nobody does, and nobody has asked of late, nobody will.
-    since = loop.time() if public.server_state.connections else -math.inf
-    while loop.time() - max(since, public.asked_at()) < _QUIET_SECONDS:
-        if loop.time() >= deadline - seconds / 2 or public.force_exit:
+    # A client with an open connection may send a request now. Without connections only recent requests count.
+    quiet_since = loop.time() if public.has_connections() else -math.inf
+    while loop.time() - max(quiet_since, public.last_request_time()) < _QUIET_SECONDS:
+        if loop.time() >= deadline - seconds / 2:
             break
         await asyncio.sleep(0.02)
     for server in servers:
-        server.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
-        server.should_exit = True
+        server.close_within(deadline - loop.time())
 
 
-@contextlib.contextmanager
-def _listening(live: ModelManager, link: RedisClient | None) -> Iterator[None]:
-    """Look for another version as soon as Redis announces it."""
-    if link is None:
+@contextlib.asynccontextmanager
+async def _heartbeats(heartbeat: Callable[[], None] | None) -> AsyncIterator[None]:
+    """Call `heartbeat` regularly on the event loop: the calls stop if the loop is blocked."""
+    if heartbeat is None:
         yield
         return
-    over = threading.Event()
-    arguments = (link.key("current"), live.wake, over.is_set)
-    listener = threading.Thread(target=link.listen, args=arguments, name="hear-redis", daemon=True)
-    listener.start()
+
+    async def beat() -> None:
+        while True:
+            heartbeat()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    beating = asyncio.create_task(beat())
     try:
         yield
     finally:
-        over.set()
+        beating.cancel()
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn's, which knows when it was asked last."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._requests, self._asked_at = 0, -math.inf
-
-    def asked_at(self) -> float:
-        """When the last request came, or was still being answered, by the event loop's clock."""
-        state = self.server_state
-        if state.total_requests != self._requests or state.tasks:
-            self._requests, self._asked_at = state.total_requests, asyncio.get_running_loop().time()
-        return self._asked_at
-
-    async def on_tick(self, counter: int) -> bool:
-        self.asked_at()
-        return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # they are ours
-
-
-def _config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=BoundedProtocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-    )
+@contextlib.contextmanager
+def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager) -> Iterator[None]:
+    """Check for a new version as soon as Redis announces one."""
+    if redis is None:
+        yield
+        return
+    stopped = threading.Event()
+    arguments = (redis.key("current"), model_manager.wake, stopped.is_set)
+    thread = threading.Thread(target=redis.listen, args=arguments, name="redis-listener", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()

@@ -17,7 +17,7 @@ from typing import Any
 from service.errors import RedisError
 from service.options import AnswerOptions
 from service.redis_client import RedisClient
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 
 # Memory of an entry beside its answer: the key, a tuple, and their places in the table.
 _ENTRY_BYTES = 300
@@ -59,7 +59,7 @@ class LocalAnswerCache:
         telemetry: Receives hits, misses and the size.
     """
 
-    def __init__(self, max_bytes: int, seconds: float, telemetry: Telemetry) -> None:
+    def __init__(self, max_bytes: int, seconds: float, telemetry: Metrics) -> None:
         self._max_bytes, self._seconds, self._telemetry = max_bytes, seconds, telemetry
         self._entries: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
         self._bytes = 0
@@ -96,7 +96,7 @@ class LocalAnswerCache:
 class RedisAnswerCache:
     """Answers that replicas share. `maxmemory` of the Redis bounds their size."""
 
-    def __init__(self, redis: RedisClient, seconds: int, telemetry: Telemetry) -> None:
+    def __init__(self, redis: RedisClient, seconds: int, telemetry: Metrics) -> None:
         self._redis, self._seconds, self._telemetry = redis, seconds, telemetry
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -154,7 +154,7 @@ class AnswerCache:
             task.add_done_callback(self._writes.discard)
 
 
-def _count_look_ups(telemetry: Telemetry, tier: str, found: Sequence[bytes | None]) -> None:
+def _count_look_ups(telemetry: Metrics, tier: str, found: Sequence[bytes | None]) -> None:
     misses = sum(answer is None for answer in found)
     for outcome, count in (("hit", len(found) - misses), ("miss", misses)):
         if count:

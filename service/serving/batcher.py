@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from service.errors import OverloadError
 from service.options import AnswerOptions
 from service.predictor.predictor import Answers
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.model_manager import Lease
 
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ class Batcher:
         telemetry: Receives the length of the queue and the sizes of batches.
     """
 
-    def __init__(self, threads: int, max_waiting: int, max_together: int, telemetry: Telemetry) -> None:
+    def __init__(self, threads: int, max_waiting: int, max_together: int, telemetry: Metrics) -> None:
         self._max_waiting, self._max_together, self._telemetry = max_waiting, max_together, telemetry
         self._queue: deque[_Job[Any]] = deque()
         self._queries_waiting = 0

@@ -23,7 +23,7 @@ from service.predictor.predictor import Answers
 from service.serving.answer_cache import AnswerCache, answer_keys
 from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracer
 from service.versions.model_manager import Lease, ModelManager
 
@@ -80,7 +80,7 @@ class AnswerPipeline:
     batcher: Batcher
     cache: AnswerCache | None
     rate_limits: RateLimits
-    telemetry: Telemetry
+    telemetry: Metrics
     tracer: Tracer | None
     log_queries: float
 

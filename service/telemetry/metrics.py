@@ -1,7 +1,7 @@
-"""What the service tells of itself: Prometheus metrics, over all workers of one service.
+"""Prometheus metrics of all workers of a service.
 
-With several workers each writes its numbers to a file in a folder that they share, and whichever is asked adds all of
-them up.
+With several workers, each writes its values to a file in a shared folder. The worker that receives a request for
+`/metrics` combines all files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from service.settings import SHARED_METRICS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# How the numbers of several workers become one.
-OfWorkers = Literal["livesum", "livemin", "livemax"]
+# How the values of several workers are combined.
+Combination = Literal["livesum", "livemin", "livemax"]
 
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STAGE_SECONDS = (0.0001, 0.0002, 0.0005, *_SECONDS[:-2])
@@ -26,11 +26,11 @@ _SWAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class Telemetry:
-    """The metrics, and the moments at which they change.
+class Metrics:
+    """All metrics of the service.
 
     Args:
-        with_redis: Whether there is a Redis to tell of.
+        with_redis: Whether the service uses Redis; otherwise the metrics of Redis are absent.
     """
 
     def __init__(self, with_redis: bool = False) -> None:
@@ -40,33 +40,43 @@ class Telemetry:
         def counter(name: str, help_: str, *labels: str) -> Counter:
             return Counter(f"recollect_{name}", help_, labels, registry=registry)
 
-        def gauge(name: str, help_: str, of_workers: OfWorkers, *labels: str) -> Gauge:
-            return Gauge(f"recollect_{name}", help_, labels, registry=registry, multiprocess_mode=of_workers)
+        def gauge(name: str, help_: str, combination: Combination, *labels: str) -> Gauge:
+            return Gauge(f"recollect_{name}", help_, labels, registry=registry, multiprocess_mode=combination)
 
         def histogram(name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"recollect_{name}", help_, labels, registry=registry, buckets=buckets)
 
         self.requests = counter("requests_total", "Requests answered.", "path", "status")
-        self.request_seconds = histogram("request_seconds", "From the head's end to the answer's.", _SECONDS, "path")
-        self.stage_seconds = histogram("stage_seconds", "Where a computed answer's time went.", _STAGE_SECONDS, "stage")
-        self.queue = gauge("queue_queries", "Queries that wait.", "livesum")
-        self.batch_queries = histogram("batch_queries", "Queries encoded together.", _QUERIES)
-        self.dropped = counter("dropped_total", "Requests that nobody waited for any more.", "why")
-        self.cache_requests = counter(
-            "cache_requests_total", "Queries looked up among kept answers.", "tier", "outcome"
+        self.request_seconds = histogram(
+            "request_seconds", "Time from the end of the request's headers to the end of the answer.", _SECONDS, "path"
         )
-        self.cache_bytes = gauge("cache_bytes", "Answers kept in the processes.", "livesum")
-        self._swaps = counter("swaps_total", "Versions opened beside another.", "outcome")
-        for outcome in ("swapped", "refused"):  # from 0, so that the first is seen as a rise
+        self.stage_seconds = histogram(
+            "stage_seconds", "Time of each stage of a computed answer.", _STAGE_SECONDS, "stage"
+        )
+        self.queue = gauge("queue_queries", "Queries that wait in the queue.", "livesum")
+        self.batch_queries = histogram("batch_queries", "Queries encoded together.", _QUERIES)
+        self.dropped = counter(
+            "dropped_total", "Requests dropped because the client disconnected or the deadline passed.", "why"
+        )
+        self.cache_requests = counter(
+            "cache_requests_total", "Queries looked up in the answer cache.", "tier", "outcome"
+        )
+        self.cache_bytes = gauge("cache_bytes", "Size of the answer caches in memory.", "livesum")
+        self._swaps = counter("swaps_total", "Attempts to replace the served version.", "outcome")
+        for outcome in ("swapped", "refused"):  # start at 0, so that Prometheus sees the first increase
             self._swaps.labels(outcome)
-        self._swap_seconds = histogram("swap_seconds", "From hearing of a version to serving it.", _SWAP_SECONDS)
+        self._swap_seconds = histogram(
+            "swap_seconds", "Time from the discovery of a version to its first use.", _SWAP_SECONDS
+        )
         self._bundle = gauge("bundle_info", "Workers that serve the version.", "livesum", "version")
-        self._bundle_age = gauge("bundle_age_seconds", "Since the served bundle was built.", "livemax")
+        self._bundle_age = gauge("bundle_age_seconds", "Time since the served bundle was built.", "livemax")
         self.ready = gauge("ready", "Workers that are ready.", "livesum")
-        self.rate_limited = counter("rate_limited_total", "Requests over their key's rate.", "key")
+        self.rate_limited = counter(
+            "rate_limited_total", "Requests refused because their key exceeded its rate limit.", "key"
+        )
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
-            self.redis_errors = counter("redis_errors_total", "Calls that Redis did not answer.")
+            self.redis_errors = counter("redis_errors_total", "Calls that Redis did not answer or refused.")
         self._created: datetime | None = None
 
     def exposition(self) -> bytes:
@@ -84,28 +94,26 @@ class Telemetry:
     def refused(self) -> None:
         self._swaps.labels("refused").inc()
 
-    def serves(self, version: str, before: str | None, created: datetime) -> None:
-        """Name the version that this process serves from now on."""
+    def set_version(self, version: str, before: str | None, created: datetime) -> None:
+        """Set the version that this process serves from now on."""
         if before is not None:
             self._bundle.labels(before).set(0)
             if not self._shared:
                 self._bundle.remove(before)
         self._bundle.labels(version).set(1)
         self._created = created
-        self.tick()
+        self.update_bundle_age()
 
-    def tick(self) -> None:
-        """Let what grows by itself grow."""
+    def update_bundle_age(self) -> None:
         if self._created is not None:
             self._bundle_age.set(time.time() - self._created.timestamp())
 
-    def redis(self, answers: bool) -> None:
-        """Redis answers again, or it failed to."""
-        self._redis_up.set(answers)
-        if not answers:
+    def set_redis_up(self, up: bool) -> None:
+        self._redis_up.set(up)
+        if not up:
             self.redis_errors.inc()
 
 
 def forget_process(process: int) -> None:
-    """Take a worker that has ended out of what is counted over living ones."""
+    """Remove an exited worker from the gauges that count running workers."""
     multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]

@@ -61,9 +61,9 @@ class Tracer:
 
     def close(self) -> None:
         """Send the remaining spans, for one second at most."""
-        sending = threading.Thread(target=self._provider.shutdown, name="send-spans", daemon=True)
-        sending.start()
-        sending.join(_CLOSE_SECONDS)
+        exporting = threading.Thread(target=self._provider.shutdown, name="export-spans", daemon=True)
+        exporting.start()
+        exporting.join(_CLOSE_SECONDS)
 
 
 def _installed(name: str) -> bool:

@@ -27,7 +27,7 @@ import structlog
 from service.bundle.manifest import Manifest
 from service.errors import NotReadyError, RedisError, ServiceError
 from service.predictor.predictor import Predictor
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.current import Current
 from service.versions.opening import Opener
 from service.versions.replicas import REPORT_SECONDS, Refusal, Replicas, Report, replica_name, shorten
@@ -146,7 +146,7 @@ class ModelManager:
     """
 
     def __init__(
-        self, opener: Opener, current: Current, replicas: Replicas, telemetry: Telemetry, poll_seconds: float
+        self, opener: Opener, current: Current, replicas: Replicas, telemetry: Metrics, poll_seconds: float
     ) -> None:
         self._opener, self._current, self._replicas, self._telemetry = opener, current, replicas, telemetry
         self._poll_seconds = poll_seconds
@@ -238,7 +238,7 @@ class ModelManager:
             self._run_step("report_unwritable", self._report)
             if self._leases.close_unused():
                 _return_freed_memory()
-            self._telemetry.tick()
+            self._telemetry.update_bundle_age()
             self._wake.wait(min(self._poll_seconds, REPORT_SECONDS))
 
     def _run_step(self, event: str, step: Callable[[], None]) -> None:
@@ -283,7 +283,7 @@ class ModelManager:
         log.info("bundle_swapped" if before else "bundle_opened", version=version, before=before, seconds=seconds)
         if before:
             self._telemetry.swapped(seconds)
-        self._telemetry.serves(version, before, predictor.manifest.created)
+        self._telemetry.set_version(version, before, predictor.manifest.created)
         self._telemetry.ready.set(not self.draining)
 
     def _is_busy(self) -> bool:

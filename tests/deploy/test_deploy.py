@@ -80,9 +80,9 @@ def test_every_command_of_the_runbook_is_one_that_the_door_knows(words: list[str
 def test_every_metric_that_an_alert_or_the_runbook_names_is_one_that_the_service_has() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    from service.telemetry.metrics import Telemetry
+    from service.telemetry.metrics import Metrics
 
-    families = list(text_string_to_metric_families(Telemetry(with_redis=True).exposition().decode()))
+    families = list(text_string_to_metric_families(Metrics(with_redis=True).exposition().decode()))
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     known |= {
         family.name + suffix for family in families if family.type == "histogram" for suffix in SUFFIXES_OF_HISTOGRAMS

@@ -16,13 +16,13 @@ from service.options import AnswerOptions
 from service.serving import answer_cache
 from service.serving.answer_cache import LocalAnswerCache, answer_keys
 from service.store.store import Store
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 from tests.service.light_stores import TOP_K, until_serves
 
 
 def local_cache(max_bytes: int = 1 << 20, seconds: float = 60) -> LocalAnswerCache:
-    return LocalAnswerCache(max_bytes, seconds, Telemetry())
+    return LocalAnswerCache(max_bytes, seconds, Metrics())
 
 
 def test_get_returns_the_answers_that_were_put() -> None:

@@ -13,7 +13,7 @@ from service.errors import OverloadError
 from service.options import AnswerOptions, resolve_options
 from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
 from service.serving.batcher import Batcher
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.model_manager import Lease, Leases
 
 MAX_TOGETHER = 32
@@ -64,7 +64,7 @@ def start_batcher() -> Iterator[Callable[..., Batcher]]:
     batchers: list[Batcher] = []
 
     def start(threads: int = 1, max_waiting: int = 100) -> Batcher:
-        batchers.append(Batcher(threads, max_waiting, MAX_TOGETHER, Telemetry()))
+        batchers.append(Batcher(threads, max_waiting, MAX_TOGETHER, Metrics()))
         batchers[-1].start()
         return batchers[-1]
 

@@ -1,50 +1,111 @@
-"""How one process stops: at once when idle, not before who asks has seen it, at once when told twice."""
+"""How one process stops: at once if idle, after load balancers have noticed if not, at once on a second signal."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 
-# Nothing is ever quiet for long enough, so that what ends at once is seen to.
+# The quiet period never ends, so only a drain that skips it ends.
 NEVER_QUIET = "from service.process import worker\nworker._QUIET_SECONDS = 3600.0\n"
-AT_LENGTH = ("--drain-seconds", "3600")
+LONG_DRAIN = ("--drain-seconds", "3600")
+# No collector listens there.
+TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "FASTAPI_OTEL_AUTO_CONFIGURE": "true"}
 
-TOLD_EARLY = """
+SIGTERM_DURING_IMPORT = """
 import os, signal
-class ToldWhenLoading:
+class SignalOnImport:
     def find_spec(self, name, *rest):
         if name == "service.process.worker":
             os.kill(os.getpid(), signal.SIGTERM)
-sys.meta_path.insert(0, ToldWhenLoading())
+sys.meta_path.insert(0, SignalOnImport())
 sys.exit(recollect.main())
 """
 
 
-def test_who_keeps_no_connection_sees_that_the_service_stops(store: Path) -> None:
-    with serving(store, *AT_LENGTH, prelude=NEVER_QUIET) as server:
+def test_client_without_connection_sees_not_ready_during_drain(store: Path) -> None:
+    with serving(store, *LONG_DRAIN, prelude=NEVER_QUIET) as server:
         httpx.get(f"{server.url}/health/ready").raise_for_status()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining")
         answers = [httpx.get(f"{server.url}/health/ready") for _ in range(30)]
         assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "draining")}
-        server.process.send_signal(signal.SIGTERM)  # told twice: at once
+        server.process.send_signal(signal.SIGTERM)  # the second signal stops at once
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_whom_nobody_asks_stops_at_once(store: Path) -> None:
-    with serving(store, *AT_LENGTH, prelude=NEVER_QUIET) as server:
+def test_idle_service_stops_at_once(store: Path) -> None:
+    with serving(store, *LONG_DRAIN, prelude=NEVER_QUIET) as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_a_service_that_is_told_to_stop_while_it_starts_exits_0(store: Path) -> None:
-    program = "import sys, recollect\n" + TOLD_EARLY
+def test_sigterm_during_start_exits_with_0(store: Path) -> None:
+    program = "import sys, recollect\n" + SIGTERM_DURING_IMPORT
     command = [sys.executable, "-c", program, "serve", "--store", str(store), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("variables", [{}, TRACES], ids=["no traces", "traces"])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_right_after_start_logs_no_error(store: Path, workers: str, variables: dict[str, str]) -> None:
+    with serving(store, "--workers", workers, **variables) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert "Traceback" not in server.log()
+        assert '"error"' not in server.log()
+
+
+@pytest.mark.parametrize("pause_seconds", [0.0, 0.05, 0.15])
+def test_second_sigterm_right_after_start_logs_no_error(store: Path, pause_seconds: float) -> None:
+    with serving(store) as server:
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(pause_seconds)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert "Traceback" not in server.log()
+        assert '"error"' not in server.log()
+
+
+# The answer to the query "slow" takes longer than the test.
+SLOW = f"""{NEVER_QUIET}
+import os, time
+from pathlib import Path
+from service.predictor import predictor
+answer = predictor.Predictor.predict_together
+def predict_together(self, requests):
+    if any("slow" in queries for queries, _ in requests):
+        Path(os.environ["STARTED"]).touch()
+        time.sleep(3600)
+    return answer(self, requests)
+predictor.Predictor.predict_together = predict_together
+"""
+
+
+def test_second_sigterm_during_a_request_logs_no_error(store: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with (
+        serving(store, *LONG_DRAIN, prelude=SLOW, STARTED=str(started)) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        body = {"query": "slow"}
+        answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
+        while not started.exists():
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("draining")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert "Traceback" not in server.log()
+        assert '"error"' not in server.log()
+        with pytest.raises(httpx.RemoteProtocolError):
+            answer.result()

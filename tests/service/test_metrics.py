@@ -1,4 +1,4 @@
-"""What the service tells of itself: metrics that Prometheus can read, traces where they are wanted, logs of queries."""
+"""Metrics in Prometheus's format, OpenTelemetry traces, and logs of requests and queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERY = {"query": "bread"}
 
 
 def samples(client: httpx.Client) -> dict[str, float]:
-    """Every sample by its name and labels, as Prometheus reads them."""
+    """All samples by name and labels, parsed as Prometheus does."""
     response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {}
@@ -45,8 +45,8 @@ def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     client.post("/predict", json={})
     client.post("/predict/batch", json={"queries": ["a", "b", "c"]})
     client.get("/labels/nowhere")
-    for made_up in ("/wp-login.php", "/x"):
-        client.get(made_up)
+    for unknown in ("/wp-login.php", "/x"):
+        client.get(unknown)
     found = samples(client)
     counted = {name: value for name, value in found.items() if name.startswith("recollect_requests_total")}
     assert counted == {
@@ -64,7 +64,7 @@ def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     assert "recollect_redis_up" not in found
 
 
-def test_versions_and_swaps_are_told(client: httpx.Client, store: Path) -> None:
+def test_versions_and_swaps_are_counted(client: httpx.Client, store: Path) -> None:
     assert samples(client)["recollect_swaps_total{outcome=refused}"] == 0
     Store(store).activate("v5")
     until_serves(client, "v5")
@@ -75,13 +75,13 @@ def test_versions_and_swaps_are_told(client: httpx.Client, store: Path) -> None:
     assert found["recollect_bundle_age_seconds"] > 0
 
 
-def test_answers_that_nobody_waits_for_are_counted(client: httpx.Client) -> None:
+def test_requests_dropped_at_their_deadline_are_counted(client: httpx.Client) -> None:
     slow = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
     assert client.post("/predict/batch", json=slow).status_code == 504
     assert samples(client)["recollect_dropped_total{why=deadline}"] == 1
 
 
-def test_a_share_of_the_queries_is_logged_where_it_is_switched_on(store: Path) -> None:
+def test_queries_are_logged_only_with_log_queries(store: Path) -> None:
     with serving(store, "--log-queries", "1") as server:
         answer = httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"}).json()
         logged = server.wait_for("query")
@@ -92,7 +92,7 @@ def test_a_share_of_the_queries_is_logged_where_it_is_switched_on(store: Path) -
         assert "bread" not in server.log()
 
 
-def test_every_request_is_logged_where_it_is_switched_on(store: Path) -> None:
+def test_requests_are_logged_with_access_log(store: Path) -> None:
     with serving(store, "--access-log") as server:
         httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"})
         logged = server.wait_for("request")
@@ -102,7 +102,7 @@ def test_every_request_is_logged_where_it_is_switched_on(store: Path) -> None:
 
 
 class Collector:
-    """A real endpoint for traces, that keeps what it was sent."""
+    """A real HTTP endpoint for traces, which stores the received bodies."""
 
     def __init__(self) -> None:
         received = self.received = []  # type: ignore[var-annotated]
@@ -125,7 +125,7 @@ class Collector:
         self._server.server_close()
 
 
-def test_requests_and_their_stages_are_traced_where_a_collector_is_named(store: Path) -> None:
+def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -155,13 +155,13 @@ def test_requests_and_their_stages_are_traced_where_a_collector_is_named(store: 
     )
 
 
-def test_metric_names_are_what_operators_alert_on(client: httpx.Client) -> None:
+def test_alert_rules_use_existing_metric_names(client: httpx.Client) -> None:
     alerts = Path(__file__).parents[2] / "deploy" / "alerts.yml"
     named = set(re.findall(r"recollect_\w+", alerts.read_text(encoding="utf-8")))
-    told = set(re.findall(r"recollect_\w+", client.get("/metrics").text)) | {
+    exposed = set(re.findall(r"recollect_\w+", client.get("/metrics").text)) | {
         "recollect_redis_up",
         "recollect_redis_errors_total",
     }
     assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in named} <= {
-        re.sub(r"_(bucket|count|sum)$", "", name) for name in told
+        re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed
     }

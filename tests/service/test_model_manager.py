@@ -20,7 +20,7 @@ import pytest
 from service.http.app import create_app
 from service.settings import ServeSettings
 from service.store.store import Store
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.current import StoreCurrent
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
@@ -47,7 +47,7 @@ def server(store: Path) -> Iterator[Server]:
 def following(root: Path, poll_seconds: float) -> ModelManager:
     store = Store(root)
     return ModelManager(
-        Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Telemetry(), poll_seconds
+        Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Metrics(), poll_seconds
     )
 
 
@@ -236,7 +236,7 @@ def test_internal_error_is_logged_once_without_the_query(store: Path) -> None:
 
 
 def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
-    app = create_app(following(tmp_path, poll_seconds=1), ServeSettings(store=tmp_path), Telemetry())
+    app = create_app(following(tmp_path, poll_seconds=1), ServeSettings(store=tmp_path), Metrics())
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:

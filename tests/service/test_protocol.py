@@ -1,7 +1,9 @@
-"""What a connection may cost: bytes of a head, seconds of a body, a while of silence; and who is answered what."""
+"""Limits of one connection: size of a head, time of a request, idle time, unanswered requests; and their errors."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import resource
@@ -14,37 +16,41 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from service.process import protocol
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 
 BODY = b'{"query": "bread"}'
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(BODY)
 WHOLE = HEAD + b"\r\n" + BODY
 CHUNKED = HEAD.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n"
-IMPATIENT = "from service.process import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
-BRIEF = "from service.process import worker\nworker._KEEP_ALIVE_SECONDS = 1\n"
-# Answers take far longer than requests may.
-SLOW = f"""{IMPATIENT}
+SHORT_REQUEST_TIME = "from service.process import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
+SHORT_IDLE_TIME = "from service.process import uvicorn_server\nuvicorn_server._KEEP_ALIVE_SECONDS = 1\n"
+# Answers to the query "bread" take far longer than a request may.
+SLOW = f"""{SHORT_REQUEST_TIME}
 import time
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def slowly(self, requests):
+def answer_slowly(self, requests):
     if any("bread" in queries for queries, _ in requests):
         time.sleep(1)
     return answer(self, requests)
-predictor.Predictor.predict_together = slowly
+predictor.Predictor.predict_together = answer_slowly
 """
 
 
 @pytest.fixture(scope="module")
 def server(light_versions: Path) -> Iterator[Server]:
-    with serving(light_versions, "--poll-seconds", "600", prelude=IMPATIENT) as server:
+    with serving(light_versions, "--poll-seconds", "600", prelude=SHORT_REQUEST_TIME) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def brief_server(light_versions: Path) -> Iterator[Server]:
-    with serving(light_versions, "--poll-seconds", "600", prelude=BRIEF) as server:
+def short_idle_server(light_versions: Path) -> Iterator[Server]:
+    with serving(light_versions, "--poll-seconds", "600", prelude=SHORT_IDLE_TIME) as server:
         yield server
 
 
@@ -60,7 +66,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def next_status(connection: socket.socket) -> int:
-    """The status of the next answer, which is read to its end."""
+    """Read the next answer to its end, and return its status."""
     answer = HTTPResponse(connection)
     answer.begin()
     answer.read()
@@ -68,7 +74,7 @@ def next_status(connection: socket.socket) -> int:
 
 
 def received_for(server: Server, *parts: bytes) -> bytes:
-    """All that bytes are answered with before the server hangs up."""
+    """Send bytes, and return all bytes that the server sends before it closes the connection."""
     with connect(server) as connection:
         for part in parts:
             connection.sendall(part)
@@ -79,7 +85,7 @@ def received_for(server: Server, *parts: bytes) -> bytes:
 
 
 def answer_to(server: Server, *parts: bytes) -> tuple[bytes, dict[str, Any]]:
-    """The status line, and the problem, that bytes are answered with before the server hangs up."""
+    """Send bytes; return the status line and the problem that the server sends before it closes the connection."""
     head, _, body = received_for(server, *parts).partition(b"\r\n\r\n")
     assert b"application/problem+json" in head
     assert re.search(rb"\r\nX-Request-Id: [0-9a-f]{32}\r\n", head)
@@ -90,13 +96,14 @@ def statuses(received: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
-def is_refused(server: Server, sent: bytes, status: int, code: str) -> None:
+def assert_refused(server: Server, sent: bytes, status: int, code: str) -> None:
     line, problem = answer_to(server, sent)
     assert line.startswith(b"HTTP/1.1 %d " % status)
     assert problem["code"] == code
 
 
 def still_answers(server: Server) -> bool:
+    """Whether another client gets an answer."""
     return httpx.post(f"{server.url}/predict", content=BODY, headers={"content-type": "application/json"}).is_success
 
 
@@ -110,8 +117,8 @@ def still_answers(server: Server) -> bool:
     ],
     ids=["endless header", "long header", "many headers", "long path"],
 )
-def test_an_endless_head_is_refused(server: Server, head: bytes) -> None:
-    is_refused(server, head, 431, "head_too_large")
+def test_endless_head_is_refused(server: Server, head: bytes) -> None:
+    assert_refused(server, head, 431, "head_too_large")
     assert still_answers(server)
 
 
@@ -120,17 +127,17 @@ def test_an_endless_head_is_refused(server: Server, head: bytes) -> None:
     [b"POST /pre", HEAD, HEAD + b"\r\n", HEAD + b"\r\n" + BODY[:5]],
     ids=["line", "head", "no body", "half a body"],
 )
-def test_half_a_request_is_given_up(server: Server, half: bytes) -> None:
-    is_refused(server, half, 408, "request_timeout")
+def test_incomplete_request_times_out(server: Server, half: bytes) -> None:
+    assert_refused(server, half, 408, "request_timeout")
     assert still_answers(server)
 
 
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), b"hello\r\n\r\n"])
-def test_what_is_no_http_is_refused(server: Server, noise: bytes) -> None:
-    is_refused(server, noise, 400, "invalid_http")
+def test_other_protocol_is_refused(server: Server, noise: bytes) -> None:
+    assert_refused(server, noise, 400, "invalid_http")
 
 
-def test_slow_bytes_are_read_while_they_come_in_time(server: Server) -> None:
+def test_slow_request_is_answered_if_it_ends_in_time(server: Server) -> None:
     with connect(server) as connection:
         for byte in HEAD + b"\r\n" + BODY:
             connection.sendall(bytes([byte]))
@@ -142,23 +149,23 @@ def test_slow_bytes_are_read_while_they_come_in_time(server: Server) -> None:
     [b"0\r\nX-Long: " + b"x" * 40_000, b"0\r\n" + b"X: y\r\n" * 8_000, b"1;" + b"x" * 40_000],
     ids=["endless trailer", "many trailers", "endless chunk extension"],
 )
-def test_endless_lines_after_a_head_are_refused(brief_server: Server, lines: bytes) -> None:
-    with connect(brief_server) as connection:
+def test_endless_lines_after_the_head_are_refused(short_idle_server: Server, lines: bytes) -> None:
+    with connect(short_idle_server) as connection:
         connection.sendall(CHUNKED.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(lines)
         assert connection.recv(65536).startswith(b"HTTP/1.1 431 ")
-    assert still_answers(brief_server)
+    assert still_answers(short_idle_server)
 
 
-def test_a_body_in_many_small_chunks_is_no_endless_head(server: Server) -> None:
+def test_body_in_many_small_chunks_is_accepted(server: Server) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY.ljust(10_000))
     with connect(server) as connection:
         connection.sendall(CHUNKED + chunks + b"0\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_trailers_are_no_headers(server: Server) -> None:
+def test_trailers_do_not_become_headers(server: Server) -> None:
     with connect(server) as connection:
         chunk = b"%x\r\n%b\r\n" % (len(BODY), BODY)
         connection.sendall(CHUNKED + chunk + b"0\r\nX-Request-Id: of-a-trailer\r\n\r\n")
@@ -167,23 +174,25 @@ def test_trailers_are_no_headers(server: Server) -> None:
     assert b"of-a-trailer" not in answer
 
 
-@pytest.mark.parametrize("said", [b"", b"\r\n"], ids=["nothing", "an empty line"])
-@pytest.mark.parametrize("before", [b"", WHOLE], ids=["new", "kept"])
-def test_an_idle_connection_is_closed_without_a_word(brief_server: Server, before: bytes, said: bytes) -> None:
-    with connect(brief_server) as connection:
+@pytest.mark.parametrize("sent", [b"", b"\r\n"], ids=["nothing", "an empty line"])
+@pytest.mark.parametrize("before", [b"", WHOLE], ids=["new", "used"])
+def test_idle_connection_is_closed_without_an_answer(short_idle_server: Server, before: bytes, sent: bytes) -> None:
+    with connect(short_idle_server) as connection:
         if before:
             connection.sendall(before)
             assert next_status(connection) == 200
-        connection.sendall(said)
+        connection.sendall(sent)
         assert connection.recv(65536) == b""
 
 
-def test_a_request_answered_before_its_end_leaves_an_idle_connection(light_versions: Path, tmp_path: Path) -> None:
+def test_connection_is_idle_after_a_request_that_was_answered_before_its_end(
+    light_versions: Path, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text("front front-0123456789abcdef\n")
     with (
-        serving(light_versions, "--poll-seconds", "600", "--api-keys", str(keys), prelude=BRIEF) as guarded,
-        connect(guarded) as connection,
+        serving(light_versions, "--poll-seconds", "600", "--api-keys", str(keys), prelude=SHORT_IDLE_TIME) as server,
+        connect(server) as connection,
     ):
         connection.sendall(HEAD + b"\r\n")
         assert next_status(connection) == 401
@@ -191,19 +200,19 @@ def test_a_request_answered_before_its_end_leaves_an_idle_connection(light_versi
         assert connection.recv(65536) == b""
 
 
-# Requests sent before the answers to earlier ones.
+# Pipelining: a client sends requests before it has received the answers to earlier ones.
 
 
 @pytest.mark.parametrize("half", [HEAD, HEAD + b"\r\n", HEAD + b"\r\n" + BODY[:5]], ids=["head", "no body", "half"])
-def test_half_a_second_request_is_given_up(server: Server, half: bytes) -> None:
+def test_incomplete_second_request_times_out(server: Server, half: bytes) -> None:
     assert statuses(received_for(server, WHOLE + half)) == [200, 408]
 
 
-def test_a_slow_answer_is_not_given_up(slow_server: Server) -> None:
+def test_slow_answer_does_not_time_out(slow_server: Server) -> None:
     with connect(slow_server) as connection:
         connection.sendall(WHOLE)
         while not select.select([connection], [], [], 0.05)[0]:
-            connection.sendall(b"\r\n")  # which begins no request
+            connection.sendall(b"\r\n")  # an empty line does not begin a request
         assert next_status(connection) == 200
 
 
@@ -219,19 +228,19 @@ def test_a_slow_answer_is_not_given_up(slow_server: Server) -> None:
     ],
     ids=["no HTTP", "endless head", "half a head", "no body", "third", "no chunk"],
 )
-def test_no_refusal_is_taken_for_the_answer_to_an_earlier_request(slow_server: Server, wrong: bytes) -> None:
+def test_refusal_is_not_sent_in_place_of_an_earlier_answer(slow_server: Server, wrong: bytes) -> None:
     received = received_for(slow_server, WHOLE + wrong)
     assert statuses(received) == [200] * (WHOLE + wrong).count(WHOLE)
     assert b"connection: close" in received
 
 
-def test_what_follows_a_refused_request_is_not_begun(slow_server: Server, server: Server) -> None:
+def test_requests_after_a_refused_one_are_ignored(slow_server: Server, server: Server) -> None:
     long = HEAD + b"X-Long: " + b"x" * 40_000 + b"\r\n\r\n" + BODY
     assert statuses(received_for(server, long + WHOLE)) == [431]
     assert statuses(received_for(slow_server, WHOLE + long + WHOLE)) == [200]
 
 
-def test_a_client_that_the_server_keeps_waiting_is_not_given_up(slow_server: Server) -> None:
+def test_request_does_not_time_out_while_the_server_reads_nothing(slow_server: Server) -> None:
     size = 900_000
     large = HEAD.replace(b"Length: %d" % len(BODY), b"Length: %d" % size) + b"\r\n" + BODY.ljust(size)
     with connect(slow_server) as connection:
@@ -244,12 +253,75 @@ def test_a_client_that_the_server_keeps_waiting_is_not_given_up(slow_server: Ser
     assert statuses(received) == [200, 200]
 
 
-def test_thousands_of_idle_connections_keep_nobody_from_an_answer(server: Server) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    idle = [connect(server) for _ in range(min(2_000, most // 4))]
+def test_too_many_unanswered_requests_close_the_connection_after_the_answers(slow_server: Server) -> None:
+    received = received_for(slow_server, WHOLE * 1_000)
+    # The request in progress, and the requests that may wait behind it.
+    assert statuses(received) == [200] * (1 + protocol._MAX_PIPELINED)
+    assert received.count(b"connection: close") == 1
+
+
+def peak_memory_mb(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(kilobytes) >> 10
+
+
+def test_client_that_reads_no_answers_cannot_queue_requests_without_end(server: Server) -> None:
+    assert still_answers(server)
+    before = peak_memory_mb(server)
+    # Without the limit, these 11 MB of requests take 700 MB.
+    with connect(server) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 300_000)
+    assert still_answers(server)
+    assert peak_memory_mb(server) - before < 100
+
+
+def test_service_answers_beside_thousands_of_idle_connections(server: Server) -> None:
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    idle = [connect(server) for _ in range(min(2_000, limit // 4))]
     try:
         assert still_answers(server)
     finally:
         for connection in idle:
             connection.close()
+
+
+class RecordingTransport(asyncio.Transport):
+    """A transport that records whether the protocol stops reading or closes."""
+
+    stopped = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        pass
+
+    def pause_reading(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        self.stopped = True
+
+    def is_closing(self) -> bool:
+        return self.stopped
+
+
+@pytest.mark.parametrize(
+    ("kind", "limited"), [(HttpToolsProtocol, False), (protocol.BoundedProtocol, True)], ids=["plain", "bounded"]
+)
+def test_plain_uvicorn_has_no_limit_on_heads(kind: type[HttpToolsProtocol], limited: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    async def send_endless_head() -> bool:
+        transport = RecordingTransport()
+        connection = kind(uvicorn.Config(app), ServerState(), {})
+        connection.connection_made(transport)
+        connection.data_received(b"GET / HTTP/1.1\r\n")
+        for _ in range(100):
+            if not transport.stopped:
+                connection.data_received(b"X: y\r\n" * 1_000)
+        stopped = transport.stopped
+        connection.connection_lost(None)
+        return stopped
+
+    assert asyncio.run(send_endless_head()) is limited

@@ -19,7 +19,7 @@ from service.http.api_keys import ApiKey
 from service.http.app import create_app
 from service.settings import ServeSettings
 from service.store.store import Store
-from service.telemetry.metrics import Telemetry
+from service.telemetry.metrics import Metrics
 from service.versions.current import StoreCurrent
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
@@ -58,7 +58,7 @@ def recorder() -> Iterator[Recorder]:
 
 def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = None, **options: Any) -> list[str]:
     """Files that one request crosses after another one, in order; with an API key if `rate` is given."""
-    opened, telemetry = Store(store), Telemetry()
+    opened, telemetry = Store(store), Metrics()
     manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), telemetry, 60)
     manager.open_current()
     keys = [] if rate is None else [ApiKey("shop", rate, hashlib.sha256(SECRET.encode()).digest())]

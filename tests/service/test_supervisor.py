@@ -1,154 +1,249 @@
-"""Several processes that serve as one: a dead one is replaced, all swap, all are counted, all stop."""
+"""The supervisor over workers that do almost nothing: it restarts, reaps, stops and kills them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import signal
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from service.store.store import Store
-from service.versions.activation import Activation
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
-from tests.service.light_stores import TOP_K
-from tests.service.test_live import Load
+from tests.service.http_helpers import PATIENCE_SECONDS, Server
 
-POLLS = ("--workers", "2", "--poll-seconds", "0.05")
+PROGRAM = """
+import atexit, os, select, signal, sys, threading, time
+from service.process import supervisor
+from service.errors import ServiceError
+from service.telemetry.logs import configure_logs
+configure_logs()
+count, stop_seconds, on_stop = 2, 3600, lambda: None
+{}
+run = supervisor.Supervisor(count, work, stop_seconds, on_stop, on_exit=lambda process: None).run
+sys.exit(run(lambda: supervisor.log.info("serving", url="")))
+"""
 
-
-def processes(store: Path) -> set[int]:
-    return {int(report.replica.split("-")[-2]) for report in Activation(Store(store), None).replicas.reports()}
-
-
-def until_two_tell(store: Path, killed: int = 0) -> set[int]:
-    """Both workers' processes, once both tell what they serve, neither of which is the killed one."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(found := processes(store)) < 2 or killed in found:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def counted(server: Server, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-
-
-def test_all_workers_swap_and_no_answer_mixes_versions(store: Path) -> None:
-    with serving(store, *POLLS) as server, Load(server.url) as load:
-        activation = Activation(Store(store), None)
-        for version in ("v5", "v3", "v5"):
-            activation.activate(version)
-            assert {report.version for report in activation.wait(version, PATIENCE_SECONDS)} == {version}
-        until = time.monotonic() + PATIENCE_SECONDS
-        while load.versions[-1] != "v5":
-            assert time.monotonic() < until
-    assert load.wrong == []
-    assert set(load.versions) == set(TOP_K)
-
-
-def test_metrics_add_up_over_workers(store: Path) -> None:
-    with serving(store, *POLLS) as server:
-        for number in range(20):  # each over a connection of its own, so that both workers get some
-            httpx.post(f"{server.url}/predict", json={"query": f"bread {number}"}).raise_for_status()
-        assert counted(server, 'recollect_requests_total{path="/predict",status="200"}') == 20
-        assert counted(server, "recollect_ready") == 2
-        assert counted(server, 'recollect_bundle_info{version="v3"}') == 2
-
-
-def test_a_killed_worker_is_replaced_and_the_others_answer_meanwhile(store: Path) -> None:
-    with serving(store, *POLLS) as server:
-        killed = min(until_two_tell(store))
-        os.kill(killed, signal.SIGKILL)
-        assert server.wait_for("worker_died")["status"] == -signal.SIGKILL
-        answered = 0
-        for number in range(10):  # a connection that the dead one had taken breaks; there is none: it was idle
-            answered += httpx.post(f"{server.url}/predict", json={"query": f"bread {number}"}).status_code == 200
-        assert answered == 10
-        until_two_tell(store, killed)
-        assert counted(server, "recollect_ready") == 2
-
-
-def test_sigterm_stops_all_workers_after_their_last_answer(store: Path) -> None:
-    with serving(store, *POLLS) as server, Load(server.url) as load:
-        workers = until_two_tell(store)
-        while len(load.versions) < 50:
-            time.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
-        load.stop()
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-        for worker in workers:
-            with pytest.raises(ProcessLookupError):
-                os.kill(worker, 0)
-    assert load.wrong == []  # what had been asked was answered
-
-
-SLOW = """
-import os, time
-from pathlib import Path
-from service.process import server
-work = server._work
-def work_slowly(*arguments):
-    from service.predictor.predictor import Predictor
-    answer = Predictor.predict_together
-    def predict_together(self, requests):
-        if any(query == "slow" for queries, _ in requests for query in queries):
-            Path(os.environ["ASKED"]).touch()
-            while not Path(os.environ["GO"]).exists():
-                time.sleep(0.01)
-        return answer(self, requests)
-    Predictor.predict_together = predict_together
-    work(*arguments)
-server._work = work_slowly
+IDLE = """
+def work(number, heartbeat):
+    heartbeat()
+    signal.pause()
 """
 
 
-def test_a_signal_to_all_processes_interrupts_no_answer(store: Path, tmp_path: Path) -> None:
-    asked, go = tmp_path / "asked", tmp_path / "go"
-    with serving(store, *POLLS, prelude=SLOW, ASKED=str(asked), GO=str(go)) as server, ThreadPoolExecutor() as pool:
-        workers = until_two_tell(store)
-        body = {"query": "slow"}
-        answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
-        try:
-            while not asked.exists():
-                time.sleep(0.01)
-            for process in (*workers, server.process.pid):
-                os.kill(process, signal.SIGTERM)
-            server.wait_for("draining", count=2)
-            for _ in range(30):  # and the watcher's own signal has reached the one that is at work
-                assert httpx.get(f"{server.url}/health/ready").status_code == 503
-        finally:
-            go.touch()
-        assert answer.result().status_code == 200
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+@contextlib.contextmanager
+def supervising(program: str, tmp_path: Path) -> Iterator[Server]:
+    """A supervisor whose workers have all been ready."""
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(program)], stderr=stderr)
+    try:
+        yield Server(process, log)
+    finally:
+        process.kill()
+        process.wait()
 
 
-def test_workers_end_with_their_watcher(store: Path) -> None:
-    with serving(store, *POLLS) as server:
-        workers = until_two_tell(store)
-        server.process.kill()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                while True:
-                    os.kill(worker, 0)
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+def run_to_end(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a supervisor that ends by itself."""
+    command = [sys.executable, "-c", PROGRAM.format(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
-def test_a_store_that_cannot_be_served_is_told_once(tmp_path: Path, store: Path, road: Any) -> None:
-    (store / "bundles" / "v3" / "tokenizer.json").write_bytes(b"{}")
-    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0", "--workers", "3"]
-    failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert failed.returncode == 2
-    assert len(failed.stderr.splitlines()) == 1, failed.stderr
-    assert failed.stderr.startswith("recollect serve: ")
-    assert "tokenizer.json" in failed.stderr
+def stop(server: Server) -> int:
+    server.process.send_signal(signal.SIGTERM)
+    return server.process.wait(timeout=PATIENCE_SECONDS)
+
+
+def test_inherited_process_is_ignored_when_it_exits(tmp_path: Path) -> None:
+    inherited = "if not os.fork():\n    os._exit(7)\n"
+    with supervising(inherited + IDLE, tmp_path) as server:
+        assert server.events("worker_died") == []
+        assert stop(server) == 0
+
+
+def test_second_signal_kills_workers_that_ignore_the_first(tmp_path: Path) -> None:
+    program = """
+def work(number, heartbeat):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    heartbeat()
+    while True:
+        signal.pause()
+def on_stop():
+    supervisor.log.info("stopping")
+"""
+    with supervising(program, tmp_path) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("stopping")
+        assert stop(server) == 1
+        assert {event["worker"] for event in server.events("worker_killed")} == {0, 1}
+
+
+def test_first_worker_killed_at_start_is_logged() -> None:
+    failed = run_to_end("def work(number, heartbeat):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert failed.returncode == 1
+    (event,) = map(json.loads, failed.stderr.splitlines())
+    assert (event["event"], event["worker"], event["status"]) == ("worker_died", 0, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_error_of_first_worker_is_printed_once(status: int) -> None:
+    program = (
+        "def work(number, heartbeat):\n    error = ServiceError('no')\n    error.exit_status = {}\n    raise error\n"
+    )
+    failed = run_to_end(program.format(status))
+    assert (failed.returncode, failed.stderr) == (status, "recollect serve: no\n")
+
+
+def test_signal_between_fork_and_handlers_of_the_worker_is_kept() -> None:
+    program = """
+fork = os.fork
+def fork_and_send_signal():
+    process = fork()
+    if not process:
+        signal.set_wakeup_fd(-1)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return process
+os.fork = fork_and_send_signal
+def work(number, heartbeat):
+    print("the worker ran")
+    sys.exit(3)
+"""
+    done = run_to_end(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_stop_waits_without_polling_when_a_restart_was_due(tmp_path: Path) -> None:
+    program = """
+def work(number, heartbeat):
+    heartbeat()
+    if number:
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.5) or sys.exit(0))
+    signal.pause()
+waits, wait = [], select.select
+def counted(*arguments):
+    waits.append(arguments)
+    return wait(*arguments)
+def on_stop():
+    select.select = counted
+supervisor._MIN_RESTART_SECONDS = 0.3
+atexit.register(lambda: supervisor.log.info("stopped", waits=len(waits)))
+"""
+    with supervising(program, tmp_path) as server:
+        server.wait_for("worker_died")
+        assert stop(server) == 0
+        assert server.events("stopped")[0]["waits"] < 10
+
+
+DIES_AT_ONCE = """
+def work(number, heartbeat):
+    heartbeat()
+    if number:
+        sys.exit(3)
+    signal.pause()
+"""
+
+
+def restart_delays(program: str, tmp_path: Path, deaths: int) -> list[float]:
+    with supervising(program, tmp_path) as server:
+        server.wait_for("worker_died", deaths)
+        return [event["again_in_seconds"] for event in server.events("worker_died")[:deaths]]
+
+
+def test_restart_delay_doubles_for_a_worker_that_dies_at_once(tmp_path: Path) -> None:
+    assert restart_delays(DIES_AT_ONCE, tmp_path, 4) == [0.1, 0.2, 0.4, 0.8]
+
+
+def test_restart_delay_stays_short_for_a_worker_that_was_stable(tmp_path: Path) -> None:
+    assert restart_delays("supervisor._STABLE_SECONDS = 0.0\n" + DIES_AT_ONCE, tmp_path, 3) == [0.1, 0.1, 0.1]
+
+
+def test_service_is_not_ready_while_a_worker_has_never_been_ready() -> None:
+    program = """
+def work(number, heartbeat):
+    if number == 0:
+        heartbeat()
+    else:
+        os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
+"""
+    done = run_to_end(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_worker_without_heartbeats_is_killed_and_restarted(tmp_path: Path) -> None:
+    program = """
+supervisor._HANG_SECONDS = 1.0
+def work(number, heartbeat):
+    while True:
+        heartbeat()
+        if number:
+            signal.pause()
+        time.sleep(0.1)
+"""
+    with supervising(program, tmp_path) as server:
+        died = server.wait_for("worker_died", 2)
+        assert {event["worker"] for event in server.events("worker_hung")} == {1}
+        assert (died["worker"], died["status"]) == (1, -signal.SIGKILL)
+        assert stop(server) == 0
+
+
+def test_worker_that_starts_slowly_is_not_killed(tmp_path: Path) -> None:
+    program = """
+supervisor._HANG_SECONDS = 0.2
+def work(number, heartbeat):
+    if number:
+        time.sleep(2)
+    while True:
+        heartbeat()
+        time.sleep(0.05)
+"""
+    with supervising(program, tmp_path) as server:
+        assert server.events("worker_hung") == []
+
+
+def test_suspended_service_kills_no_worker_when_it_resumes(tmp_path: Path) -> None:
+    program = """
+supervisor._HANG_SECONDS = 2.0
+def work(number, heartbeat):
+    while True:
+        heartbeat()
+        time.sleep(0.1)
+clock, offset = time.monotonic, [0.0]
+time.monotonic = lambda: clock() + offset[0]
+wait, waits = select.select, []
+def suspended_once(*arguments):
+    found = wait(*arguments)
+    waits.append(None)
+    if len(waits) == 20:
+        offset[0] = 3600.0
+        found = [], [], []
+    if len(waits) == 60:
+        supervisor.log.info("resumed")
+    return found
+select.select = suspended_once
+"""
+    with supervising(program, tmp_path) as server:
+        server.wait_for("resumed")
+        assert server.events("worker_hung") == []
+        assert stop(server) == 0
+
+
+def test_heartbeat_does_not_block_a_worker_when_the_supervisor_does_not_read(tmp_path: Path) -> None:
+    program = """
+def work(number, heartbeat):
+    heartbeat()
+    if number:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        for _ in range(200_000):  # more than a pipe holds
+            heartbeat()
+        os.kill(os.getppid(), signal.SIGCONT)
+        supervisor.log.info("sent")
+    signal.pause()
+"""
+    with supervising(program, tmp_path) as server:
+        server.wait_for("sent")
+        assert stop(server) == 0

@@ -1,0 +1,60 @@
+"""Uvicorn's server without its signal handlers and with the state that a graceful drain needs.
+
+This file and `protocol.py` are the only users of uvicorn's internals (`server_state`, `on_tick`, `capture_signals`).
+Uvicorn has no public way to read its connections or to leave signals alone, so pyproject.toml pins its minor version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from service.process.protocol import BoundedProtocol
+
+# Longer than proxies keep an idle connection, so that the proxy closes it: a request then never meets a closed one.
+_KEEP_ALIVE_SECONDS = 75
+
+
+class UvicornServer(uvicorn.Server):
+    """One application on one socket, served until `close_within`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        )
+        super().__init__(config)
+        self._known_requests, self._last_request = 0, -math.inf
+
+    def has_connections(self) -> bool:
+        return bool(self.server_state.connections)
+
+    def last_request_time(self) -> float:
+        """The event loop's time of the last request, or the present time while a request is in progress."""
+        state = self.server_state
+        if state.total_requests != self._known_requests or state.tasks:
+            self._known_requests, self._last_request = state.total_requests, asyncio.get_running_loop().time()
+        return self._last_request
+
+    def close_within(self, seconds: float) -> None:
+        """Close the socket, finish the requests in progress, and cancel those that take longer than `seconds`."""
+        self.config.timeout_graceful_shutdown = max(1, round(seconds))
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        self.last_request_time()  # uvicorn calls this ten times a second
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # `worker.py` handles signals
