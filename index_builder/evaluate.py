@@ -23,8 +23,8 @@ from service.predictor.scoring import Ranking, cast_votes, rank
 from service.predictor.searcher import Neighbours
 from service.store.store import open_store
 from service.threads import threads_or_cores
-from trainer.data.dataset import Entries, Split
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
+from trainer.data.split import Entries, Split
 from trainer.metrics import report
 
 # As far as the metrics look: R@100.

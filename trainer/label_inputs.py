@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.heads.adapter import Side
 from trainer.label_keys import LabelKeys, mix
 from trainer.tokens import VectorTable, numbers

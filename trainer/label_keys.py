@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 
 # Labels mixed at once where all are.
 _STRETCH_LABELS = 4_096

@@ -29,7 +29,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from trainer.data.dataset import Entries, LabelSets, Split, fingerprint
+from trainer.data.split import Entries, LabelSets, Split, fingerprint
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.files import flush, save_array, write_json

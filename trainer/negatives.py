@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.metrics import hits
 from trainer.ranks import Ranks
 from trainer.search import nearest, nearly_nearest

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.data.dataset import Split
-from trainer.data.formats import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.split import Split
 from trainer.device_memory import told_when_full
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError

@@ -17,7 +17,7 @@ from torch import nn
 from trainer.batches import Batches
 from trainer.clustering import balanced_clusters
 from trainer.curriculum import Curriculum
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.device_memory import kept_tokens
 from trainer.encoder import embed
 from trainer.errors import TrainingError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.inference import Answering, Neighbours, answer
 from trainer.keys import Keys
 from trainer.label_keys import LabelKeys

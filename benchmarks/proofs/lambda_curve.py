@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
 from trainer.data.sample import write_sample
 from trainer.inference import Answering, Neighbours, answer
 from trainer.memory import DEFAULTS

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from transformers import BertConfig, BertModel
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.encoder import Pooling, UnitVectorModel, embed
 from trainer.ranks import ALONE
 from trainer.recipe import Recipe

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsError
 from index_builder.compare.variants import read_variants
 from index_builder.errors import BuildError
 from index_builder.settings import METHODS, CompareSettings
-from trainer.data.dataset import Split
+from trainer.data.split import Split
 from trainer.errors import TrainingError
 from trainer.flags import check_flags
 from trainer.recipe import Recipe

@@ -10,7 +10,7 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
 from trainer.methods import METHODS, Options

@@ -7,7 +7,7 @@ import torch
 
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
 from trainer import memory
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
 from trainer.encoder import Encoder
 from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.label_inputs import LabelInputs
 from trainer.label_keys import LabelKeys
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.helpers import label_sets, random_units
 from trainer import label_keys
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
 from trainer.encoder import Encoder
 from trainer.key_sources import EncodedTexts
 from trainer.label_keys import LabelKeys

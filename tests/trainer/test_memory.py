@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.data.formats import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_dataset
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.heads.head import VectorModel
@@ -291,7 +291,7 @@ from pathlib import Path
 from trainer import memory
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
 from trainer.key_sources import EncodedTexts
 from trainer.ranks import ALONE
 

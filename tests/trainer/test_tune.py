@@ -17,7 +17,7 @@ import recollect
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
 from tests.trainer.runs import Train, training
 from trainer import tune as tuner
-from trainer.data.dataset import Entries, Split
+from trainer.data.split import Entries, Split
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys
