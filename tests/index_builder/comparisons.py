@@ -26,7 +26,7 @@ class Told(NamedTuple):
     @property
     def trained(self) -> list[str]:
         """The runs that were trained, not found done."""
-        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "made now" in line]
+        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "computed now" in line]
 
 
 def run(*arguments: object) -> Told:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
-from trainer import memory
+from trainer import memory_writer
 from trainer.data.dataset import open_dataset
 from trainer.encoder import Encoder
 from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
-from trainer.memory import MemoryPlan, write_memory
+from trainer.memory import MemoryPlan
+from trainer.memory_writer import write_memory
 from trainer.ranks import ALONE, Ranks
 from trainer.tokens import VectorTable
 
@@ -64,13 +65,13 @@ def test_progress_ends_where_all_keys_are_made_however_many_make_them(
     toy: Path, tiny_encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
 ) -> None:
     bars = []
-    progress_bar = memory._progress_bar
+    progress_bar = memory_writer._progress_bar
 
     def watched(*arguments: Any) -> Any:
         bars.append(progress_bar(*arguments))
         return bars[-1]
 
-    monkeypatch.setattr(memory, "_progress_bar", watched)
+    monkeypatch.setattr(memory_writer, "_progress_bar", watched)
     dataset, ranks = open_dataset(toy), Repeated(0, size)
     instances = dataset.read_split("train")
     plan = MemoryPlan.of(dataset.labels, instances, tiny_encoder, "0" * 64, "float32")

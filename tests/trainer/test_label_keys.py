@@ -10,7 +10,8 @@ from trainer.data.dataset import open_dataset
 from trainer.encoder import Encoder
 from trainer.key_sources import EncodedTexts
 from trainer.label_keys import LabelKeys
-from trainer.memory import Memory, MemoryPlan, open_memory, write_memory
+from trainer.memory import Memory, MemoryPlan, open_memory
+from trainer.memory_writer import write_memory
 from trainer.ranks import ALONE
 
 DIM, LABELS = 8, 6

@@ -303,7 +303,7 @@ class TestDamagedMemory:
         monkeypatch.setattr(loop.Objective, "backward", lambda *_: pytest.fail("nothing should be trained"))
         outcome = train(*few)
         assert outcome.status == 0
-        assert f"{run_folder}/memory: finished, but damaged; made again" in outcome.err
+        assert f"{run_folder}/memory: damaged; writing it again" in outcome.err
         assert files(run_folder) == before
 
     def test_that_is_not_the_one_asked_for_is_refused(self, train: Train, run_folder: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import recollect
 from tests.trainer.helpers import Clock, files, label_sets
 from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, weights
-from trainer import memory, room, run_log
+from trainer import memory_writer, room, run_log
 from trainer import train as loop
 from trainer.checkpoint import load_checkpoint, load_encoder
 from trainer.encoder import Encoder
@@ -56,7 +56,7 @@ def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: 
     words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
     words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "_WINDOW_TEXTS", 5)  # so that labels have numbers, whatever is made at once
+        patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # so that labels have numbers, whatever is made at once
         assert recollect.main([*map(str, words)]) == 0
     return folder
 

@@ -21,7 +21,8 @@ from trainer.data.split import Entries, Split
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.heads.head import VectorModel
 from trainer.key_sources import AdaptedKeys
-from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults, write_memory
+from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
+from trainer.memory_writer import write_memory
 from trainer.ranks import ALONE
 from trainer.settings import TuneSettings
 from trainer.tokens import VectorTable
