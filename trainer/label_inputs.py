@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.data.split import LabelSets
 from trainer.heads.adapter import Side
 from trainer.label_keys import LabelKeys, mix
-from trainer.tokens import VectorTable, numbers
+from trainer.tokens import VectorTable, row_numbers
 
 _NOBODY = np.empty(0, dtype=np.int64)
 
@@ -74,9 +74,9 @@ class LabelInputs:
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
         """Unit vectors of these labels, "row dim"; whose they are, and which."""
-        return torch.from_numpy(self.vectors(rows)).to(device), self.side, numbers(0, rows, device)
+        return torch.from_numpy(self.vectors(rows)).to(device), self.side, row_numbers(0, rows, device)
 
-    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> LabelInputs:
+    def excluding(self, instances: Int[np.ndarray, " left_out"]) -> LabelInputs:
         """The same labels as if these instances were not there."""
         return dataclasses.replace(self, left_out=instances if self.alpha else _NOBODY)
 

@@ -51,7 +51,7 @@ class Objective:
             The loss: its mean over the queries that have a positive and, where labels are asked too, over the labels
             that have one.
         """
-        labels = self.labels.leaving_out(batch.rows)
+        labels = self.labels.excluding(batch.rows)
         parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(labels, self.ranks.share(batch.pool))]
         head, pass_ = self.embedder.model.head, _Pass(self, batch)
         if head is not None:

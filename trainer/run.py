@@ -164,7 +164,7 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             labels = encoder.tokenise(run.dataset.labels.texts, config.label_max_length, "labels")
         encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
         task = Task(
-            encoder.model.learning(),
+            encoder.model.trainable(),
             queries,
             labels,
             run.instances.labels,
@@ -194,7 +194,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         adapter = run.encoder.model.adapter or _create_adapter(run, frozen.dim)
         encoder = frozen.with_adapter(adapter, _create_head(run, recipe))
         task = Task(
-            encoder.above(),
+            encoder.vector_model(),
             VectorTable(torch.from_numpy(np.array(vectors.instance_keys, dtype=np.float32))),
             label_inputs,
             run.instances.labels,
@@ -203,7 +203,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
-    source = AdaptedKeys(best.above(), vectors.instance_keys, label_inputs, best.device, run.ranks)
+    source = AdaptedKeys(best.vector_model(), vectors.instance_keys, label_inputs, best.device, run.ranks)
     _write_memory(run, run.plan(best, run.settings.key_dtype), source)
 
 

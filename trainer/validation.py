@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from trainer.data.split import LabelSets
-from trainer.inference import Answering, Neighbours, answer
+from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.keys import Keys
 from trainer.label_keys import LabelKeys
 from trainer.memory import DEFAULTS
@@ -20,7 +20,7 @@ _MOST_QUERIES = 4_000
 # A checkpoint is worth what it reaches at the tau and lambda that suit it, as it will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
 _TEMPERATURES, _LAMBDAS = (0.03, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.7)
-_ANSWERING = [Answering(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
+_ANSWERING = [InferenceSetting(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
 _K = 5
 
 
@@ -66,5 +66,5 @@ class Validation:
         sizes = np.diff(truth.indptr)
         return max(
             100 * float(ndcg_at(hits(predictions, truth), sizes, _K).mean())
-            for _, predictions in answer(instances, labels, values, _ANSWERING, _K)
+            for _, predictions in predict(instances, labels, values, _ANSWERING, _K)
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.data.dataset import open_dataset
 from trainer.data.sample import write_sample
-from trainer.inference import Answering, Neighbours, answer
+from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.memory import DEFAULTS
 from trainer.metrics import hits, precision_at
 from trainer.pretrained import load_pretrained
@@ -34,10 +34,10 @@ def prove(test_queries: int = 2**31) -> dict[float, float]:
         for texts in (test.entries.texts, train.entries.texts, dataset.labels.texts)
     )
     instances, labels = (Neighbours(*nearest(queries, keys, _TOP_B)) for keys in (instance_keys, label_keys))
-    settings = [Answering(lambda_, DEFAULTS["temperature"], _TOP_B) for lambda_ in LAMBDAS]
+    settings = [InferenceSetting(lambda_, DEFAULTS["temperature"], _TOP_B) for lambda_ in LAMBDAS]
     truth = test.labels.to_csr(len(dataset.labels))
     values = train.labels.to_csr(len(dataset.labels))
     return {
         setting.lambda_: 100 * float(np.mean(precision_at(hits(predictions, truth), 1)))
-        for setting, predictions in answer(instances, labels, values, settings, 1)
+        for setting, predictions in predict(instances, labels, values, settings, 1)
     }

@@ -54,7 +54,7 @@ def tiny_encoder(seed: int, length: int, pooling: Pooling = "mean") -> UnitVecto
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return UnitVectorModel(BertModel(config, add_pooling_layer=False), pooling).learning()
+    return UnitVectorModel(BertModel(config, add_pooling_layer=False), pooling).trainable()
 
 
 def learn(

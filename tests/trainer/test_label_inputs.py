@@ -49,16 +49,16 @@ def test_whole_it_reads_what_enriched_label_keys_are(inputs: LabelInputs, sets: 
 def test_left_out_instances_are_in_no_label(inputs: LabelInputs, sets: LabelSets, gone: list[int]) -> None:
     expected = LabelKeys(units(LABELS, 1), units(INSTANCES, 2), without(sets, gone), 0.5)[:]
     rows = np.array([1, 5, 0, 2])
-    vectors, *_ = inputs.leaving_out(np.array(gone)).batch(rows, "cpu")
+    vectors, *_ = inputs.excluding(np.array(gone)).batch(rows, "cpu")
     np.testing.assert_allclose(vectors.numpy(), expected[rows], atol=1e-6)
     assert np.abs(expected - inputs.vectors(slice(None))).max() > 0.01
 
 
 def test_label_whose_only_instance_is_left_out_is_its_text_to_the_bit(inputs: LabelInputs) -> None:
-    alone = inputs.leaving_out(np.array([4])).vectors(np.array([1]))
+    alone = inputs.excluding(np.array([4])).vectors(np.array([1]))
     np.testing.assert_array_equal(alone, units(LABELS, 1)[[1]])
 
 
 def test_text_alone_reads_no_instance(sets: LabelSets) -> None:
-    inputs = LabelInputs.of(units(LABELS, 1), units(INSTANCES, 2), sets, 0.0).leaving_out(np.array([4]))
+    inputs = LabelInputs.of(units(LABELS, 1), units(INSTANCES, 2), sets, 0.0).excluding(np.array([4]))
     np.testing.assert_array_equal(inputs.vectors(slice(None)), units(LABELS, 1))

@@ -76,7 +76,7 @@ def test_head_stands_on_the_adapter(vectors: Tensor, method: str, side: Side) ->
 def test_encoders_keys_are_those_of_what_stands_on_it(tiny_encoder: Encoder, method: str, side: Side) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
     bare = VectorTable(torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32)), side)
-    expected = embed(encoder.above().eval(), bare, encoder.dim, "cpu")
+    expected = embed(encoder.vector_model().eval(), bare, encoder.dim, "cpu")
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32, side=side), expected, atol=1e-6)
     if side == "queries":
         np.testing.assert_allclose(encoder.refine(bare.vectors.numpy()), expected, atol=1e-6)
@@ -93,7 +93,7 @@ def test_encoder_knows_labels_by_the_number_of_the_first(tiny_encoder: Encoder, 
 @pytest.mark.parametrize("method", METHODS)
 def test_in_bfloat16_an_encoders_views_are_near(tiny_encoder: Encoder, method: str, side: Side) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
-    model = copy.deepcopy(encoder.model).learning()
+    model = copy.deepcopy(encoder.model).trainable()
     inputs = tiny_encoder.tokenise(SAMPLE_TEXTS, 32, side).batch(np.arange(LABELS), "cpu")
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model.views(*inputs).float()

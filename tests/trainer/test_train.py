@@ -328,7 +328,7 @@ class TestOptimizer:
 
     def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
-        groups = self.groups(model.learning(), train="full")
+        groups = self.groups(model.trainable(), train="full")
         found = {name: groups.get(id(weight)) for name, weight in model.named_parameters()}
         for name, group in found.items():
             plain = name.endswith("bias") or "LayerNorm" in name
@@ -340,7 +340,7 @@ class TestOptimizer:
     ) -> None:
         head = Prototypes(32, 40, ("text", "free"), 4)
         model = load(tiny_bert.folder).with_adapter(None, head).model
-        groups = self.groups(model.learning(), train="full")
+        groups = self.groups(model.trainable(), train="full")
         assert groups[id(head.free)] == (10, 0)
         assert groups[id(head.layer.linear1.weight)] == (2, 0.01)
         assert groups[id(head.layer.linear1.bias)] == (2, 0)

@@ -69,7 +69,7 @@ def test_nearest_keys_are_those_that_a_cpu_finds(top: int) -> None:
 def test_what_a_token_takes_is_measured_and_no_random_number_is_drawn(tiny_bert: Any) -> None:
     encoder = load_pretrained(str(tiny_bert.folder), "mean", 32, 8, "cuda")
     table = encoder.tokenise(["quick Brown fox jumps over the lazy dog"] * 64, 32)
-    model = encoder.model.learning().train()
+    model = encoder.model.trainable().train()
     embedder = Embedder(model, "cuda", autocast=True, micro_tokens=10_000, micro_rows=2**31, cache=True)
     state = random_state("cuda")
     kept = kept_tokens(embedder, Part(table, np.arange(64)))

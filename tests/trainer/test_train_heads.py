@@ -357,7 +357,7 @@ class TestDamagedHead:
             case "another shape":
                 save_file(weights | {"free": weights["free"][:, 1:].contiguous()}, path)
         for message in broken():
-            assert f"{path}: expected weights of the shapes that recollect.json tells, found: " in message
+            assert f"{path}: expected weights of the shapes in recollect.json, found: " in message
 
     @pytest.mark.parametrize(
         "change",
@@ -395,4 +395,4 @@ class TestDamagedHead:
         saved = json.loads(path.read_text())
         path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
         for message in broken():
-            assert "head.safetensors: expected weights of the shapes that recollect.json tells, found: " in message
+            assert "head.safetensors: expected weights of the shapes in recollect.json, found: " in message
