@@ -75,7 +75,7 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
         (incoming / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         flush_files(incoming)
         if folder.exists():
-            folder.rename(_previous(folder))
+            folder.rename(_previous_path(folder))
         incoming.rename(folder)
     except SafetensorError as error:
         raise EncoderError(
@@ -88,13 +88,13 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
 
 def recover_checkpoint(folder: Path) -> None:
     """Restore the previous checkpoint if a kill interrupted its replacement, else remove it."""
-    previous = _previous(folder)
+    previous = _previous_path(folder)
     if not folder.exists() and previous.exists():
         previous.rename(folder)
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def _older(folder: Path) -> Path:
+def _previous_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}-older")
 
 
