@@ -1,4 +1,4 @@
-"""A tiny encoder from random weights over made-up tokens, and the product's own loop to train it."""
+"""A tiny encoder with random weights, random texts, and a function that trains it with the trainer's own loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAYERS, _HEADS = 1, 2
 
 @dataclass(frozen=True)
 class Texts:
-    """Made-up texts: rows of token ids, all of one length."""
+    """Random texts: rows of token ids of equal length."""
 
     tokens: Int[np.ndarray, "row token"]
 
@@ -37,12 +37,12 @@ class Texts:
 
 
 def random_texts(random: np.random.Generator, rows: int, tokens: int) -> Int[np.ndarray, "row token"]:
-    """Uniform draws from the vocabulary; 0 pads and 1 is kept for a marker."""
+    """Random tokens of the vocabulary, without 0 (padding) and 1 (the marker)."""
     return random.integers(2, VOCABULARY, size=(rows, tokens))
 
 
 def tiny_encoder(seed: int, length: int, pooling: Pooling = "mean") -> UnitVectorModel:
-    """One transformer layer under unit vectors."""
+    """An encoder with one transformer layer."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -57,7 +57,7 @@ def tiny_encoder(seed: int, length: int, pooling: Pooling = "mean") -> UnitVecto
     return UnitVectorModel(BertModel(config, add_pooling_layer=False), pooling).trainable()
 
 
-def learn(
+def train_encoder(
     model: UnitVectorModel,
     queries: Texts,
     labels: Texts,
@@ -68,7 +68,7 @@ def learn(
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> None:
-    """Train with a method's loss over the whole label space, every positive pulled at every visit."""
+    """Train with a method's loss over all labels and all positives of each query."""
     recipe = Recipe(
         encoder={},
         encoder_sha256="",
@@ -91,13 +91,13 @@ def learn(
         precision="fp32",
         seed=seed,
     )
-    nobody = np.zeros(len(label_sets), dtype=bool)
+    held_out = np.zeros(len(label_sets), dtype=bool)
     task = Task(
         model=model,
         queries=queries.table(),
         labels=labels.table(),
         label_sets=label_sets,
-        validation=Validation(nobody, label_sets, len(labels.tokens), 0.0, "cpu"),
+        validation=Validation(held_out, label_sets, len(labels.tokens), 0.0, "cpu"),
         keep=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +110,5 @@ def vectors(model: UnitVectorModel, texts: Texts) -> Float[np.ndarray, "row dim"
 
 
 def label_sets(rows: list[list[int]]) -> LabelSets:
-    """Label sets from lists."""
     indptr = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
     return LabelSets(indptr, np.array([label for row in rows for label in sorted(row)], dtype=np.int32))
