@@ -26,7 +26,7 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("index_builder.cli", "build,serve", "sample, memory, bundle, evaluation and service, on this machine"),
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
-    "train": Verb("trainer.cli", "train", "train an encoder on a dataset, and remember the dataset with it"),
+    "train": Verb("trainer.train_cli", "train", "train an encoder on a dataset, and remember the dataset with it"),
     "tune": Verb("trainer.cli", "train", "choose a run's lambda, tau, b and label keys on held-out instances"),
     "build": Verb("index_builder.cli", "build", "turn a run into a bundle and publish it in a store"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on a dataset's test split"),

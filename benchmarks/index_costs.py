@@ -1,7 +1,8 @@
-"""`python -m benchmarks.index_costs --keys N --dim D --labels L`: the cost of a memory, from keys to answers.
+"""`python -m benchmarks.index_costs --keys N --dim D --labels L`: cost of a memory, from keys to answers.
 
-A made-up memory is written, built, opened and asked, by the code that does so with real ones; the last line printed is
-JSON. What it opens it has just written, so that files come from the system's cache. One thread searches and combines.
+The benchmark writes a synthetic memory, builds a bundle from it, opens the bundle and queries it, with the code of the
+product. The last line of the output is JSON. All files were just written, so they come from the page cache. One thread
+searches and combines.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.synthetic_memory import SyntheticMemory
 from index_builder.build import usable_device, write_bundle
-from index_builder.console import say
+from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.faiss_index import check_factory, factory_string
 from index_builder.onnx_export import Sample
-from index_builder.recall import exact_neighbours, milliseconds, recall
+from index_builder.recall import exact_neighbours, recall, search_milliseconds
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import IndexInfo, Manifest
@@ -45,11 +46,11 @@ from trainer.pretrained import PACKAGED, load_pretrained
 
 _TIMED_SECONDS = 60.0
 _SAMPLED_SECONDS = 0.02
-# What is asked: RAE-XMC's b, both parts of the memory at once.
+# Options of the queries: the b of RAE-XMC, and a lambda at which instances and labels vote.
 _TOP_B, _LAMBDA, _TEMPERATURE = 200, 0.5, 0.04
-_DIM_OF_A_HEAD, _SAMPLE_TEXTS = 32, 64
-# Flags that are settings of `recollect build`; given here alone, whatever its environment says.
-_AS_OF_BUILD = (
+_HEAD_DIM, _SAMPLE_TEXTS = 32, 64
+# Flags that are also settings of `recollect build`. Its environment variables do not apply here.
+_BUILD_FLAGS = (
     *("index", "recall_target", "memory_budget", "latency_budget_ms"),
     *("precision", "device", "threads"),
 )
@@ -57,19 +58,19 @@ _AS_OF_BUILD = (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The JSON line; seconds and milliseconds are wall-clock times, MB are 10^6 bytes.
+    """The JSON line. Times are wall-clock times; 1 MB is 10^6 bytes.
 
     Attributes:
-        keys: Instances and labels.
-        build_seconds: From the memory folder to a bundle that is whole.
-        peak_mb: Most memory held while building; pages of mapped files, which the system may take back, left out.
-        index_mb: Both indexes on disk.
-        bytes_per_key: The same over the keys.
-        open_seconds: From the closed bundle to the first answer, every file's checksum included, files cached.
-        recall: Share of the exact top 200, over queries that the memory does not hold.
-        search_p50_ms: A query's search, alone on one thread.
-        combine_ms: From found keys to ranked labels, likewise; median.
-        chosen: Each part's index and the effort at which it is searched.
+        keys: Number of instances and labels together.
+        build_seconds: Time from the memory folder to a complete bundle.
+        peak_mb: Peak memory of the build, without pages of mapped files, which the system can reclaim.
+        index_mb: Size of both indexes on disk.
+        bytes_per_key: Size of both indexes divided by the number of keys.
+        open_seconds: Time to open the bundle and answer once, with checksums of all files; files are cached.
+        recall: Recall of the exact top 200 keys, for queries outside the memory.
+        search_p50_ms: Median search time of a single query on one thread.
+        combine_ms: Median time from found keys to ranked labels, for a single query on one thread.
+        chosen: Index of each part and its effort.
     """
 
     keys: int
@@ -90,27 +91,27 @@ class Measured:
     chosen: dict[str, str]
 
 
-def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> Measured:
-    """Write, build, open and ask a made-up memory.
+def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -> Measured:
+    """Write, build, open and query a synthetic memory.
 
     Args:
-        made_up: The memory.
-        queries: How many it is asked, none of them a key.
-        settings: How to build; `run` and `store` are folders to work in, not yet there.
+        synthetic: The memory.
+        queries: Number of queries; none of them is a key.
+        settings: Build settings. `run` and `store` are working folders that do not exist yet.
 
     Raises:
-        BuildError: If faiss rejects the index asked for, or no encoder has keys of that size.
+        BuildError: If faiss rejects the requested index, or no encoder has this dimension.
     """
     threads = threads_or_cores(settings.threads)
     faiss.omp_set_num_threads(threads)
     torch.set_num_threads(threads)
     if settings.index != "auto":
-        check_factory(factory_string(settings.index, made_up.labels), made_up.dim)
-    encoder = _encoder(made_up.dim)
-    texts = [f"What the encoder is asked, {number}" for number in range(_SAMPLE_TEXTS)]
+        check_factory(factory_string(settings.index, synthetic.labels), synthetic.dim)
+    encoder = _encoder(synthetic.dim)
+    texts = [f"Query {number} of the sample" for number in range(_SAMPLE_TEXTS)]
     sample = Sample(texts, encoder.encode(texts, encoder.config.max_length))
-    with tqdm(total=made_up.keys, unit="key", unit_scale=True, desc="make up") as bar:
-        made_up.write(settings.run / "memory", bar.update)
+    with tqdm(total=synthetic.keys, unit="key", unit_scale=True, desc="generate") as bar:
+        synthetic.write(settings.run / "memory", bar.update)
     memory = open_memory(settings.run / "memory")
     bundle = Path(settings.store)
     bundle.mkdir()
@@ -118,28 +119,30 @@ def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> 
     with _peak_memory() as peak:
         manifest, _ = write_bundle(memory, encoder, sample, bundle, settings, usable_device(settings))
     built = time.perf_counter() - start
-    say("open, and ask")
+    print_status("open and query")
     start = time.perf_counter()
     predictor = Predictor.open(open_bundle(bundle), threads)
     opened = time.perf_counter() - start
-    asked = made_up.queries(queries)
-    exact, found = exact_neighbours(memory.keys, asked, _TOP_B), predictor.searcher.search(asked, _TOP_B, _LAMBDA)
-    searching = milliseconds(lambda query: predictor.searcher.search(query, _TOP_B, _LAMBDA), asked, _TIMED_SECONDS)
+    vectors = synthetic.queries(queries)
+    exact, found = exact_neighbours(memory.keys, vectors, _TOP_B), predictor.searcher.search(vectors, _TOP_B, _LAMBDA)
+    search_times = search_milliseconds(
+        lambda query: predictor.searcher.search(query, _TOP_B, _LAMBDA), vectors, _TIMED_SECONDS
+    )
     index_bytes = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     return Measured(
-        keys=made_up.keys,
-        dim=made_up.dim,
-        labels=made_up.labels,
+        keys=synthetic.keys,
+        dim=synthetic.dim,
+        labels=synthetic.labels,
         pairs=manifest.counts.pairs,
         build_seconds=round(built, 2),
         peak_mb=round(max(peak) / 1e6, 1),
         index_mb=round(index_bytes / 1e6, 1),
         bundle_mb=round(manifest.size_bytes / 1e6, 1),
-        bytes_per_key=round(index_bytes / made_up.keys, 1),
+        bytes_per_key=round(index_bytes / synthetic.keys, 1),
         open_seconds=round(opened, 3),
-        recall=round(recall(found.keys, memory.keys, asked, exact), 4),
-        search_p50_ms=round(float(np.median(searching)), 3),
-        search_p99_ms=round(float(np.percentile(searching, 99)), 3),
+        recall=round(recall(found.keys, memory.keys, vectors, exact), 4),
+        search_p50_ms=round(float(np.median(search_times)), 3),
+        search_p99_ms=round(float(np.percentile(search_times, 99)), 3),
         combine_ms=round(_combine_milliseconds(found, predictor.values), 3),
         threads=threads,
         chosen=_chosen(manifest),
@@ -147,13 +150,13 @@ def measure(made_up: SyntheticMemory, queries: int, settings: BuildSettings) -> 
 
 
 def _encoder(dim: int) -> Encoder:
-    """The packaged encoder; where keys have another size, one of its shape and random weights."""
+    """The packaged encoder; for another dimension, an encoder of the same shape with random weights."""
     packaged = load_pretrained(PACKAGED, "auto", max_length=128, label_max_length=128, device="cpu")
     if packaged.dim == dim:
         return packaged
-    heads = max(1, dim // _DIM_OF_A_HEAD)
+    heads = max(1, dim // _HEAD_DIM)
     if dim % heads:
-        raise BuildError(f"--dim {dim}: expected a multiple of the {heads} attention heads; take a multiple of 32")
+        raise BuildError(f"--dim {dim}: expected a multiple of the {heads} attention heads; use a multiple of 32")
     shape = BertConfig(
         vocab_size=packaged.tokenizer.get_vocab_size(),
         hidden_size=dim,
@@ -185,12 +188,12 @@ def _chosen(manifest: Manifest) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _peak_memory() -> Iterator[list[int]]:
-    """Bytes of this process that no file holds, looked at again and again in the background."""
-    samples, ended = [_private_bytes()], threading.Event()
+    """Sample this process's anonymous memory in the background, in bytes."""
+    samples, ended = [_anonymous_bytes()], threading.Event()
 
     def sample() -> None:
         while not ended.wait(_SAMPLED_SECONDS):
-            samples.append(_private_bytes())
+            samples.append(_anonymous_bytes())
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
@@ -201,12 +204,12 @@ def _peak_memory() -> Iterator[list[int]]:
         sampler.join()
 
 
-def _private_bytes() -> int:
+def _anonymous_bytes() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
 
-def _count(text: str) -> int:
+def _positive_int(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {number}")
@@ -215,33 +218,33 @@ def _count(text: str) -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.index_costs", description=__doc__)
-    parser.add_argument("--keys", type=_count, required=True, help="instances and labels")
-    parser.add_argument("--dim", type=_count, required=True, help="size of a key")
-    parser.add_argument("--labels", type=_count, required=True, help="those of the keys that are labels'")
-    parser.add_argument("--labels-per-instance", type=_count, default=22, help="roughly, on average; 22 unless told")
-    parser.add_argument("--queries", type=_count, default=500, help="how many to ask; 500 unless told")
-    parser.add_argument("--index", default="auto", help="as of `recollect build`; auto unless told")
-    parser.add_argument("--recall-target", default=0.98, help="as of `recollect build`; .98 unless told")
-    parser.add_argument("--memory-budget", help="as of `recollect build`; none unless told")
-    parser.add_argument("--latency-budget-ms", help="as of `recollect build`; none unless told")
-    parser.add_argument("--precision", default="fp32", help="as of `recollect build`; fp32 unless told")
-    parser.add_argument("--device", default="cpu", help="as of `recollect build`; cpu unless told")
-    parser.add_argument("--threads", type=int, default=0, help="to build with; one a core unless told")
-    parser.add_argument("--folder", type=Path, help="to work in, kept; a temporary one unless told")
-    parser.add_argument("--seed", type=_count, default=1, help="of what is made up; 1 unless told")
+    parser.add_argument("--keys", type=_positive_int, required=True, help="number of instances and labels together")
+    parser.add_argument("--dim", type=_positive_int, required=True, help="dimension of a key")
+    parser.add_argument("--labels", type=_positive_int, required=True, help="number of labels among the keys")
+    parser.add_argument("--labels-per-instance", type=_positive_int, default=22, help="approximate mean; default: 22")
+    parser.add_argument("--queries", type=_positive_int, default=500, help="number of queries; default: 500")
+    parser.add_argument("--index", default="auto", help="see `recollect build`; default: auto")
+    parser.add_argument("--recall-target", default=0.98, help="see `recollect build`; default: 0.98")
+    parser.add_argument("--memory-budget", help="see `recollect build`; default: none")
+    parser.add_argument("--latency-budget-ms", help="see `recollect build`; default: none")
+    parser.add_argument("--precision", default="fp32", help="see `recollect build`; default: fp32")
+    parser.add_argument("--device", default="cpu", help="see `recollect build`; default: cpu")
+    parser.add_argument("--threads", type=int, default=0, help="threads that build; default: one for each core")
+    parser.add_argument("--folder", type=Path, help="working folder, kept afterwards; default: a temporary folder")
+    parser.add_argument("--seed", type=_positive_int, default=1, help="random seed; default: 1")
     given = parser.parse_args(arguments)
     with contextlib.ExitStack() as scratch:
         folder = given.folder or Path(scratch.enter_context(tempfile.TemporaryDirectory()))
-        settings: dict[str, Any] = {name: getattr(given, name) for name in _AS_OF_BUILD}
+        settings: dict[str, Any] = {name: getattr(given, name) for name in _BUILD_FLAGS}
         settings |= {"run": folder / "run", "store": folder / "bundle"}
         try:
             if given.labels >= given.keys:
                 raise BuildError(f"--labels {given.labels}: expected fewer than the {given.keys:,} keys")
             if folder.exists() and any(folder.iterdir()):
-                raise BuildError(f"--folder {folder}: expected an empty folder, or none yet")
+                raise BuildError(f"--folder {folder}: expected an empty or absent folder")
             instances = given.keys - given.labels
-            made_up = SyntheticMemory(instances, given.labels, given.dim, given.labels_per_instance, given.seed)
-            measured = measure(made_up, given.queries, BuildSettings(**settings))
+            synthetic = SyntheticMemory(instances, given.labels, given.dim, given.labels_per_instance, given.seed)
+            measured = measure(synthetic, given.queries, BuildSettings(**settings))
         except ValidationError as error:
             problem = error.errors()[0]
             flag = str(problem["loc"][0]).replace("_", "-")

@@ -1,10 +1,10 @@
-"""Memories of any size, made up in the shape of real ones: keys in clusters of clusters, and labels after Zipf's law.
+"""Synthetic memories of any size: keys in nested clusters, and labels with Zipf frequencies.
 
-Keys are the leaves of a tree: a step leads from the origin to the root, one from each branching to the next, and one
-from the last to the key, whose direction is kept. So neighbours lie at every scale, as they do among the titles of a
-library's catalogue, after which the steps are measured. Steps have a spectrum that falls as a sentence encoder's does,
-turned at random. The labels of a topic, some neighbouring clusters, are ranked, and an instance takes them in inverse
-proportion to their rank; half of them by the rank that is counted from its own cluster on.
+Keys are the leaves of a tree. A random step leads from the origin to the root, one from each branch to the next, and
+one from the last branch to the key, which is then normalised. So neighbours exist at every scale, as among the titles
+of a library catalogue; the step lengths were fitted to such titles. The steps have the falling spectrum of a sentence
+encoder, in a random rotation. A topic is a group of neighbouring clusters. The labels of a topic have ranks, and an
+instance draws labels in inverse proportion to the rank; half of its draws count ranks from its own cluster.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from jaxtyping import Float, Int
 from trainer.files import save_array
 from trainer.memory import DEFAULTS, MemoryPlan, write_defaults
 
-# Keys of a cluster, the lowest branching; clusters of a topic; branches of a branching, roughly.
+# Approximate keys in a cluster (the lowest branch), clusters in a topic, and branches at each level.
 _CLUSTER_KEYS, _TOPIC_CLUSTERS, _BRANCHES = 40, 50, 10
-# Lengths of the steps to the root, on to each branching, and on to a key.
+# Lengths of the steps to the root, to each branch, and to a key.
 _ROOT_STEP, _BRANCH_STEP, _KEY_STEP = 0.26, 0.3, 0.65
-# How the spectrum falls: the n-th direction varies as n to this power.
+# The n-th direction of the spectrum varies as n to this power.
 _SPECTRUM = -0.45
-# The smaller a share of all clusters, the more of the instances in it: a share s holds s to this power.
+# Instances are skewed: the first share s of the clusters holds a share of s to this power.
 _SKEW = 0.75
-# Draws for each label that an instance shall have, as some fall on the same one.
+# Draws for each wanted label of an instance, because some draws repeat a label.
 _DRAWS = 1.2
-# Rows made at a time, from where their own block's randomness begins.
+# Rows generated at a time; each block has its own random generator.
 _BLOCK_ROWS = 65_536
 
 
 class SyntheticMemory:
-    """Keys, values, uids and texts of a made-up memory; equal arguments make equal ones.
+    """A synthetic memory. Equal arguments give equal memories.
 
     Args:
-        instances: Instance keys.
-        labels: Labels, each with a key.
-        dim: Size of a key.
-        labels_per_instance: Labels of an instance, roughly, on average.
-        seed: Of all that is drawn.
+        instances: Number of instances.
+        labels: Number of labels.
+        dim: Dimension of a key.
+        labels_per_instance: Approximate mean number of labels of an instance.
+        seed: Random seed.
     """
 
     def __init__(self, instances: int, labels: int, dim: int, labels_per_instance: float, seed: int) -> None:
@@ -52,21 +52,21 @@ class SyntheticMemory:
         spectrum = np.arange(1, dim + 1) ** _SPECTRUM
         rotation = np.linalg.qr(random.standard_normal((dim, dim)))[0]
         self._directions = (spectrum[:, None] / np.linalg.norm(spectrum) * rotation).astype(np.float32)
-        self._centres = self._grown(random, (instances + labels) / _CLUSTER_KEYS)
+        self._centres = self._cluster_centres(random, (instances + labels) / _CLUSTER_KEYS)
 
     @property
     def keys(self) -> int:
         return self.instances + self.labels
 
     def write(self, folder: Path, progress: Callable[[int], object]) -> None:
-        """Write a memory folder, its keys in float16; `progress` is told how many keys each block held."""
+        """Write a memory folder with float16 keys. `progress` is called with the size of each block."""
         folder.mkdir(parents=True)
         plan = MemoryPlan(self.instances, self.labels, self.dim, "float16", {}, "", "")
         keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", plan.key_dtype, (plan.keys, plan.dim))
         counts, values = [], []
         for start in range(0, plan.instances, _BLOCK_ROWS):
             random = self._random("instances", start)
-            clusters = self._some_clusters(random, min(_BLOCK_ROWS, plan.instances - start))
+            clusters = self._draw_clusters(random, min(_BLOCK_ROWS, plan.instances - start))
             keys[start : start + len(clusters)] = self._keys(random, clusters)
             count, labels = self._label_sets(random, clusters)
             counts.append(count)
@@ -75,7 +75,7 @@ class SyntheticMemory:
         for start in range(0, plan.labels, _BLOCK_ROWS):
             labels = np.arange(start, min(start + _BLOCK_ROWS, plan.labels))
             first = plan.instances + start
-            keys[first : first + len(labels)] = self._keys(self._random("labels", start), self._own_clusters(labels))
+            keys[first : first + len(labels)] = self._keys(self._random("labels", start), self._label_clusters(labels))
             progress(len(labels))
         save_array(folder / "value_indptr.npy", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
         save_array(folder / "value_indices.npy", np.concatenate(values).astype(np.int32))
@@ -84,15 +84,15 @@ class SyntheticMemory:
         write_defaults(folder, plan, DEFAULTS)
 
     def queries(self, rows: int) -> Float[np.ndarray, "row dim"]:
-        """Keys that are drawn as the instances' are, and that the memory does not hold."""
+        """Draw queries from the distribution of the instances. The memory does not hold them."""
         random = self._random("queries", 0)
-        return self._keys(random, self._some_clusters(random, rows))
+        return self._keys(random, self._draw_clusters(random, rows))
 
     def _random(self, part: str, start: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, start, *part.encode()])
 
-    def _grown(self, random: np.random.Generator, clusters: float) -> Float[np.ndarray, "cluster dim"]:
-        """The centres of roughly so many clusters; neighbours in the array are neighbours in the tree."""
+    def _cluster_centres(self, random: np.random.Generator, clusters: float) -> Float[np.ndarray, "cluster dim"]:
+        """Centres of approximately this many clusters. Neighbours in the array are neighbours in the tree."""
         depth = max(1, round(math.log(max(clusters, 2), _BRANCHES)))
         branches = max(2, round(clusters ** (1 / depth)))
         centres = self._steps(random, 1, _ROOT_STEP)
@@ -113,17 +113,17 @@ class SyntheticMemory:
         unit: np.ndarray = keys / np.linalg.norm(keys, axis=1, keepdims=True)
         return unit
 
-    def _some_clusters(self, random: np.random.Generator, rows: int) -> Int[np.ndarray, " row"]:
+    def _draw_clusters(self, random: np.random.Generator, rows: int) -> Int[np.ndarray, " row"]:
         return (len(self._centres) * random.random(rows) ** (1 / _SKEW)).astype(np.int64)
 
-    def _own_clusters(self, labels: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-        """The cluster of each label: neighbours among the labels are of one cluster, or of neighbouring ones."""
+    def _label_clusters(self, labels: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        """The cluster of each label. Neighbouring labels have the same cluster or neighbouring clusters."""
         return labels * len(self._centres) // self.labels
 
     def _label_sets(
         self, random: np.random.Generator, clusters: Int[np.ndarray, " row"]
     ) -> tuple[Int[np.ndarray, " row"], Int[np.ndarray, " pair"]]:
-        """How many labels each row has, and which, in rising order; at least one."""
+        """The number of labels of each row, at least one, and the labels in ascending order."""
         draws = 1 + random.poisson(max(0.0, _DRAWS * self._labels_per_instance - 1), len(clusters))
         rows = np.repeat(np.arange(len(clusters)), draws)
         topics = max(1, len(self._centres) // _TOPIC_CLUSTERS)

@@ -1,7 +1,7 @@
-"""From a run to a published bundle: export, index, prove, publish, in that order.
+"""From a run to a published bundle: export the encoder, build the indexes, verify, publish.
 
-All is written aside in the store and measured through the service's own code before it gets its name; whatever fails
-on the way, the store is as it was.
+The bundle is written to a temporary folder of the store and measured with the service's own code before it is
+published. If a step fails, the store does not change.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from index_builder.bundle_tables import write_tables
-from index_builder.choose_index import QUERIES, Target, build_best, spread
-from index_builder.console import say
+from index_builder.bundle_tables import write_bundle_tables
+from index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
+from index_builder.console import print_status
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
-from index_builder.index_plots import write_report
+from index_builder.index_plots import write_index_plots
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.settings import BuildSettings
 from index_builder.signing import read_signing_key, sign_manifest
-from index_builder.verify import baseline, golden_queries, prove, sample_of, table
+from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from service.bundle.bundle import open_bundle
 from service.bundle.files import MANIFEST
 from service.bundle.integrity import describe_files
@@ -62,11 +62,11 @@ def build(settings: BuildSettings) -> str:
         The new version.
 
     Raises:
-        BuildError: If the run's checkpoint and memory do not belong together, a key is no unit vector, or faiss
-            rejects the index asked for.
-        CheckFailed: If the bundle misses what it must reach, and is not forced.
+        BuildError: If the run's checkpoint and memory do not match, a key is not a unit vector, or faiss rejects the
+            requested index.
+        CheckFailed: If a check fails, without `--force`.
         MemoryFolderError, EncoderError: If the run cannot be read.
-        StoreError, BundleError, DatasetError: If the version or the dataset to compare with cannot be.
+        StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
         KeyFileError: If the signing key cannot be read.
     """
     signing_key = read_signing_key(settings.sign) if settings.sign else None
@@ -77,26 +77,26 @@ def build(settings: BuildSettings) -> str:
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
     device = usable_device(settings)
-    if settings.index != "auto":  # what faiss does not know is told before the work
+    if settings.index != "auto":  # fail before the long work
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
-    before = baseline(store, settings, threads)
+    before = current_metrics(store, settings, threads)
     if settings.gate_dataset and not before:
-        say(f"gate: no version of {store.name} is current, so there is none to fall behind")
+        print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     with store.incoming() as folder:
-        sample = sample_of(memory, encoder)
+        sample = encode_sample(memory, encoder)
         manifest, points = write_bundle(memory, encoder, sample, folder, settings, device)
         if settings.report:
-            write_report(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
-        say(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        proof = prove(folder, memory, before, sample, points, settings, threads, device)
-        manifest = manifest.model_copy(update={"checks": proof.checks, "metrics": proof.metrics})
+            write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
+        print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
+        verification = verify(folder, memory, before, sample, points, settings, threads, device)
+        manifest = manifest.model_copy(update={"checks": verification.checks, "metrics": verification.metrics})
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
-        _judge(proof.checks, settings.force)
+        _require_passed(verification.checks, settings.force)
         store.publish(folder, manifest.version)
     if settings.activate:
         store.activate(manifest.version)
@@ -106,24 +106,25 @@ def build(settings: BuildSettings) -> str:
 def write_bundle(
     memory: Memory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Manifest, dict[str, Point]]:
-    """Write all files of a bundle, nothing proven yet.
+    """Write all files of a bundle, without verification.
 
     Args:
-        memory: Keys, values and texts.
-        encoder: Whose vectors the keys are.
-        sample: Texts with its vectors: what the exported encoder is held against, and what golden queries are made of.
-        folder: To write in; it exists.
-        settings: How the index is chosen, and the encoder's precision.
-        device: Where indexes are trained and filled.
+        memory: The memory of the run.
+        encoder: The encoder that made the memory's keys.
+        sample: Texts and their vectors by this encoder, for the int8 export and the golden queries.
+        folder: An existing folder.
+        settings: Settings of the indexes and of the encoder's precision.
+        device: Device that trains and fills indexes.
 
     Returns:
-        Its manifest, and the point at which each part's index is searched.
+        The manifest, and the chosen point of each part's index.
 
     Raises:
-        BuildError: If the memory's texts are damaged, a key is no unit vector, or faiss rejects the index asked for.
+        BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss rejects the requested
+            index.
     """
-    write_tables(memory, folder)
-    say(f"export: {encoder.config.name}, {settings.precision}")
+    write_bundle_tables(memory, folder)
+    print_status(f"export: {encoder.config.name}, {settings.precision}")
     info = describe_encoder(encoder, settings.precision)
     export_encoder(encoder, folder, info, sample)
     indexes, points, curves = _write_indexes(memory, folder, settings, device)
@@ -138,26 +139,26 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def usable_device(settings: BuildSettings) -> Device:
-    """Where to work: on the GPU that was asked for, or, where none is, on the CPU all the same."""
+    """The device to build on: the GPU if it is requested and present, else the CPU."""
     try:
         if settings.device != "cpu":
             gpu_resources()
             return "cuda"
     except NoGpuError as error:
         if settings.device == "cuda":
-            say(f"--device cuda: expected a GPU, found none, building on the CPU: {error}")
+            print_status(f"--device cuda: expected a GPU, found none; building on the CPU: {error}")
     return "cpu"
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
     if memory.plan.dim != encoder.dim:
         raise BuildError(
-            f"{run}: expected keys of {encoder.dim} dimensions, as the checkpoint makes, the memory has "
-            f"{memory.plan.dim}; encode it again with `recollect train --overwrite`"
+            f"{run}: expected keys of {encoder.dim} dimensions, as in the checkpoint, found {memory.plan.dim} in the "
+            f"memory; encode it again with `recollect train --overwrite`"
         )
     if memory.plan.encoder_sha256 != encoder_digest(encoder):
         raise BuildError(
-            f"{run}: expected the memory's keys to come from this checkpoint, found another encoder's; "
+            f"{run}: expected a memory that this checkpoint encoded, found another encoder's keys; "
             "encode it again with `recollect train --overwrite`"
         )
 
@@ -165,15 +166,15 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
 def _write_indexes(
     memory: Memory, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Indexes, dict[str, Point], dict[str, list[Point]]]:
-    """Index label keys, then instance keys with what the budgets leave.
+    """Build the index of the label keys, then the index of the instance keys with the rest of the budgets.
 
     Returns:
-        The indexes, the point at which each is searched, and all that were measured.
+        The manifest entries, the chosen point of each index, and all measured points.
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
-    queries = np.asarray(memory.keys[spread(instances, QUERIES)], dtype=np.float32)
+    queries = np.asarray(memory.keys[evenly_spaced_rows(instances, QUERIES)], dtype=np.float32)
     if memory.defaults["label_key_alpha"]:
-        check_units(memory.keys[instances:], instances)  # the mix would hide a damaged text key
+        check_units(memory.keys[instances:], instances)  # mixing would hide a damaged text key
     size_bytes, milliseconds = settings.memory_budget or np.inf, settings.latency_budget_ms or np.inf
     infos: dict[str, IndexInfo] = {}
     points: dict[str, Point] = {}
@@ -184,15 +185,15 @@ def _write_indexes(
     ):
         target = Target(settings.recall_target, top_b, size_bytes * share, milliseconds * (1 + share) / 2)
         path = folder / f"{part[:-1]}_keys.faiss"
-        infos[part], points[part], curves[part] = build_best(
-            keys, first_row, path, settings.index, queries, target, functools.partial(_bar, part), device
+        infos[part], points[part], curves[part] = build_chosen_index(
+            keys, first_row, path, settings.index, queries, target, functools.partial(_progress_bar, part), device
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves
 
 
 @contextlib.contextmanager
-def _bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int], object]]:
+def _progress_bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int], object]]:
     with tqdm(total=keys, unit="key", unit_scale=True, desc=f"index {part} ({factory})") as bar:
         yield bar.update
 
@@ -200,7 +201,7 @@ def _bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int], object]
 def _manifest(
     memory: Memory, folder: Path, encoder: EncoderInfo, indexes: Indexes, curves: dict[str, list[Point]]
 ) -> Manifest:
-    answering = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
+    options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -214,7 +215,7 @@ def _manifest(
         dim=memory.plan.dim,
         encoder=encoder,
         index=indexes,
-        defaults=Defaults(**answering, top_k=_DEFAULT_TOP_K),
+        defaults=Defaults(**options, top_k=_DEFAULT_TOP_K),
         metrics={},
         curves=curves,
         files=files,
@@ -225,17 +226,17 @@ def _digest(files: dict[str, FileInfo]) -> str:
     return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
 
 
-def _judge(checks: list[Check], force: bool) -> None:
-    """Show what was proven.
+def _require_passed(checks: list[Check], force: bool) -> None:
+    """Print the checks.
 
     Raises:
-        CheckFailed: If a check failed and the bundle is not forced.
+        CheckFailed: If a check failed, without `force`.
     """
-    for line in table(checks):
-        say(line)
+    for line in format_checks(checks):
+        print_status(line)
     failed = [each.name for each in checks if not each.passed]
     if failed and not force:
         raise CheckFailed(
-            f"expected every check to pass, {len(failed)} failed: {', '.join(failed)}; not published: mend it, or "
-            "publish it all the same with --force"
+            f"expected every check to pass, {len(failed)} failed: {', '.join(failed)}; not published; fix the "
+            "cause, or publish anyway with --force"
         )

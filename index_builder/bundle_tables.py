@@ -1,4 +1,4 @@
-"""A memory's values, label counts, uids and texts as a bundle's files, in the form that maps."""
+"""Bundle files with a memory's values, label counts, uids and texts. The service maps these files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainer.data.split import LabelSets
 from trainer.memory import Memory
 
 
-def write_tables(memory: Memory, folder: Path) -> None:
-    """Write them into a bundle's folder.
+def write_bundle_tables(memory: Memory, folder: Path) -> None:
+    """Write the tables into a bundle folder.
 
     Raises:
         BuildError: If the memory's texts are damaged.
@@ -25,38 +25,45 @@ def write_tables(memory: Memory, folder: Path) -> None:
     instances, labels = memory.plan.instances, memory.plan.labels
     save_array(folder / "value_indptr.npy", memory.value_indptr)
     save_array(folder / "value_indices.npy", memory.value_indices)
-    voters = transposed(memory.label_sets, labels)
+    voters = transpose(memory.label_sets, labels)
     save_array(folder / "voter_indptr.npy", voters.indptr)
     save_array(folder / "voter_indices.npy", voters.indices)
     save_array(folder / "label_counts.npy", np.bincount(memory.value_indices, minlength=labels).astype(np.int32))
     for part, rows in (("label", labels), ("instance", instances)):
         source = memory.folder / f"{part}s.jsonl"
         for field in ("uid", "text"):
-            table = write_table(folder, f"{part}_{field}s", field_of(source, field))
+            table = write_table(folder, f"{part}_{field}s", read_field(source, field))
             if len(table) != rows:
-                raise BuildError(f"{source}: expected {rows:,} lines, found {len(table):,}; train again")
+                raise BuildError(
+                    f"{source}: expected {rows:,} lines, found {len(table):,}; run `recollect train --overwrite`"
+                )
             if (part, field) == ("label", "uid"):
                 save_array(folder / "label_order.npy", table.sorted_rows())
 
 
-def transposed(sets: LabelSets, labels: int) -> LabelSets:
-    """The instances of each label, rising: a counting sort, which holds little beside its result."""
+def transpose(sets: LabelSets, labels: int) -> LabelSets:
+    """List the instances of each label in ascending order.
+
+    This is a counting sort: it needs little memory in addition to its result.
+    """
     ones = np.ones(len(sets.indices), dtype=np.int8)
     by_label = sparse.csr_matrix((ones, sets.indices, sets.indptr), shape=(len(sets), labels)).tocsc()
     return LabelSets(by_label.indptr.astype(np.int64), by_label.indices.astype(np.int32, copy=False))
 
 
-def field_of(path: Path, field: str) -> Iterator[str]:
-    """A field of every line of a memory's JSON lines."""
+def read_field(path: Path, field: str) -> Iterator[str]:
+    """Read one field of every line of a JSON Lines file of the memory."""
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                yield _string(json.loads(line)[field])
+                yield _check_string(json.loads(line)[field])
     except (ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"{path}: expected JSON lines with {field!r}, found: {error!r}; train again") from None
+        raise BuildError(
+            f"{path}: expected JSON lines with {field!r}, found: {error!r}; run `recollect train --overwrite`"
+        ) from None
 
 
-def _string(value: object) -> str:
+def _check_string(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} for a string")
+        raise TypeError(f"expected a string, found {type(value).__name__}")
     return value

@@ -1,4 +1,4 @@
-"""The index builder's verbs. Heavy modules load when a verb runs, so that `--help` stays quick."""
+"""Command-line verbs of the index builder. A verb imports heavy modules when it runs, so `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def build(settings: BuildSettings) -> None:
 
 def evaluate(settings: EvaluateSettings) -> None:
     from index_builder.evaluate import evaluate as evaluate_bundle
-    from index_builder.evaluate import table
+    from index_builder.evaluate import format_table
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
         print(json.dumps(vars(evaluation)))  # noqa: T201
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
-    print("\n".join(table(evaluation)))  # noqa: T201
+    print("\n".join(format_table(evaluation)))  # noqa: T201
 
 
 def compare(settings: CompareSettings) -> None:
@@ -41,7 +41,7 @@ def demo(settings: DemoSettings) -> None:
     from service.process.server import serve
     from service.settings import ServeSettings
 
-    with listen(settings.host, settings.port) as listener:  # a taken port is known before the work, not after
+    with listen(settings.host, settings.port) as listener:  # fail before the long work if the port is taken
         print(run_demo(settings))  # noqa: T201
-        print(f"\nServing at {url(listener)}, to try at {url(listener)}/docs; Ctrl-C stops.", flush=True)  # noqa: T201
+        print(f"\nServing at {url(listener)}; try it at {url(listener)}/docs. Stop with Ctrl-C.", flush=True)  # noqa: T201
         serve(ServeSettings(store=settings.folder / "store", workers=1), listener)

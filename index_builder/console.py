@@ -1,9 +1,10 @@
-"""What a build tells its user while it works, on standard error: results alone go to standard output."""
+"""Progress messages of the index builder."""
 
 from __future__ import annotations
 
 import sys
 
 
-def say(message: str) -> None:
+def print_status(message: str) -> None:
+    """Print a progress message to standard error. Standard output holds results only."""
     print(message, file=sys.stderr)  # noqa: T201

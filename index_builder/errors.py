@@ -1,13 +1,13 @@
-"""What can keep a bundle from being built, or methods from being compared.
+"""Errors of the index builder.
 
-BuildError          the run's parts do not belong together, or hold what no index can serve
-├── CheckFailed     the bundle was made, but is not good enough to publish
-└── ContestantError a method that is compared could not be trained or tuned
+BuildError          an invalid run, index or comparison
+├── CheckFailed     the bundle was built, but is not good enough to publish
+└── ContestantError a contestant of a comparison could not be trained or tuned
 """
 
 
 class BuildError(Exception):
-    """A mistake the user can mend; its message says where, what was expected, what was found, what to do."""
+    """A mistake that the user can correct. The message says where, what was expected, what was found and what to do."""
 
     exit_status = 2
 

@@ -1,9 +1,10 @@
-"""Quality of a bundle on a test split, through the very code that serves; one row a setting."""
+"""Evaluation of a bundle on a test split, with the code that serves. The result has one row for each setting."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from scipy import sparse
 from tqdm import tqdm
 
@@ -20,21 +21,21 @@ from index_builder.settings import EvaluateSettings
 from service.bundle.bundle import LabelTable
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import Ranking, cast_votes, rank
-from service.predictor.searcher import Neighbours
+from service.predictor.searcher import Neighbours, Searcher, search_parts
 from service.store.store import open_store
 from service.threads import threads_or_cores
 from trainer.data.dataset import open_dataset
 from trainer.data.split import Entries, Split
 from trainer.metrics import report
 
-# As far as the metrics look: R@100.
+# Labels that the metrics need: 100 for R@100.
 _DEPTH = 100
 _BLOCK_QUERIES = 256
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to answer."""
+    """Options of one row."""
 
     lambda_: float
     temperature: float
@@ -43,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured: a row holds a setting and its metrics in percent, None where a metric is undefined."""
+    """Result of an evaluation. A row holds a setting and its metrics in percent; None if a metric is undefined."""
 
     version: str
     queries: int
@@ -51,8 +52,11 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """The test split in the bundle's label positions; labels that the bundle lacks come after all of its own."""
+class GroundTruth:
+    """True labels of the test texts, as label positions of the bundle.
+
+    Labels that the bundle does not have come after all its own labels.
+    """
 
     relevance: sparse.csr_matrix
     label_counts: Int[np.ndarray, " label"]
@@ -64,13 +68,13 @@ class Truth:
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
-    """Measure every combination of the settings' lambdas, temperatures and numbers of keys.
+    """Measure every combination of the given lambdas, temperatures and numbers of keys.
 
     Raises:
         StoreError, BundleError: If the version cannot be opened.
-        KeyFileError: If the key that it must be signed for cannot be read.
-        DatasetError: If the dataset breaks its contract.
-        BuildError: If the bundle knows none of the dataset's labels.
+        KeyFileError: If the verification key cannot be read.
+        DatasetError: If the dataset is invalid.
+        BuildError: If the bundle has none of the dataset's labels.
     """
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
@@ -78,7 +82,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     dataset = open_dataset(settings.dataset, settings.format)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
-    truth = align(dataset.labels, test, predictor.bundle.labels, settings.dataset)
+    truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
     grid = _grid(settings, predictor)
     predictions = predict_top(predictor, test, truth, grid)
     instances = predictor.manifest.counts.instances
@@ -90,11 +94,11 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     return Evaluation(version, len(test), rows)
 
 
-def quality(predictor: Predictor, folder: Path) -> dict[str, float]:
-    """A predictor's metrics on a dataset's test split, by its own defaults, in percent; undefined ones left out."""
+def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
+    """Measure a bundle's default options on a dataset's test split, in percent, without undefined metrics."""
     dataset = open_dataset(folder, "auto")
     test = dataset.read_split("test")
-    truth = align(dataset.labels, test, predictor.bundle.labels, folder)
+    truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
     defaults = predictor.manifest.defaults
     setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b)
     (found,) = predict_top(predictor, test, truth, [setting])
@@ -102,50 +106,82 @@ def quality(predictor: Predictor, folder: Path) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if value is not None}
 
 
-def align(labels: Entries, test: Split, known: LabelTable, where: Path) -> Truth:
-    """Express a test split in a bundle's label positions, matching labels by uid."""
+def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -> GroundTruth:
+    """Translate the labels of a test split to label positions of a bundle, by uid.
+
+    Args:
+        labels: Labels of the dataset.
+        test: The test split.
+        known: Labels of the bundle.
+        where: The dataset, for messages.
+
+    Raises:
+        BuildError: If the bundle has none of the labels.
+    """
     known_uids = pa.array((known.uids[position] for position in range(len(known))), type=pa.large_string())
     positions = pc.index_in(labels.uids, value_set=known_uids).fill_null(-1).to_numpy().astype(np.int64)
     unknown = positions < 0
     if unknown.all():
-        raise BuildError(f"{where}: expected labels that the bundle knows, found none of its uids there")
+        raise BuildError(f"{where}: expected at least one label of the bundle, found none of its uids")
     positions[unknown] = len(known) + np.arange(unknown.sum())
     total = len(known) + int(unknown.sum())
     counts = np.concatenate([known.counts, np.zeros(unknown.sum(), dtype=known.counts.dtype)])
     ones = np.ones(len(test.labels.indices), dtype=bool)
     relevance = sparse.csr_matrix((ones, positions[test.labels.indices], test.labels.indptr), shape=(len(test), total))
     rows, columns = test.filtered_pairs.T
-    return Truth(relevance, counts, np.sort(rows * np.int64(total) + positions[columns]))
+    return GroundTruth(relevance, counts, np.sort(rows * np.int64(total) + positions[columns]))
 
 
 def predict_top(
-    predictor: Predictor, test: Split, truth: Truth, grid: list[Setting]
+    predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting]
 ) -> list[Int[np.ndarray, "query 100"]]:
-    """The top 100 labels of every test text under each setting, -1 where there are fewer.
+    """Predict the top 100 labels of every test text with each setting; -1 pads short lists.
 
-    A text is encoded once, and searched once for all settings that search the same part of the memory as far.
+    Each text is encoded once. Each index is searched once for each number of keys, because neither lambda nor the
+    temperature changes the keys that an index finds.
     """
     predictions = [np.full((len(test), _DEPTH), -1, dtype=np.int32) for _ in grid]
     with tqdm(total=len(test), unit="query", unit_scale=True, desc="evaluate", dynamic_ncols=True) as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             vectors = predictor.encode(test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist())
-            found: dict[tuple[float, int], Neighbours] = {}
+            search = _search_once(predictor.searcher, vectors)
             for setting, rows in zip(grid, predictions, strict=True):
-                part = setting.lambda_ if setting.lambda_ in (0, 1) else 0.5  # all between the ends search alike
-                key = (part, setting.top_b)
-                if key not in found:
-                    found[key] = predictor.searcher.search(vectors, setting.top_b, part)
-                votes = cast_votes(found[key], setting.temperature, setting.lambda_, predictor.values)
+                found = search(setting.top_b, setting.lambda_)
+                votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
                 ranking = rank(votes, predictor.values)
-                rows[start : start + len(vectors)] = _admitted(ranking, len(vectors), start, truth)
+                rows[start : start + len(vectors)] = _best_allowed(ranking, len(vectors), start, truth)
             bar.update(len(vectors))
     return predictions
+
+
+def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> Callable[[int, float], Neighbours]:
+    """Return a search that caches the keys found by each index, and joins them for a lambda as the service does."""
+    instances = functools.cache(functools.partial(searcher.instances.search, vectors))
+    labels = functools.cache(functools.partial(searcher.labels.search, vectors))
+
+    def search(top_b: int, lambda_: float) -> Neighbours:
+        return search_parts(
+            lambda _, top_b: instances(top_b),
+            lambda _, top_b: labels(top_b),
+            searcher.instances.keys,
+            vectors,
+            top_b,
+            lambda_,
+        )
+
+    return search
 
 
 def best_labels(
     query: Int[np.ndarray, " row"], label: Int[np.ndarray, " row"], queries: int
 ) -> Int[np.ndarray, "query 100"]:
-    """Each query's first 100 labels of a ranking, -1 where there are fewer."""
+    """The first 100 labels of each query in a ranking; -1 pads short lists.
+
+    Args:
+        query: Query number of each row of the ranking, ascending.
+        label: Label of each row, best first for each query.
+        queries: Number of queries.
+    """
     labels = np.full((queries, _DEPTH), -1, dtype=np.int32)
     place = np.arange(len(query)) - np.searchsorted(query, query)
     best = place < _DEPTH
@@ -153,8 +189,8 @@ def best_labels(
     return labels
 
 
-def _admitted(ranking: Ranking, queries: int, first_query: int, truth: Truth) -> Int[np.ndarray, "query 100"]:
-    """Each query's best labels, those filtered for it left out before the cut (never zeroed)."""
+def _best_allowed(ranking: Ranking, queries: int, first_query: int, truth: GroundTruth) -> Int[np.ndarray, "query 100"]:
+    """The first 100 labels of each query. Filtered labels are removed before the cut, not set to zero."""
     codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
     kept = ~np.isin(codes, truth.filtered_codes)
     return best_labels(ranking.query[kept], ranking.label[kept], queries)
@@ -172,8 +208,8 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     ]
 
 
-def table(evaluation: Evaluation) -> Iterator[str]:
-    """The rows as aligned lines, under headings short enough for a terminal."""
+def format_table(evaluation: Evaluation) -> Iterator[str]:
+    """Format the rows as aligned lines, with short headings that fit a terminal."""
     short = {
         "temperature": "tau",
         "top_b": "b",
@@ -182,13 +218,13 @@ def table(evaluation: Evaluation) -> Iterator[str]:
         "F1@5 tail": "tail",
     }
     cells = [[short.get(name, name) for name in evaluation.rows[0]]]
-    cells += [[_cell(name, value) for name, value in row.items()] for row in evaluation.rows]
+    cells += [[_format_cell(name, value) for name, value in row.items()] for row in evaluation.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
 
 
-def _cell(name: str, value: float | None) -> str:
+def _format_cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:g}" if name in ("lambda", "temperature", "top_b") else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""Plots of what was measured: an SVG for each part of the memory, recall over time, one line a family of indexes."""
+"""Plots of the measured indexes: recall against search time, one SVG for each part of the memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from index_builder.svg import svg
+from index_builder.svg import render_svg
 from service.bundle.manifest import Point
 from trainer.files import write_text
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def write_report(
+def write_index_plots(
     folder: Path, points: dict[str, Point], curves: dict[str, list[Point]], top_b: int, recall_target: float
 ) -> None:
     """Write `labels.svg` and `instances.svg`.
 
     Args:
-        folder: Where to; it exists.
-        points: The point at which each part's index is searched.
-        curves: All points between which it was chosen.
-        top_b: Keys that each query asked for.
-        recall_target: Share of them that was to be found.
+        folder: An existing folder.
+        points: The chosen point of each part's index.
+        curves: All measured points of each part.
+        top_b: Number of keys that each query asked for.
+        recall_target: The recall that the index must reach.
     """
     for part, point in points.items():
-        draw = partial(_plot, part=part, chosen=point, points=curves[part], top_b=top_b, recall_target=recall_target)
-        write_text(folder / f"{part}.svg", svg(draw, height=6, columns=2))
+        draw = partial(_draw, part=part, chosen=point, points=curves[part], top_b=top_b, recall_target=recall_target)
+        write_text(folder / f"{part}.svg", render_svg(draw, height=6, legend_columns=2))
 
 
-def _plot(figure: Figure, part: str, chosen: Point, points: list[Point], top_b: int, recall_target: float) -> None:
+def _draw(figure: Figure, part: str, chosen: Point, points: list[Point], top_b: int, recall_target: float) -> None:
     axes = figure.add_subplot()
     families = itertools.groupby(points, key=lambda point: (point.factory, point.keys))
     for (factory, keys), family in families:
@@ -50,6 +50,6 @@ def _plot(figure: Figure, part: str, chosen: Point, points: list[Point], top_b: 
     axes.axhline(recall_target, color="grey", linestyle="dashed", label=f"target: {recall_target:g}")
     axes.set_xscale("log")
     axes.set_title(f"Indexes of the {part}: {chosen.keys:,} keys")
-    axes.set_xlabel("time of a query alone on one thread, in milliseconds")
-    axes.set_ylabel(f"recall, as a share of the exact top {top_b}")
+    axes.set_xlabel("search time of a single query on one thread, in milliseconds")
+    axes.set_ylabel(f"recall of the exact top {top_b} keys")
     axes.grid(alpha=0.3)

@@ -1,6 +1,6 @@
-"""The encoder as an ONNX graph: token ids in, unit vectors out, pooling and normalisation inside.
+"""Export of the encoder as an ONNX graph from token ids to unit vectors, with pooling and normalisation inside.
 
-Graphs are written as exported, portable: ONNX Runtime fuses their layers for its machine when it opens them.
+The graph is written without optimisation, so it is portable. ONNX Runtime optimises it for the machine on opening.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ from service.bundle.manifest import EncoderInfo, Precision
 from service.predictor.encoder import QueryEncoder
 from trainer.encoder import Encoder, UnitVectorModel
 
-# The worst cosine to the trained encoder's vectors that a precision may bring.
+# Least cosine between the exported and the trained encoder, for each precision.
 WORST_COSINE: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}
-# Where quantising stops to get finer: closer than it must be, as other texts come out worse than the sample's.
+# Least cosine on the sample at which the int8 export stops refining. It is above the bound, because other texts may be
+# worse than the sample.
 _CLOSE_ENOUGH = 0.991
-# Inputs of a product that share a scale where it is quantised in blocks.
+# Inputs of a matrix product that share a scale, if the product is quantised in blocks.
 _BLOCK_INPUTS = 64
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some texts, and the trained encoder's vectors of them."""
+    """Texts and their vectors by the trained encoder."""
 
     texts: list[str]
     vectors: Float[np.ndarray, "text dim"]
 
 
 def describe_encoder(encoder: Encoder, precision: Precision) -> EncoderInfo:
-    """What the manifest says of an encoder that is exported in this precision."""
+    """The manifest entry of an encoder in this precision."""
     return EncoderInfo(
         name=encoder.config.name,
         pooling=encoder.config.pooling,
@@ -64,11 +65,11 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
     """Write `encoder.onnx` and `tokenizer.json`.
 
     Args:
-        encoder: On the CPU.
+        encoder: An encoder on the CPU.
         folder: An existing folder.
-        info: With the precision: `fp32`; `fp16`: the transformer in half precision, for GPUs; `int8`: weights and
-            activations in eight bits, as coarsely as the sample's vectors allow.
-        sample: What `int8` is held against.
+        info: Manifest entry with the precision: `fp32`; `fp16`, the transformer in half precision, for GPUs; or
+            `int8`, weights and activations in eight bits.
+        sample: Texts and vectors that decide how finely `int8` quantises.
     """
     encoder.tokenizer.enable_truncation(info.max_length)
     encoder.tokenizer.save(str(folder / "tokenizer.json"))
@@ -82,7 +83,7 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
 
 
 def cosines(first: Float[np.ndarray, "text dim"], second: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, " text"]:
-    """Cosine of each text's two vectors, in float64."""
+    """Cosine between the two vectors of each text, in float64."""
     first, second = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     product: np.ndarray = (first * second).sum(axis=1) / norms
@@ -95,7 +96,7 @@ def _export_graph(model: UnitVectorModel, path: Path) -> None:
     with _quiet():
         torch.onnx.export(
             model,
-            (example, example.clone()),  # one tensor given twice would become one input
+            (example, example.clone()),  # the same tensor twice would become one input
             path,
             input_names=["input_ids", "attention_mask"],
             output_names=["vectors"],
@@ -107,7 +108,7 @@ def _export_graph(model: UnitVectorModel, path: Path) -> None:
 
 
 class _Half(nn.Module):
-    """A transformer in half precision, between ids and vectors in single precision."""
+    """A transformer in half precision with single-precision output."""
 
     def __init__(self, transformer: PreTrainedModel) -> None:
         super().__init__()
@@ -126,12 +127,12 @@ def _in_half(model: UnitVectorModel) -> UnitVectorModel:
 
 
 def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, sample: Sample) -> None:
-    """Quantise as coarsely as the sample allows: what is coarser is quicker.
+    """Quantise to int8 as coarsely as the sample allows, because coarser is faster.
 
-    Activations have one scale for all of a batch, and few of them, behind the activation function of a feed-forward
-    layer, are huge: the product that takes those and narrows loses most of what is lost, then the one that widens, in
-    the first layers above all. In blocks of inputs, each with its own scale, a product loses a tenth of that, and takes
-    half as long again.
+    A whole batch shares one activation scale. Some activations after the activation function of a feed-forward layer
+    are huge, so the narrowing product of that layer loses most precision, then the widening product; the first layers
+    lose most. Quantising a product in blocks of inputs, each with its own scale, loses a tenth of that and takes 1.5
+    times as long. The search tries blocks for as few products as needed, in the order of their loss.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         full, trial = Path(scratch) / "full.onnx", Path(scratch)
@@ -148,14 +149,14 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
         narrowing = [name for name, (inputs, outputs) in weights.items() if inputs > outputs]
         widening = [name for name, (inputs, outputs) in weights.items() if inputs < outputs]
         in_pairs = [name for pair in itertools.zip_longest(narrowing, widening) for name in pair if name]
-        lossy = [*in_pairs, *(name for name in weights if name not in in_pairs)]  # what loses most comes first
+        lossy = [*in_pairs, *(name for name in weights if name not in in_pairs)]  # largest loss first
         choices = [set(lossy[:count]) for count in range(len(lossy))]
         coarsest = bisect.bisect_left(choices, True, key=close_enough)
         _quantise(full, folder / "encoder.onnx", set(lossy[:coarsest]))
 
 
 def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of each product with weights, by its name, first layer first."""
+    """Numbers of inputs and outputs of each product with weights, by name, in the order of the layers."""
     shapes = {each.name: tuple(each.dims) for each in graph.initializer}
     return {
         node.name: shapes[node.input[1]]
@@ -166,7 +167,7 @@ def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
 
 def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
     model = onnx.load(full)
-    del model.graph.value_info[:]  # the quantiser turns weights around, and infers all shapes itself
+    del model.graph.value_info[:]  # the quantiser transposes weights and infers all shapes itself
     with _quiet():
         quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8, nodes_to_exclude=sorted(in_blocks))
         if not in_blocks:
@@ -177,7 +178,7 @@ def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
             bits=8,
             block_size=_BLOCK_INPUTS,
             is_symmetric=False,
-            accuracy_level=4,  # activations in eight bits too
+            accuracy_level=4,  # eight-bit activations as well
             nodes_to_exclude=[node.name for node in model.graph.node if node.name not in in_blocks],
         )
         quantiser.process()
@@ -186,7 +187,7 @@ def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' own progress and advice off the user's terminal."""
+    """Suppress messages of the exporters."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         warnings.simplefilter("ignore")

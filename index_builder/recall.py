@@ -1,4 +1,4 @@
-"""How good and how fast an index is: recall against exact search, keys within reach, milliseconds on one thread."""
+"""Quality and speed of an index: recall against exact search, reachable keys, and search time on one thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from jaxtyping import Float, Int
 from index_builder.faiss_index import Keys, blocks
 from service.predictor.searcher import Neighbours, merge, unwrapped
 
-# What float32 may lose of an inner product of unit vectors.
+# Rounding error of an inner product of unit vectors in float32.
 _ROUNDING = 1e-5
-# Share of a graph's keys that a walk must be able to come to, and keys whose links are followed at a time.
-REACHABLE, _FOLLOWED_KEYS = 0.999, 65_536
+# Share of a graph's keys that a search must be able to reach.
+MIN_REACHABLE = 0.999
+# Keys whose links are followed at a time.
+_FOLLOWED_KEYS = 65_536
 
 
 def exact_neighbours(keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-    """Each query's top b of all keys, by brute force, block by block."""
+    """Find the top-b keys of each query by exact search, block by block."""
     top_b = min(top_b, len(keys))
     nothing = np.empty((len(queries), 0))
     best = Neighbours(nothing.astype(np.float32), nothing.astype(np.int64))
@@ -36,25 +38,32 @@ def recall(
     queries: Float[np.ndarray, "query dim"],
     exact: Neighbours,
 ) -> float:
-    """Share of the exact top-b keys that were found, over all queries.
+    """Share of the exact top-b keys that a search found, over all queries.
+
+    A found key counts if it is as similar as the b-th best key, because equal keys are equally good.
 
     Args:
-        found: The keys that a search came back with, -1 where there were fewer.
+        found: Keys that the search found; -1 pads short lists.
         keys: All keys.
-        queries: What was looked for.
-        exact: What `exact_neighbours` says of them. A found key counts if it is as similar as the b-th best: among
-            equal keys, one is as good as the other.
+        queries: The queries.
+        exact: Their neighbours by `exact_neighbours`.
     """
-    bars = exact.similarities[:, -1:]
+    least = exact.similarities[:, -1:]
     rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
     similarities = np.einsum("qd,qbd->qb", queries, keys[rows][places.reshape(found.shape)], dtype=np.float32)
-    return float(((similarities >= bars - _ROUNDING) & (found >= 0)).mean())
+    return float(((similarities >= least - _ROUNDING) & (found >= 0)).mean())
 
 
-def milliseconds(
+def search_milliseconds(
     search: Callable[[Float[np.ndarray, "1 dim"]], object], queries: Float[np.ndarray, "query dim"], most_seconds: float
 ) -> Float[np.ndarray, " query"]:
-    """Time of each query, asked alone, on one thread; of the first ones only where all would take too long."""
+    """Measure the search time of each query, alone on one thread.
+
+    Args:
+        search: Searches one query.
+        queries: The queries.
+        most_seconds: Time limit. After it, the remaining queries are not measured.
+    """
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
@@ -71,8 +80,8 @@ def milliseconds(
     return 1e3 * np.array(spent)
 
 
-def reachable(index: Any) -> float:
-    """Share of the keys that a walk over a graph's lowest level can come to from its entry; 1 for other indexes."""
+def reachable_share(index: Any) -> float:
+    """Share of the keys that links reach from the entry point, on the lowest level of a graph; 1 for other indexes."""
     graph = unwrapped(index)
     if not isinstance(graph, faiss.IndexHNSW):
         return 1.0

@@ -1,4 +1,4 @@
-"""What the index builder can be told: environment variable, flag, default and help of each setting, in one place."""
+"""Settings of the index builder. A field declares environment variable, flag, default and help text together."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trainer.settings import (
     MaxLength,
     MaxSeconds,
     MaxSteps,
+    MethodName,
     Metric,
     NotEmpty,
     Pooling,
@@ -28,31 +29,30 @@ from trainer.settings import (
     Trained,
     TrainingDevice,
     TrainingPrecision,
-    TrainSettings,
 )
 
-# Whatever `recollect train --method` knows can be compared.
-METHODS: tuple[str, ...] = get_args(TrainSettings.model_fields["method"].annotation)
+# Every method of `recollect train --method` can be compared.
+METHODS: tuple[str, ...] = get_args(MethodName)
 
 
-def _known(method: str) -> str:
+def _check_method(method: str) -> str:
     if method not in METHODS:
         raise ValueError(f"one of {', '.join(METHODS)}")
     return method
 
 
-def _each_once(values: list[str] | list[int]) -> list[str] | list[int]:
+def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
     if len(set(values)) < len(values):
         raise ValueError("each one once")
     return values
 
 
-# No word at all is no method, not one without a name: a variants file may be all there is to compare.
-_OrNone = BeforeValidator(lambda given: [] if given == "" else given)
+# An empty value means no methods: a comparison may consist of variants alone.
+_EmptyAllowed = BeforeValidator(lambda value: [] if value == "" else value)
 
 
 class BuilderSettings(BaseSettings):
-    """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+    """Each setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
     model_config = SettingsConfigDict(
         env_prefix="RECOLLECT_",
@@ -66,83 +66,98 @@ class BuilderSettings(BaseSettings):
 
 
 class BuildSettings(BuilderSettings):
-    """Export, index, check and publish a run as a bundle; the last line printed is its version."""
+    """Build a bundle from a run, verify it and publish it. The last line of the output is its version."""
 
-    run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
-    store: Location = Field(description="bundle store to publish in, a folder or a URL; created when absent")
+    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
+    store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
     bundle_cache: Path | None = Field(
-        None, description="where bundles for a store at a URL are kept; unset: ~/.cache/recollect"
+        None, description="folder that caches bundles of a store at a URL; default: ~/.cache/recollect"
     )
     index: str = Field(
         "auto",
         min_length=1,
-        description="auto: measured and chosen; flat: exact; ivf: lists; hnsw: a graph; or a faiss factory string",
+        description="auto (chosen by measurement), flat (exact), ivf (inverted lists), hnsw (graph), or a faiss "
+        "factory string",
     )
     recall_target: float = Field(
-        0.98, gt=0, le=1, description="share of the exact top b keys that an index must find, at the memory's own b"
+        0.98,
+        gt=0,
+        le=1,
+        description="least recall of each index: share of the exact top b keys, at the memory's default b",
     )
-    memory_budget: ByteSize | None = Field(None, gt=0, description="most that both indexes may take, as in 2GB")
+    memory_budget: ByteSize | None = Field(
+        None, gt=0, description="largest size of both indexes together, for example 2GB"
+    )
     latency_budget_ms: float | None = Field(
-        None, gt=0, description="most milliseconds that a query's search may take, on one thread"
+        None, gt=0, description="longest search time of a query on one thread, in milliseconds"
     )
-    precision: Precision = Field("fp32", description="precision of the query encoder; fp16 is for GPUs, int8 for CPUs")
+    precision: Precision = Field(
+        "fp32", description="precision of the query encoder: fp32, fp16 (for GPUs) or int8 (for CPUs)"
+    )
     sign: Path | None = Field(
         None,
-        description="Ed25519 private key, in PEM without a passphrase, to sign the bundle with; unset: no signature",
+        description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature",
     )
     gate_dataset: Path | None = Field(
-        None, description="dataset on whose test split the bundle may lose no more than --max-drop to the current one"
+        None, description="dataset folder; its test split compares the bundle with the current version, see --max-drop"
     )
-    max_drop: float = Field(0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that it may lose there")
-    report: Path | None = Field(None, description="folder for a plot of each part's measured indexes; unset: no plots")
-    force: CliImplicitFlag[bool] = Field(False, description="publish even if a check fails; the manifest tells")
+    max_drop: float = Field(
+        0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
+    )
+    report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
+    force: CliImplicitFlag[bool] = Field(
+        False, description="publish even if a check fails; the manifest records the failure"
+    )
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
-    threads: int = Field(0, ge=0, description="threads to build with; 0: one a core")
-    device: Device = Field("cpu", description="where to train and fill indexes: cpu, cuda, if there is a GPU, or auto")
+    threads: int = Field(0, ge=0, description="threads that build; 0: one for each core")
+    device: Device = Field(
+        "cpu", description="device that trains and fills indexes: cpu, cuda, or auto (cuda if there is a GPU)"
+    )
 
 
 class EvaluateSettings(BuilderSettings):
-    """Measure a bundle on a dataset's test split, through the pipeline that serves; one row a setting, in percent."""
+    """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
-    store: Location = Field(description="bundle store: a folder, or a URL as in s3://bucket/store")
+    store: Location = Field(description="bundle store: a folder, or a URL such as s3://bucket/store")
     bundle_cache: Path | None = Field(
-        None, description="where bundles of a store at a URL are kept; unset: ~/.cache/recollect"
+        None, description="folder that caches bundles of a store at a URL; default: ~/.cache/recollect"
     )
     version: str = Field("current", description="version to measure")
     verify_key: Path | None = Field(
-        None, description="Ed25519 public key, in PEM, that the bundle must be signed for; unset: it need not be signed"
+        None, description="Ed25519 public key (PEM) that must verify the bundle's signature; default: no check"
     )
     format: Layout = "auto"
     lambda_: Annotated[list[Lambda], *Listed] = Field(
-        [], alias="lambda", description="one or several, as in 0,0.1,0.5; none: the bundle's own"
+        [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )
     temperature: Annotated[list[Temperature], *Listed] = Field(
-        [], description="one or several tau; none: the bundle's own"
+        [], description="one or more temperatures (tau); default: the bundle's default"
     )
     top_b: Annotated[list[TopB], *Listed] = Field(
-        [], description="one or several numbers of keys; none: the bundle's own"
+        [], description="one or more numbers of keys (b); default: the bundle's default"
     )
     propensity: Propensity = (0.55, 1.5)
-    limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
-    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
-    threads: int = Field(0, ge=0, description="threads to search and encode with; 0: one a core")
+    limit: int = Field(0, ge=0, description="number of test texts to use, from the first; 0: all")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
+    threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
 
 
 class CompareSettings(BuilderSettings):
-    """Train methods on one dataset with one encoder, budget and seed, measure them, and write a table and a report."""
+    """Train methods with the same dataset, encoder, budget and seeds, measure them, and write a report."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
-    out: Path = Field(description="folder for the runs and the report; one with a comparison in it goes on")
-    methods: Annotated[list[Annotated[str, AfterValidator(_known)]], AfterValidator(_each_once), *Listed, _OrNone] = (
-        Field(list(METHODS), description="one or several, as in rae,dexml")
-    )
+    out: Path = Field(description="folder for the runs and the report; an interrupted comparison in it continues")
+    methods: Annotated[
+        list[Annotated[str, AfterValidator(_check_method)]], AfterValidator(_check_unique), *Listed, _EmptyAllowed
+    ] = Field(list(METHODS), description="one or more methods, for example rae,dexml")
     variants: Path | None = Field(
         None,
-        description="TOML file, a table a variant: flags of `recollect train`, with underscores, as in clusters = 0",
+        description="TOML file with one table for each variant: flags of `recollect train` with underscores, such as "
+        "clusters = 0",
     )
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_each_once), *Listed, NotEmpty] = Field(
-        [0], description="one or several; each method is trained once a seed"
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_check_unique), *Listed, NotEmpty] = Field(
+        [0], description="one or more seeds; each method is trained once with each seed"
     )
     format: Layout = "auto"
     encoder: EncoderName = "minilm"
@@ -153,7 +168,7 @@ class CompareSettings(BuilderSettings):
     epochs: int | None = Field(
         None,
         ge=1,
-        description="passes over the instances; unset: --max-seconds, or 15 for an adapter, 3 for full",
+        description="passes over the instances; default: set by --max-seconds, else 15 for an adapter and 3 for full",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -161,16 +176,18 @@ class CompareSettings(BuilderSettings):
     learning_rate: LearningRate = None
     precision: TrainingPrecision = "auto"
     device: TrainingDevice = "auto"
-    metric: Metric = Field("nDCG@5", description="what each memory is tuned for, and what says which two are the best")
+    metric: Metric = Field(
+        "nDCG@5", description="metric that tuning maximises and that decides the best two contestants"
+    )
     propensity: Propensity = (0.55, 1.5)
-    limit: int = Field(0, ge=0, description="use only the first test texts; 0: all")
-    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
+    limit: int = Field(0, ge=0, description="number of test texts to use, from the first; 0: all")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 
 class DemoSettings(BuilderSettings):
-    """The whole road on this machine: sample, memory, bundle, evaluation, service."""
+    """Run everything on this machine: sample dataset, memory, bundle, evaluation and service."""
 
-    folder: CliPositionalArg[Path] = Field(Path("demo"), description="folder to work in")
-    serve: CliImplicitFlag[bool] = Field(True, description="keep serving until Ctrl-C")
+    folder: CliPositionalArg[Path] = Field(Path("demo"), description="working folder")
+    serve: CliImplicitFlag[bool] = Field(True, description="serve after the demo, until Ctrl-C")
     host: str = Field("127.0.0.1", description="address to serve on")
-    port: int = Field(8000, ge=0, le=65535, description="port to serve on; 0: any free one")
+    port: int = Field(8000, ge=0, le=65535, description="port to serve on; 0: any free port")

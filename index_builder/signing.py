@@ -1,4 +1,4 @@
-"""Signing: the only code that reads a private key."""
+"""Bundle signatures. Only this module reads a private key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from service.bundle.signing import VerifyKey, read_key
 
 
 def read_signing_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it.
+    """Read an Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it.
 
     Raises:
-        KeyFileError: If it is anything else.
+        KeyFileError: If the file holds no such key.
     """
     make = "write it, without a passphrase, with `openssl genpkey -algorithm ed25519 -out PRIVATE`"
     load = partial(load_pem_private_key, password=None)
@@ -24,10 +24,10 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def sign_manifest(folder: Path, key: Ed25519PrivateKey) -> VerifyKey:
-    """Sign a written manifest, and with it every file that it lists.
+    """Sign the manifest of a bundle. The manifest holds the checksums of all other files, so these are signed too.
 
     Returns:
-        The key with which the bundle opens from now on.
+        The public key that verifies the bundle.
     """
     (folder / SIGNATURE).write_bytes(key.sign((folder / MANIFEST).read_bytes()))
-    return VerifyKey(key.public_key(), "the key that signed it")
+    return VerifyKey(key.public_key(), "the signing key")

@@ -1,4 +1,4 @@
-"""Plots as SVG: text that reads as text, a legend below, and the same bytes whenever the same is drawn."""
+"""SVG plots. Text stays text, a legend stands below, and equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Nothing of when and by what.
+_WIDTH_INCHES = 9
+# Without metadata, because a date would make each file different.
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
-def svg(draw: Callable[[Figure], None], height: float, columns: int) -> str:
-    """Draw a figure.
+def render_svg(draw: Callable[[Figure], None], height: float, legend_columns: int) -> str:
+    """Draw a figure as SVG.
 
     Args:
-        draw: Draws on it; what has a label comes into the legend, once.
-        height: In inches; it is 9 wide.
-        columns: Of the legend.
+        draw: Draws on the figure. The legend lists each label once.
+        height: Height in inches.
+        legend_columns: Columns of the legend.
     """
-    from matplotlib import rc_context  # plots are rare, and take a second to load
+    from matplotlib import rc_context  # imported here, because it takes a second and few commands draw plots
     from matplotlib.figure import Figure
 
     written = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "recollect"}):
-        figure = Figure(figsize=(9, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
         draw(figure)
         legends = [axes.get_legend_handles_labels() for axes in figure.axes]
         handles = {label: handle for legend in legends for handle, label in zip(*legend, strict=True)}
@@ -34,7 +35,7 @@ def svg(draw: Callable[[Figure], None], height: float, columns: int) -> str:
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=columns,
+            ncols=legend_columns,
             fontsize="small",
             frameon=False,
         )

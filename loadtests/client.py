@@ -1,6 +1,6 @@
-"""The bare HTTP client of all load tests: one kept connection, and as little work around it as there can be.
+"""A minimal HTTP client for load tests, with one persistent connection.
 
-It blocks, so a load is many threads of it. Under locust, which patches sockets and threads, these are greenlets.
+The client blocks, so a load runs it in many threads. Locust patches sockets and threads, so they are greenlets there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Address(NamedTuple):
 
 
 class LostRequestError(Exception):
-    """A request that got no whole answer: refused, cut off, or not answered in time."""
+    """A request without a complete answer: refused, cut off, or not answered in time."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; header names in lower case."""
+    """An answer. Header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -35,7 +35,7 @@ class Reply:
 
 
 class Connection:
-    """Opened on first use, kept, and opened again after the server closed it."""
+    """A connection that opens on first use, stays open, and reopens after the server closed it."""
 
     def __init__(self, address: Address, timeout_seconds: float = 30.0) -> None:
         self._address, self._timeout_seconds = address, timeout_seconds
@@ -45,7 +45,7 @@ class Connection:
         """Post JSON.
 
         Raises:
-            LostRequestError: If no whole answer came.
+            LostRequestError: If there is no complete answer.
         """
         return self._exchange(
             f"POST {path} HTTP/1.1\r\nHost: {self._address.host}\r\nContent-Type: application/json\r\n"
@@ -57,7 +57,7 @@ class Connection:
         """Get a path.
 
         Raises:
-            LostRequestError: If no whole answer came.
+            LostRequestError: If there is no complete answer.
         """
         return self._exchange(f"GET {path} HTTP/1.1\r\nHost: {self._address.host}\r\n\r\n".encode())
 
@@ -67,10 +67,10 @@ class Connection:
             self._socket = None
 
     def _exchange(self, message: bytes) -> Reply:
-        kept = self._socket is not None
+        reused = self._socket is not None
         try:
             head = self._send(message)
-            if not head and kept:  # a server may close what was idle just as it is used: then nothing was begun
+            if not head and reused:  # the server closed the idle connection before it read the request
                 self.close()
                 head = self._send(message)
             if not head:
@@ -84,7 +84,7 @@ class Connection:
             raise
 
     def _send(self, message: bytes) -> bytes:
-        """The first bytes that come back; none if the connection was closed instead."""
+        """Send a message and return the first bytes of the answer; empty if the server closed the connection."""
         if self._socket is None:
             self._socket = socket.create_connection(self._address, self._timeout_seconds)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,7 +96,7 @@ class Connection:
 
     def _read(self, received: bytes) -> Reply:
         while _END_OF_HEAD not in received:
-            received += self._more()
+            received += self._receive()
         head, _, body = received.partition(_END_OF_HEAD)
         status, *lines = head.decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines)
@@ -104,12 +104,12 @@ class Connection:
         if "content-length" not in headers:
             raise LostRequestError("an answer without Content-Length")
         while len(body) < int(headers["content-length"]):
-            body += self._more()
+            body += self._receive()
         if headers.get("connection", "").lower() == "close":
             self.close()
         return Reply(int(status.split(" ", 2)[1]), headers, body)
 
-    def _more(self) -> bytes:
+    def _receive(self) -> bytes:
         assert self._socket is not None
         if not (chunk := self._socket.recv(1 << 16)):
             raise LostRequestError("closed within an answer")

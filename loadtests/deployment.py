@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: a real Redis, replicas that share a store, and a real nginx in front."""
+"""A deployment on this machine: a real Redis, replicas that share a store, and a real nginx as proxy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from string import Template
 from loadtests.client import Address
 from loadtests.replica import Replica
 
-_PATIENCE_SECONDS = 20.0
+_START_TIMEOUT_SECONDS = 20.0
 
-# Filled in with the addresses of nginx and of its replicas.
+# A template for the addresses of nginx and its replicas.
 _NGINX = Path(__file__).parents[1] / "deploy" / "nginx.conf"
 
 
@@ -27,19 +27,21 @@ class MissingProgramError(Exception):
 
 
 class Program:
-    """A server of someone else's, on one port; it may be killed and started again there."""
+    """A third-party server on one port. It can be killed and started again."""
 
     def __init__(self, command: list[str], port: int, log: Path) -> None:
         if shutil.which(command[0]) is None:
-            raise MissingProgramError(f"{command[0]}: expected it installed; `apt-get install redis-server nginx`")
+            raise MissingProgramError(
+                f"{command[0]}: expected an installed program, found none; run `apt-get install redis-server nginx`"
+            )
         self._command, self.port, self._log = command, port, log
         self.start()
 
     def start(self) -> None:
-        """Start, and return once it listens."""
+        """Start, and wait until it listens."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port)).close()
@@ -49,16 +51,16 @@ class Program:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, as a crash does."""
         self._process.kill()
         self._process.wait()
 
     def stall(self) -> None:
-        """Have it keep its connections and answer nothing."""
+        """Pause it: connections stay open, but get no answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Resume it after a pause."""
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
@@ -68,7 +70,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Deployment:
-    """All processes; `address` is nginx's."""
+    """All processes of the deployment. `address` is the address of nginx."""
 
     redis: Program
     replicas: list[Replica]
@@ -78,7 +80,7 @@ class Deployment:
 
 @contextlib.contextmanager
 def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment]:
-    """Redis, two replicas and nginx on free ports, gone afterwards; they log in `folder`.
+    """Start Redis, two replicas and nginx on free ports, and stop them afterwards. Their logs are in `folder`.
 
     Raises:
         MissingProgramError: If Redis or nginx is not installed, or does not start.
@@ -105,7 +107,7 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on; all held at once, so that they differ."""
+    """Find free ports. All are bound at the same time, so they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]

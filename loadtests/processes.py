@@ -1,4 +1,4 @@
-"""CPU and memory of a process and all its descendants, as Linux tells them in /proc."""
+"""CPU time and memory of a process and all its descendants, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Memory:
     """Megabytes of a process and its descendants.
 
     Attributes:
-        rss_mb: All resident pages; those that several processes map count in each.
-        private_mb: Pages that one process alone maps.
-        shared_mb: Pages that several map, counted once.
-        anonymous_mb: Pages that no file backs: what no other process can use and nothing can drop.
+        rss_mb: Resident pages. A page that several processes map counts once for each.
+        private_mb: Pages that only one process maps.
+        shared_mb: Pages that several processes map, counted once.
+        anonymous_mb: Pages without a file, which the system cannot reclaim.
     """
 
     rss_mb: float
@@ -25,10 +25,10 @@ class Memory:
     anonymous_mb: float
 
 
-def family(process: int) -> list[int]:
+def process_tree(process: int) -> list[int]:
     """A process and its descendants."""
     found = [process]
-    for parent in found:  # grows as it goes
+    for parent in found:  # the list grows during the loop
         with contextlib.suppress(OSError):
             for children in Path(f"/proc/{parent}/task").glob("*/children"):
                 found += map(int, children.read_text().split())
@@ -36,19 +36,19 @@ def family(process: int) -> list[int]:
 
 
 def cpu_seconds(process: int) -> float:
-    """CPU time that a process and its descendants took so far, those that ended included."""
+    """CPU time of a process and its descendants so far, including ended child processes."""
     ticks = 0
-    for each in family(process):
-        with contextlib.suppress(OSError):  # ended meanwhile
+    for each in process_tree(process):
+        with contextlib.suppress(OSError):  # the process has ended
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory(process: int) -> Memory:
-    """Memory of a process and its descendants now."""
+    """Current memory of a process and its descendants."""
     total: dict[str, int] = {}
-    for each in family(process):
+    for each in process_tree(process):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()[1:]:
                 name, _, kilobytes = line.partition(":")

@@ -1,11 +1,10 @@
-"""A replica: `recollect serve` as a process of its own, its log, and the two versions that it may swap between."""
+"""A replica: `recollect serve` in a separate process, with its log."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,25 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.client import Address
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.store.store import Store
 
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 class ReplicaError(Exception):
-    """A server that did not start, or did not stop as it should."""
+    """A replica that did not start or stop in time."""
 
 
 class Replica:
-    """A server on one port; it may be killed and started again there.
+    """A server on one port. It can be killed and started again.
 
     Args:
-        store: What it serves.
-        folder: Where it logs.
-        port: Where it listens; 0, any free one.
-        flags: Further ones of `recollect serve`.
-        settings: Of `recollect serve`, as environment variables without their prefix.
+        store: Bundle store to serve.
+        folder: Folder for the log.
+        port: Port to listen on; 0 takes any free port.
+        flags: Other flags of `recollect serve`.
+        settings: Settings of `recollect serve`; they become environment variables.
     """
 
     def __init__(self, store: Path, folder: Path, port: int = 0, flags: list[str] | None = None, **settings: object):
@@ -46,7 +43,7 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        """Start, and return once it serves.
+        """Start, and wait until it serves.
 
         Raises:
             ReplicaError: If it ends instead.
@@ -62,25 +59,25 @@ class Replica:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, as a crash does."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int:
-        """Ask it to stop; its exit status.
+        """Stop it with SIGTERM and return its exit status.
 
         Raises:
-            ReplicaError: If it goes on.
+            ReplicaError: If it does not stop in time.
         """
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(_PATIENCE_SECONDS)
+            return self._process.wait(_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ReplicaError(f"a replica went on for {_PATIENCE_SECONDS:.0f} s after SIGTERM") from None
+            raise ReplicaError(f"a replica was still running {_TIMEOUT_SECONDS:.0f} s after SIGTERM") from None
 
     def _wait_for(self, event: str) -> dict[str, Any]:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             ended = self._process.poll() is not None
             with self._log.open("rb") as log:
@@ -93,43 +90,15 @@ class Replica:
                 break
             time.sleep(0.02)
         self._process.kill()
-        raise ReplicaError(f"`recollect serve` did not start: {lines[-1] if lines else 'it said nothing'}")
+        raise ReplicaError(f"`recollect serve` did not start: {lines[-1] if lines else 'it printed nothing'}")
 
 
 @contextlib.contextmanager
 def replica(store: Path, flags: list[str] | None = None, **settings: object) -> Iterator[Replica]:
-    """A replica on any free port, gone afterwards."""
+    """Run a replica on any free port, and stop it afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         started = Replica(store, Path(folder), 0, flags, **settings)
         try:
             yield started
         finally:
             started.stop()
-
-
-@contextlib.contextmanager
-def two_versions(store: Path) -> Iterator[tuple[Store, list[str]]]:
-    """A store of two copies of a store's current version, the first current; gone afterwards.
-
-    The second answers with one label fewer, so that an answer shows which gave it.
-
-    Raises:
-        StoreError: If the store has no current version.
-        BundleError: If its manifest is broken.
-    """
-    source = Store(store)
-    version = source.require_current()
-    manifest = source.manifest(version)
-    most = min(manifest.defaults.top_k, manifest.counts.labels)
-    names = [f"{version[:60]}-{letter}" for letter in "ab"]
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Store(Path(folder))
-        for name, top_k in zip(names, (most, max(1, most - 1)), strict=True):
-            bundle = copy.bundles / name
-            shutil.copytree(source.path(version), bundle, ignore=shutil.ignore_patterns(SIGNATURE))
-            content = json.loads((bundle / MANIFEST).read_bytes())
-            content["version"] = name
-            content["defaults"]["top_k"] = top_k
-            (bundle / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
-        copy.activate(names[0])
-        yield copy, names

@@ -1,7 +1,7 @@
-"""`python -m loadtests.soak --store STORE --swaps 200 --requests 1000000`: whether memory stays flat.
+"""`python -m loadtests.soak --store STORE --swaps 200 --requests 1000000`: memory of a server over time.
 
-A copy of the current version is served, swapped so often and asked so often; the memory of all processes of the server
-is sampled meanwhile. Prints JSON and draws a plot. Further flags go to `recollect serve`.
+The soak test serves a copy of the current version, swaps versions and sends requests, and samples the memory of all
+server processes. It prints JSON and draws a plot. Other flags are passed to `recollect serve`.
 """
 
 from __future__ import annotations
@@ -17,48 +17,50 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.arrivals import Exchange, Load, closed_loop
-from loadtests.opened import memory_with
+from loadtests.in_process import measure_memory
+from loadtests.load import Exchange, Load, closed_loop
 from loadtests.processes import Memory, memory
-from loadtests.replica import Replica, ReplicaError, replica, two_versions
-from loadtests.storm import swap_to
-from loadtests.workload import spread, zipf
+from loadtests.replica import Replica, ReplicaError, replica
+from loadtests.swaps import swap_to, two_versions
+from loadtests.workload import sample_texts, zipf_ranks
 from service.errors import ServiceError
 from service.store.store import Store
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
-# Requests after each swap, so that what was swapped to is used; before any; samples of memory over all requests.
-_ASKED_A_SWAP, _WARMING, _SAMPLES = 50, 200, 200
-# What fills caches and the allocator's pools is no leak: the slope is of what comes later.
-_SETTLED = 0.2
+# Requests after each swap, so that the new version is used, and requests before the first measurement.
+_REQUESTS_PER_SWAP, _WARMUP_REQUESTS = 50, 200
+# Memory samples over all requests.
+_SAMPLES = 200
+# The first share of the samples is left out of the slope, because caches and allocator pools fill up at first.
+_WARMUP_SHARE = 0.2
 _POLL_SECONDS = 0.1
 
-# How often something was done so far, and memory then.
+# Number of finished swaps or requests, and the memory at that time.
 Samples = list[tuple[int, Memory]]
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.soak", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is served")
-    parser.add_argument("--swaps", type=int, default=200, help="how many; 200 unless told")
-    parser.add_argument("--requests", type=int, default=1_000_000, help="how many; a million unless told")
-    parser.add_argument("--plot", type=Path, default=Path("soak.png"), help="where to draw; soak.png unless told")
-    given, flags = parser.parse_known_args(arguments)
+    parser.add_argument("--swaps", type=int, default=200, help="number of swaps; default: 200")
+    parser.add_argument("--requests", type=int, default=1_000_000, help="number of requests; default: 1000000")
+    parser.add_argument("--plot", type=Path, default=Path("soak.png"), help="file for the plot; default: soak.png")
+    options, serve_flags = parser.parse_known_args(arguments)
     errors: list[str] = []
     try:
-        with two_versions(given.store) as (store, versions):
-            open_at_once = [memory_with(store.root, versions[:count]) for count in range(3)]
-            with replica(store.root, flags, poll_seconds=_POLL_SECONDS) as server:
+        with two_versions(options.store) as (store, versions):
+            open_at_once = [measure_memory(store.root, versions[:count]) for count in range(3)]
+            with replica(store.root, serve_flags, poll_seconds=_POLL_SECONDS) as server:
                 load = _load(server, store, versions, errors)
-                closed_loop(load, _CLIENTS, most=_WARMING)
-                swapping = list(_swapping(server, store, versions, load, given.swaps))
-                asking = list(_asking(server, load, given.requests))
+                closed_loop(load, _CLIENTS, requests=_WARMUP_REQUESTS)
+                swap_samples = list(_sample_swaps(server, store, versions, load, options.swaps))
+                request_samples = list(_sample_requests(server, load, options.requests))
     except (ServiceError, ReplicaError, TimeoutError) as error:
         parser.error(str(error))
-    _plot(given.plot, {"swaps": swapping, "requests": asking})
+    _plot(options.plot, {"swaps": swap_samples, "requests": request_samples})
     figures = {
-        "swaps": _figures(swapping, 100),
-        "requests": _figures(asking, 100_000),
+        "swaps": _figures(swap_samples, 100),
+        "requests": _figures(request_samples, 100_000),
         "open_at_once": _open_at_once(open_at_once),
         "errors": len(errors),
     }
@@ -67,62 +69,62 @@ def main(arguments: list[str]) -> int:
 
 
 def _load(server: Replica, store: Store, versions: list[str], errors: list[str]) -> Load:
-    texts = spread(store.open(versions[0]).instance_texts, _QUERIES)
+    texts = sample_texts(store.open(versions[0]).instance_texts, _QUERIES)
     bodies = [json.dumps({"query": text}).encode() for text in texts]
-    order = zipf(len(bodies), _DRAWS, 0)
-    numbers = itertools.count()  # goes on from one loop to the next
+    ranks = zipf_ranks(len(bodies), _DRAWS, 0)
+    numbers = itertools.count()  # continues from one loop to the next
 
-    def request(nth: int) -> tuple[str, bytes]:
-        return "/predict", bodies[order[next(numbers) % len(order)]]
+    def request(_: int) -> tuple[str, bytes]:
+        return "/predict", bodies[ranks[next(numbers) % len(ranks)]]
 
-    def seen(exchange: Exchange) -> None:
+    def record(exchange: Exchange) -> None:
         if exchange.status != 200:
             errors.append(exchange.error or str(exchange.status))
 
-    return Load(server.address, request, lambda nth, reply: "", seen)
+    return Load(server.address, request, lambda number, reply: "", record)
 
 
-def _swapping(
+def _sample_swaps(
     server: Replica, store: Store, versions: list[str], load: Load, swaps: int
 ) -> Iterator[tuple[int, Memory]]:
-    """Memory before any swap and after each, with requests after each."""
+    """Sample memory before the first swap and after each swap; each swap is followed by requests."""
     yield 0, memory(server.process)
     for done, version in zip(range(1, swaps + 1), itertools.cycle(reversed(versions)), strict=False):
         swap_to(store, version, server.address)
-        closed_loop(load, _CLIENTS, most=_ASKED_A_SWAP)
+        closed_loop(load, _CLIENTS, requests=_REQUESTS_PER_SWAP)
         yield done, memory(server.process)
 
 
-def _asking(server: Replica, load: Load, requests: int) -> Iterator[tuple[int, Memory]]:
-    """Memory before any request and after each of many equal parts."""
+def _sample_requests(server: Replica, load: Load, requests: int) -> Iterator[tuple[int, Memory]]:
+    """Sample memory before the first request and after each of many equal parts."""
     yield 0, memory(server.process)
     done = 0
     for end in np.linspace(0, requests, num=_SAMPLES + 1, dtype=int)[1:].tolist():
         if end > done:
-            closed_loop(load, _CLIENTS, most=end - done)
+            closed_loop(load, _CLIENTS, requests=end - done)
             done = end
             yield done, memory(server.process)
 
 
 def _figures(samples: Samples, per: int) -> dict[str, Any]:
-    """First and last memory, and by how many megabytes it grows for each `per`, once it has settled."""
-    settled = samples[int(_SETTLED * len(samples)) :]
+    """First, settled and last memory, and the growth in megabytes for each `per` swaps or requests after warm-up."""
+    settled = samples[int(_WARMUP_SHARE * len(samples)) :]
     done = np.array([count for count, _ in settled], dtype=float)
     slopes = {}
     for name in ("rss_mb", "anonymous_mb"):
         megabytes = [getattr(sample, name) for _, sample in settled]
         slopes[f"{name}_per_{per}"] = round(per * float(np.polyfit(done, megabytes, 1)[0]), 3)
-    before, first, last = (dataclasses.asdict(sample) for _, sample in (samples[0], settled[0], settled[-1]))
+    first, after_warmup, last = (dataclasses.asdict(sample) for _, sample in (samples[0], settled[0], settled[-1]))
     return {
         "count": samples[-1][0],
-        "first": dataclasses.asdict(samples[0][1]),
-        "settled": first,
+        "first": first,
+        "settled": after_warmup,
         "last": last,
     } | slopes
 
 
 def _open_at_once(memories: list[Memory]) -> dict[str, float]:
-    """What one version and two cost a process beyond its libraries."""
+    """Memory of one open version and of two, without the memory of the libraries."""
     none, one, two = memories
     figures: dict[str, float] = {}
     for name in ("rss_mb", "anonymous_mb"):

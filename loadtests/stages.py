@@ -1,13 +1,14 @@
-"""The stages of a load test: what happens meanwhile, how much is asked, and which errors are no fault."""
+"""Stages of a load test: the request rate, the fault, and the errors that are allowed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_USUAL, _FAR_TOO_MUCH = 0.4, 3.0
-# How many times the connections it takes until replicas' queues are full.
-_CROWD = 16
+# Request rates as shares of saturation.
+_NORMAL, _OVERLOAD = 0.4, 3.0
+# An overload uses this many times the connections, so that it fills the queues of the replicas.
+_OVERLOAD_CONNECTIONS = 16
 
 
 @dataclass(frozen=True)
@@ -15,13 +16,13 @@ class Stage:
     """One stage.
 
     Attributes:
-        name: As it is chosen and reported.
-        load: Requests a second, as a share of what is answered at saturation.
-        allowed: Errors that a client must expect here.
+        name: Name on the command line and in reports.
+        load: Request rate as a share of the rate at saturation.
+        allowed: Errors that a client must expect in this stage.
     """
 
     name: str
-    load: float = _USUAL
+    load: float = _NORMAL
     allowed: frozenset[str] = frozenset()
 
     @property
@@ -29,29 +30,29 @@ class Stage:
         return self.load > 1
 
     def connections(self, usual: int) -> int:
-        """How many requests may be under way at once, of so many as a rule."""
-        return usual * _CROWD if self.overloads else usual
+        """Number of concurrent requests in this stage."""
+        return usual * _OVERLOAD_CONNECTIONS if self.overloads else usual
 
 
 STAGES = (
     Stage("steady"),
     Stage("swap_storm"),  # versions are activated in turn
-    Stage("redis_killed"),  # kill -9 of Redis, which comes back
-    Stage("redis_stalled"),  # Redis keeps its connections and answers nothing, for a while
-    Stage("replica_killed"),  # kill -9 of a replica, which comes back
-    Stage("overload", _FAR_TOO_MUCH, frozenset({"503 overloaded"})),
-    Stage("drain"),  # SIGTERM to a replica, which comes back
+    Stage("redis_killed"),  # Redis is killed and restarted
+    Stage("redis_stalled"),  # Redis is paused and resumed
+    Stage("replica_killed"),  # a replica is killed and restarted
+    Stage("overload", _OVERLOAD, frozenset({"503 overloaded"})),
+    Stage("drain"),  # a replica stops on SIGTERM and is restarted
 )
-NAMES = tuple(stage.name for stage in STAGES)
+STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 
-def chosen(names: Sequence[str]) -> list[Stage]:
-    """Stages by name, in the order given.
+def stages_by_name(names: Sequence[str]) -> list[Stage]:
+    """Look up stages by name, in the given order.
 
     Raises:
         ValueError: If one is unknown.
     """
     by_name = {stage.name: stage for stage in STAGES}
     if unknown := [name for name in names if name not in by_name]:
-        raise ValueError(f"expected stages among {','.join(NAMES)}, found {','.join(unknown)}")
+        raise ValueError(f"expected stages among {','.join(STAGE_NAMES)}, found {','.join(unknown)}")
     return [by_name[name] for name in names]

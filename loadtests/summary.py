@@ -1,4 +1,4 @@
-"""What a stage came to: rates, latencies, statuses, versions, and errors, expected or not."""
+"""Summary of a stage: rates, latencies, statuses, versions, and expected and unexpected errors."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtests.arrivals import Exchange, milliseconds
+from loadtests.load import Exchange, latency_percentiles
 from loadtests.stages import Stage
 
-# A request sent later than this was kept waiting by a lack of connections, not by the clock.
+# A request that was sent later than this waited for a free connection.
 _LATE_SECONDS = 0.05
 _NEVER_SENT = "never sent"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One stage's figures; latencies are of answers with status 200, from when they were due.
+    """Figures of one stage. Latencies are those of answers with status 200, from when each request was due.
 
     Attributes:
-        stage: Its name.
-        asked_qps: Requests that were due a second.
-        answered_qps: Answers with status 200 a second.
-        late: Requests that were sent late, as all connections were at work.
-        statuses: Answers by status.
-        versions: Answers by the version that they name.
-        errors: By kind, those that the stage allows.
-        unexpected: By kind, all others.
+        stage: Name of the stage.
+        asked_qps: Requests due per second.
+        answered_qps: Answers with status 200 per second.
+        late: Requests that were sent late because all connections were busy.
+        statuses: Number of answers for each status.
+        versions: Number of answers for each version.
+        errors: Number of allowed errors of each kind.
+        unexpected: Number of other errors of each kind.
     """
 
     stage: str
@@ -48,47 +48,47 @@ class Summary:
 def summarise(
     stage: Stage, exchanges: list[Exchange], unsent: int, faults: list[str], rate: float, seconds: float
 ) -> Summary:
-    """Sum a stage up.
+    """Summarise a stage.
 
     Args:
-        stage: Which.
-        exchanges: All that was sent.
-        unsent: How many never were; an error wherever the load was one that can be served.
-        faults: What went wrong beside the requests.
-        rate: Requests that were due a second.
-        seconds: How long.
+        stage: The stage.
+        exchanges: All exchanges.
+        unsent: Number of requests that were never sent; an error unless the stage overloads the service.
+        faults: Errors other than those of requests.
+        rate: Requests due per second.
+        seconds: Duration of the load.
     """
     errors = Counter([*(exchange.error for exchange in exchanges if exchange.error), *faults])
     allowed = stage.allowed | ({_NEVER_SENT} if stage.overloads else set())
     errors += Counter({_NEVER_SENT: unsent})
     answered = [exchange for exchange in exchanges if exchange.status]
-    # Under overload the last answers come long after the last request was due.
-    lasted = max([seconds, *(exchange.nth / rate + exchange.seconds for exchange in answered)])
-    p50, p95, p99, p999 = milliseconds(exchanges, 50, 95, 99, 99.9)
+    # Under overload, the last answers arrive long after the last request was due.
+    duration = max([seconds, *(exchange.number / rate + exchange.seconds for exchange in answered)])
+    p50, p95, p99, p999 = latency_percentiles(exchanges, 50, 95, 99, 99.9)
     return Summary(
         stage=stage.name,
         asked_qps=round(rate, 1),
-        answered_qps=round(sum(exchange.status == 200 for exchange in exchanges) / lasted, 1),
+        answered_qps=round(sum(exchange.status == 200 for exchange in exchanges) / duration, 1),
         p50_ms=p50,
         p95_ms=p95,
         p99_ms=p99,
         p999_ms=p999,
         late=sum(exchange.late_seconds > _LATE_SECONDS for exchange in exchanges),
-        statuses=_counted(str(exchange.status) for exchange in answered),
-        versions=_counted(exchange.version for exchange in answered if exchange.status == 200),
+        statuses=_count(str(exchange.status) for exchange in answered),
+        versions=_count(exchange.version for exchange in answered if exchange.status == 200),
         errors={kind: count for kind, count in errors.items() if kind in allowed},
         unexpected={kind: count for kind, count in errors.items() if kind not in allowed},
     )
 
 
-def failed(summaries: Sequence[Summary]) -> bool:
-    """Whether anything happened that no stage allows; nothing asked proves nothing, so it fails too."""
+def any_failed(summaries: Sequence[Summary]) -> bool:
+    """Whether any stage has an unexpected error. A test without any answer proves nothing, so it also fails."""
     return not summaries or any(summary.unexpected or not summary.statuses for summary in summaries)
 
 
 def as_json(summaries: Sequence[Summary]) -> str:
     stages = [dataclasses.asdict(summary) for summary in summaries]
-    return json.dumps({"failed": failed(summaries), "stages": stages})
+    return json.dumps({"failed": any_failed(summaries), "stages": stages})
 
 
 def as_table(summaries: Sequence[Summary]) -> str:
@@ -103,5 +103,5 @@ def as_table(summaries: Sequence[Summary]) -> str:
     return "\n".join(lines)
 
 
-def _counted(values: Iterable[str]) -> dict[str, int]:
+def _count(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(values).items()))

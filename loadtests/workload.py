@@ -1,4 +1,4 @@
-"""The requests of a load test: real queries of several lengths, few of them asked often (Zipf), most of them rarely."""
+"""Requests of a load test: real queries of several lengths, with Zipf frequencies."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# What share of the requests is of which kind. The first three are single queries, without options.
+# Share of each kind of request. The first three kinds are single queries without options.
 SHARES = {"short": 0.35, "medium": 0.30, "long": 0.08, "batch": 0.10, "filter": 0.10, "explain": 0.07}
-# Words of a query: a short one is searched, a medium one is a sentence or two, a long one a page that may be cut.
+# Most words of a query: a short search, one or two sentences, or a page that may be truncated.
 _WORDS = {"short": 4, "medium": 40, "long": 300}
 _MOST_BATCHED, _MOST_FILTERED = 16, 20
-# The nth most frequent request is asked in proportion to 1 / n: web queries are close to that.
+# The n-th most frequent request has a frequency in proportion to 1 / n, similar to web queries.
 _EXPONENT = 1.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request; `options` as in the body, without its queries.
+    """One request.
 
     Attributes:
         kind: One of `SHARES`.
-        queries: One, or those of a batch.
-        options: What else the body says.
-        path: Where it is posted.
-        body: What is posted.
+        queries: One query, or those of a batch.
+        options: Other fields of the body.
+        path: Path of the POST request.
+        body: Body of the POST request.
     """
 
     kind: str
@@ -38,19 +38,19 @@ class Request:
 
     def __post_init__(self) -> None:
         batch = self.kind == "batch"
-        asked = {"queries": self.queries} if batch else {"query": self.queries[0]}
+        content = {"queries": self.queries} if batch else {"query": self.queries[0]}
         object.__setattr__(self, "path", "/predict/batch" if batch else "/predict")
-        object.__setattr__(self, "body", json.dumps(asked | self.options).encode())
+        object.__setattr__(self, "body", json.dumps(content | self.options).encode())
 
 
-def requests(texts: Sequence[str], uids: Sequence[str], count: int, seed: int) -> list[Request]:
-    """Requests that differ, of all kinds by their shares.
+def make_requests(texts: Sequence[str], uids: Sequence[str], count: int, seed: int) -> list[Request]:
+    """Make different requests of all kinds, by their shares.
 
     Args:
-        texts: What is asked, cut or put together to the length wanted.
-        uids: Labels that filters may name.
-        count: How many.
-        seed: What makes the choice; the same gives the same.
+        texts: Texts that are cut or joined to queries of the wanted length.
+        uids: Label uids for filters.
+        count: Number of requests.
+        seed: Random seed. Equal seeds give equal requests.
     """
     generator = np.random.default_rng(seed)
     kinds = generator.choice(list(SHARES), size=count, p=np.array([*SHARES.values()]) / sum(SHARES.values())).tolist()
@@ -71,14 +71,14 @@ def requests(texts: Sequence[str], uids: Sequence[str], count: int, seed: int) -
         if kind == "explain":
             return Request(kind, (query("medium"),), {"explain": True})
         size = min(len(uids), int(generator.integers(1, _MOST_FILTERED + 1)))
-        named = [uids[row] for row in generator.choice(len(uids), size, replace=False).tolist()]
-        return Request(kind, (query("medium"),), {str(generator.choice(["allow", "deny"])): named})
+        chosen = [uids[row] for row in generator.choice(len(uids), size, replace=False).tolist()]
+        return Request(kind, (query("medium"),), {str(generator.choice(["allow", "deny"])): chosen})
 
     return [request(kind) for kind in kinds]
 
 
-def zipf(count: int, draws: int, seed: int) -> list[int]:
-    """Numbers below `count`, the first drawn most often, each later one in proportion to 1 / its rank."""
+def zipf_ranks(count: int, draws: int, seed: int) -> list[int]:
+    """Draw numbers below `count` with a frequency in proportion to 1 / (number + 1)."""
     weights = 1 / np.arange(1, count + 1) ** _EXPONENT
     drawn: list[int] = np.random.default_rng(seed).choice(count, size=draws, p=weights / weights.sum()).tolist()
     return drawn
@@ -92,7 +92,7 @@ class Texts(Protocol):
     def __getitem__(self, position: int, /) -> str: ...
 
 
-def spread(texts: Texts, most: int) -> list[str]:
-    """So many texts, evenly over all, without those that hold no words."""
+def sample_texts(texts: Texts, most: int) -> list[str]:
+    """Choose texts at equal distances, at most `most`, and leave out empty ones."""
     rows = np.unique(np.linspace(0, len(texts) - 1, num=most, dtype=int)).tolist()
     return [text for row in rows if (text := texts[row]).strip()]

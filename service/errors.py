@@ -26,7 +26,7 @@ from pathlib import Path
 
 
 class ServiceError(Exception):
-    """An error that the user can correct; its message says where, what must hold, what was found, and the next step."""
+    """An error that the user can correct; its message names the place, the rule, the value found and the next step."""
 
     exit_status = 2
 

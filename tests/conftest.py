@@ -122,7 +122,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
     from index_builder.build import build
     from index_builder.settings import BuildSettings
     from trainer.run import write_run
-    from trainer.settings import TrainSettings
+    from trainer.train_settings import TrainSettings
 
     folder = tmp_path_factory.mktemp("road")
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"

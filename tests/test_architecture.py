@@ -1,4 +1,4 @@
-"""Three floors and a door: who may import whom, and what each floor runs without."""
+"""The architecture: which package and folder may import which, and what each package runs without."""
 
 from __future__ import annotations
 
@@ -12,44 +12,64 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-FLOORS = ("trainer", "index_builder", "service")
-OURS = {*FLOORS, "recollect"}
+PACKAGES = ("trainer", "index_builder", "service")
+MODULES = {*PACKAGES, "recollect"}
 
-# What each floor may import of ours, and of others' when that is a promise.
+# Modules of this repository that each package may import, at the top of a file or inside a function.
 MAY_IMPORT: dict[str, set[str]] = {
     "trainer": {"trainer"},
     "service": {"service"},
     "index_builder": {"index_builder", "trainer", "service"},
     "recollect": set(),
 }
+# Libraries that a package must never import, so that it runs where they are not installed.
 NEVER_IMPORTS: dict[str, set[str]] = {
     "trainer": {"fastapi", "starlette", "uvicorn", "onnxruntime", "structlog"},
     "service": {"torch", "transformers", "safetensors", "pyarrow", "scipy", "onnx", "onnxscript", "tqdm"},
     "index_builder": {"fastapi", "starlette", "uvicorn"},
     "recollect": {"torch", "numpy", "fastapi"},
 }
-# What opens any file that an attacker may have written as code.
+# Libraries that run code from the files that they read.
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
 
-# A process in which the modules in argv[1] cannot be imported.
+# Folders and files of service/. Each may import itself and those above it.
+SERVICE_ORDER = (
+    "errors",
+    "bundle",
+    "options",
+    "addresses",
+    "settings",
+    "threads",
+    "telemetry",
+    "store",
+    "predictor",
+    "redis_client",
+    "versions",
+    "serving",
+    "http",
+    "process",
+    "cli",
+)
+
+# Starts a process in which the modules in argv[1] cannot be imported.
 BLOCKED = """
 import importlib, pkgutil, sys
-sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing what is None here fails as if it were not there
-def import_all(floor):
-    package = importlib.import_module(floor)
-    names = [module.name for module in pkgutil.walk_packages(package.__path__, floor + ".")]
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing a module that is None fails
+def import_all(name):
+    package = importlib.import_module(name)
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, name + ".")]
     for name in names:
         importlib.import_module(name)
     return names
 """
 
 
-def sources(floor: str) -> list[Path]:
-    return [REPOSITORY / "recollect.py"] if floor == "recollect" else sorted((REPOSITORY / floor).rglob("*.py"))
+def sources(package: str) -> list[Path]:
+    return [REPOSITORY / "recollect.py"] if package == "recollect" else sorted((REPOSITORY / package).rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Top-level names of all that a file imports, wherever in the file."""
+    """Top-level names of all modules that a file imports, also inside functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -57,8 +77,46 @@ def imports(path: Path) -> Iterator[str]:
             yield path.relative_to(REPOSITORY).parts[0] if node.level else str(node.module).split(".")[0]
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph(package: str) -> dict[str, set[str]]:
+    """For each module of a package, the modules of the package that it imports anywhere in the file."""
+    paths = {module_name(path): path for path in sources(package)}
+    graph = {}
+    for module, path in paths.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                submodules = {f"{node.module}.{alias.name}" for alias in node.names} & paths.keys()
+                found |= submodules or {str(node.module)}
+        graph[module] = found & paths.keys()
+    return graph
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one import cycle; none if there is no cycle."""
+    finished: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in finished:
+            return []
+        for imported in sorted(graph[module]):
+            if cycle := visit(imported, [*path, module]):
+                return cycle
+        finished.add(module)
+        return []
+
+    return next((cycle for module in sorted(graph) if (cycle := visit(module, []))), [])
+
+
 def names(path: Path) -> set[str]:
-    """All names that a file uses, imported, called or defined."""
+    """All names that a file imports or uses."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -76,17 +134,17 @@ def run_blocked(blocked: set[str], code: str, *arguments: Any) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("floor", [*FLOORS, "recollect"])
-def test_each_floor_imports_only_what_the_table_allows(floor: str) -> None:
-    assert sources(floor)
-    for path in sources(floor):
+@pytest.mark.parametrize("package", [*PACKAGES, "recollect"])
+def test_each_package_imports_only_the_modules_in_the_table(package: str) -> None:
+    assert sources(package)
+    for path in sources(package):
         found = set(imports(path))
-        assert found & OURS <= MAY_IMPORT[floor], path
-        assert not found & NEVER_IMPORTS[floor], path
+        assert found & MODULES <= MAY_IMPORT[package], path
+        assert not found & NEVER_IMPORTS[package], path
         assert not found & UNSAFE, path
 
 
-def test_imports_inside_functions_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_inside_functions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "REPOSITORY", tmp_path)
     path = tmp_path / "service" / "x.py"
     path.parent.mkdir()
@@ -94,22 +152,55 @@ def test_imports_inside_functions_are_seen(tmp_path: Path, monkeypatch: pytest.M
     assert list(imports(path)) == ["torch", "trainer", "service"]
 
 
-def test_the_service_opens_bundles_through_the_store_alone_which_knows_whose_signature_they_need() -> None:
-    opening = {path.stem for path in sources("service") if "open_bundle" in names(path)}
-    assert opening == {"store"}
+def test_each_folder_of_the_service_imports_only_folders_above_it() -> None:
+    graph = import_graph("service")
+    assert {module.split(".")[1] for module in graph if module != "service"} == set(SERVICE_ORDER)
+    wrong = [
+        f"{module} imports {other}"
+        for module, imported in sorted(graph.items())
+        for other in sorted(imported)
+        if SERVICE_ORDER.index(other.split(".")[1]) > SERVICE_ORDER.index(module.split(".")[1])
+    ]
+    assert wrong == []
 
 
-def test_no_floor_but_the_index_builder_reads_a_private_key() -> None:
-    reading = {path for floor in OURS for path in sources(floor) if "load_pem_private_key" in names(path)}
+@pytest.mark.parametrize("package", [*PACKAGES, "benchmarks", "loadtests"])
+def test_no_package_has_an_import_cycle(package: str) -> None:
+    assert find_cycle(import_graph(package)) == []
+
+
+def test_import_cycles_are_found_in_any_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "REPOSITORY", tmp_path)
+    (tmp_path / "service" / "b").mkdir(parents=True)
+    (tmp_path / "service" / "a.py").write_text("import service.c\nfrom service.b import x\n")
+    (tmp_path / "service" / "b" / "x.py").write_text("if TYPE_CHECKING:\n    from service.c import C\n")
+    (tmp_path / "service" / "c.py").write_text("def f():\n    from service import a\n")
+    assert find_cycle(import_graph("service")) == ["service.a", "service.b.x", "service.c"]
+    (tmp_path / "service" / "c.py").write_text("")
+    assert find_cycle(import_graph("service")) == []
+
+
+def test_the_service_opens_bundles_only_through_the_store_which_knows_the_required_signature() -> None:
+    opening = {module_name(path) for path in sources("service") if "open_bundle" in names(path)}
+    assert opening == {"service.store.store"}
+
+
+def test_only_the_index_builder_reads_private_keys() -> None:
+    reading = {path for package in MODULES for path in sources(package) if "load_pem_private_key" in names(path)}
     assert reading == {REPOSITORY / "index_builder" / "signing.py"}
 
 
-def test_the_door_names_its_floors_modules_only_as_text() -> None:
+def test_recollect_py_names_existing_modules() -> None:
     from recollect import VERBS
 
     for verb in VERBS.values():
         assert (REPOSITORY / verb.module.replace(".", "/")).with_suffix(".py").is_file()
-        assert verb.module.split(".")[0] in FLOORS
+        assert verb.module.split(".")[0] in PACKAGES
+
+
+def test_help_of_serve_loads_no_numeric_or_cryptographic_library() -> None:
+    code = 'import recollect; sys.exit(recollect.main(["serve", "--help"]))'
+    assert "--port" in run_blocked({"cryptography", "numpy", "faiss", "onnxruntime"}, code)
 
 
 def test_the_service_serves_where_training_is_not_installed(road: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every verb in a process of its own, from the sample dataset to an answer over HTTP."""
+"""All verbs in separate processes, from the sample dataset to an answer over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Recollect = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def recollect(tmp_path: Path) -> Recollect:
-    """Runs a verb in `tmp_path`; it must succeed."""
+    """Run a verb in `tmp_path`. The verb must succeed."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "recollect", *arguments]
@@ -33,19 +33,19 @@ def recollect(tmp_path: Path) -> Recollect:
     return run
 
 
-def ask(url: str, body: dict[str, Any]) -> Any:
+def predict_over_http(url: str, body: dict[str, Any]) -> Any:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/predict", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
 
 
-def test_whole_road_from_sample_to_served_answer(recollect: Recollect, tmp_path: Path) -> None:
+def test_sample_dataset_becomes_a_served_answer(recollect: Recollect, tmp_path: Path) -> None:
     recollect("sample", "dataset")
     tests = keep_some_labels(tmp_path / "dataset", 150)
-    remember = ("train", "dataset", "--out", "run", "--epochs", "0", "--max-length", "32")
-    assert "already done" not in recollect(*remember).stderr
-    assert "already done" in recollect(*remember).stderr
+    train = ("train", "dataset", "--out", "run", "--epochs", "0", "--max-length", "32")
+    assert "already done" not in recollect(*train).stderr
+    assert "already done" in recollect(*train).stderr
     first = recollect("build", "run", "--store", "store", "--activate").stdout.splitlines()[-1]
 
     measured = json.loads(recollect("evaluate", "dataset", "--store", "store", "--lambda", "0,.5", "--json").stdout)
@@ -61,7 +61,7 @@ def test_whole_road_from_sample_to_served_answer(recollect: Recollect, tmp_path:
 
 
 def served(folder: Path, query: str) -> float:
-    """The best label's score, over HTTP; the server stops when it is told to."""
+    """Serve the store, and return the best label's score over HTTP. The server must stop on SIGTERM."""
     command = [sys.executable, "-m", "recollect", "serve", "--store", "store", "--port", "0"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=log)
@@ -72,14 +72,14 @@ def served(folder: Path, query: str) -> float:
             assert process.poll() is None, text
             time.sleep(0.05)
         event = next(event for event in map(json.loads, text.splitlines()) if event["event"] == "serving")
-        score: float = ask(event["url"], {"query": query})["labels"][0]["score"]
+        score: float = predict_over_http(event["url"], {"query": query})["labels"][0]["score"]
         return score
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
 
 
-def test_road_with_a_trained_and_tuned_adapter(recollect: Recollect, tmp_path: Path) -> None:
+def test_trained_and_tuned_adapter_can_be_built_and_served(recollect: Recollect, tmp_path: Path) -> None:
     write_topics(tmp_path / "dataset")
     assert "train: rae, adapter, 15 steps of 27 queries, 1 instances held out" in (
         recollect("train", "dataset", "--out", "run").stderr

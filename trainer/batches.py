@@ -1,7 +1,7 @@
-"""Which queries a step sees, which of their labels it pulls closer, and which labels it pushes away.
+"""Batches: the queries of a step, their positives, and the pool of labels that they are compared with.
 
-Every draw comes from a generator seeded by (seed, purpose, number of the step or epoch): the sampler's whole state is
-the step, every process draws the same, and a resumed run goes on as if it had never stopped.
+Each draw comes from a generator with the seed (seed, purpose, number of the step or epoch). So the step is the whole
+state of the sampler, all processes draw the same batch, and a resumed run draws the batches of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trainer.data.split import LabelSets
 from trainer.negatives import HardNegatives
 from trainer.randomness import Purpose, generator
 
-# For labels of no weight, or less, as the propensities of fewer than 3 instances give them: these are drawn last.
+# Weight of labels whose weight is 0 or negative, as propensities of fewer than 3 instances are. They are drawn last.
 _LEAST_WEIGHT = 1e-9
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """(query of the batch, key of the pool) pairs, by query."""
+    """Pairs of a query (its place in the batch) and a key (its place in the pool), in the order of the queries."""
 
     query: Int[np.ndarray, " pair"]
     key: Int[np.ndarray, " pair"]
@@ -32,7 +32,7 @@ class Pairs:
     def mask(
         self, queries: tuple[int, int], keys: tuple[int, int], device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "query key"]:
-        """The pairs of a range of queries and a range of keys, as a matrix; the pairs alone travel to the device."""
+        """Return the pairs of a range of queries and a range of keys as a matrix, which is built on the device."""
         first, last = np.searchsorted(self.query, queries)
         query, key = self.query[first:last] - queries[0], self.key[first:last] - keys[0]
         within = (key >= 0) & (key < keys[1] - keys[0])
@@ -46,11 +46,11 @@ class Batch:
     """One step's queries and its pool of labels.
 
     Attributes:
-        rows: The instances that are this step's queries.
-        pool: Label positions, each once.
-        relevant: The queries' true labels among the pool.
-        positives: Those of them that this step pulls closer.
-        label_sets: The label set of each query, in full.
+        rows: The instances that are the queries of this step.
+        pool: Numbers of labels, in ascending order, each once.
+        relevant: The queries' true labels in the pool.
+        positives: The true labels that this step pulls closer.
+        label_sets: All labels of each query.
     """
 
     rows: Int[np.ndarray, " query"]
@@ -59,26 +59,28 @@ class Batch:
     positives: Pairs
     label_sets: sparse.csr_matrix
 
-    def strangers(self, queries: tuple[int, int], instances: tuple[int, int]) -> Bool[np.ndarray, "query instance"]:
-        """Which of the batch's instances share no label with each query; nobody is a stranger to itself."""
+    def disjoint_instances(
+        self, queries: tuple[int, int], instances: tuple[int, int]
+    ) -> Bool[np.ndarray, "query instance"]:
+        """Mark the instances of the batch that share no label with each query, without the query itself."""
         first, second = self.label_sets[slice(*queries)], self.label_sets[slice(*instances)]
-        strangers: np.ndarray = (first @ second.T).toarray() == 0
-        strangers[np.arange(*queries)[:, None] == np.arange(*instances)] = False
-        return strangers
+        disjoint: np.ndarray = (first @ second.T).toarray() == 0
+        disjoint[np.arange(*queries)[:, None] == np.arange(*instances)] = False
+        return disjoint
 
 
 class Batches:
-    """All steps of a training: the instances in random order, or cluster by cluster, epoch after epoch.
+    """The batches of a training. Each epoch visits all instances, in random order or cluster by cluster.
 
     Args:
-        label_sets: Of every instance of the dataset.
-        labels: How many labels there are.
+        label_sets: The labels of each instance of the dataset.
+        labels: Number of labels.
         rows: The instances to train on.
-        batch_size: Queries a step; batches of an epoch differ by one query at most.
+        batch_size: Queries of a step. Batches of an epoch differ by at most one query.
         positives: True labels drawn for each query; 0: all.
         hard_negatives: Mined labels drawn for each query. None: the pool is the whole label space.
-        seed: Decides every draw.
-        label_weights: Positives are drawn in proportion to them, without replacement. None: every label alike.
+        seed: Seed of all draws.
+        label_weights: Weights with which positives are drawn, without replacement. None: all labels have equal weight.
     """
 
     def __init__(
@@ -103,13 +105,13 @@ class Batches:
         self._clusters: Int[np.ndarray, " instance"] | None = None
 
     def at(self, step: int, mined: HardNegatives | None, clusters: Int[np.ndarray, " instance"] | None = None) -> Batch:
-        """The batch of a step, the first of which is 0.
+        """Return the batch of a step.
 
         Args:
-            step: Its number.
-            mined: What hard negatives are drawn from.
-            clusters: The cluster of each instance of the dataset, -1 where it is not trained on. Its epoch goes
-                through the clusters in random order, so that neighbours share a batch (NGAME).
+            step: Number of the step, from 0.
+            mined: The hard negatives to draw from.
+            clusters: The cluster of each instance of the dataset, -1 for a held-out instance. The epoch visits the
+                clusters in random order, so that similar queries share a batch (NGAME).
         """
         rows = self._queries(step, clusters)
         sets = self._relevance[rows]
@@ -146,25 +148,25 @@ class Batches:
             return order
         numbers = clusters[order]
         if numbers.min() < 0:
-            raise ValueError("clusters: expected one for each instance that is trained on, found -1")
+            raise ValueError("clusters: expected one for each instance to train on, found -1")
         turn = random.permutation(numbers.max() + 1)
         return order[np.argsort(turn[numbers], kind="stable")]
 
     def _choose_positives(
         self, query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"], step: int
     ) -> Int[np.ndarray, " chosen"]:
-        """Which pairs to pull closer: the first few of each query, once its pairs are shuffled.
+        """Return the pairs to pull closer: the first few of each query, after its pairs are shuffled.
 
-        Weighted draws are a race: whoever arrives after Exp(1) / weight wins as often as its share of the weights.
+        Weighted draws sort by Exp(1) / weight: a pair comes first with a probability in proportion to its weight.
         """
         if self._positives == 0:
             return np.arange(len(query))
         random = generator(self._seed, Purpose.POSITIVES, step)
         if self._weights is None:
-            arrival = random.random(len(query))
+            sort_key = random.random(len(query))
         else:
-            arrival = random.standard_exponential(len(query)) / self._weights[label]
-        order = np.lexsort((arrival, query))
+            sort_key = random.standard_exponential(len(query)) / self._weights[label]
+        order = np.lexsort((sort_key, query))
         first = np.searchsorted(query, query)
         chosen: np.ndarray = np.sort(order[np.arange(len(query)) - first < self._positives])
         return chosen

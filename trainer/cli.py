@@ -1,11 +1,11 @@
-"""The trainer's verbs. Heavy modules load when a verb runs, so that `--help` stays quick."""
+"""The verbs `sample` and `tune`. Modules that import torch load when a verb runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from trainer.settings import SampleSettings, TrainSettings, TuneSettings
+from trainer.settings import SampleSettings, TuneSettings
 
 
 def sample(settings: SampleSettings) -> None:
@@ -16,12 +16,6 @@ def sample(settings: SampleSettings) -> None:
         f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences",
         file=sys.stderr,
     )
-
-
-def train(settings: TrainSettings) -> None:
-    from trainer.run import write_run
-
-    write_run(settings)
 
 
 def tune(settings: TuneSettings) -> None:

@@ -1,43 +1,72 @@
-"""Balanced clusters of unit vectors: halves of halves, each by a 2-means that gives both sides their share.
+"""Balanced clusters of unit vectors, and the curriculum that makes batches of them.
 
-Balanced binary k-means as in NGAME (Dahiya et al., WSDM 2023) and PRIME, for any number of clusters.
+Balanced binary k-means as in NGAME (Dahiya et al., WSDM 2023) and PRIME, for any number of clusters: each node is
+split in two by a 2-means whose sides have fixed sizes, until every node is one cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# Vectors that are held at once. What is larger is split along a direction that so many of its vectors decide: the
-# means of 2,000 vectors a side are all but exact, and clusters are as tight as with sixteen times as many.
-_STRETCH_ROWS = 4_096
-# Nodes are split together up to so many vectors, which stay in a core's own cache through all rounds.
-_PIECE_ROWS = 512
-# Up to this size a node's inner products are cheaper to keep than to make anew from vectors in each round.
+# Vectors in memory at once. A larger node is split along a direction computed from a sample of this size: means of
+# 2,000 vectors a side are almost exact, and clusters are as tight as with a sample sixteen times as large.
+_CHUNK_ROWS = 4_096
+# Vectors of nodes that are split together. They stay in the cache of one core through all rounds.
+_CACHE_ROWS = 512
+# Up to this node size it is cheaper to store the inner products than to compute them in each round.
 _GRAM_ROWS = 128
-# A split is done when no more than a hundredth of the vectors changed sides.
+# A split ends when at most a hundredth of the vectors change sides.
 _ROUNDS, _CHANGED = 10, 0.01
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """When queries are clustered, and into how many clusters: small clusters first, larger ones later (NGAME, PRIME).
+
+    Each clustering makes half as many clusters as the one before, so clusters become twice as large.
+
+    Attributes:
+        clusters: Clusters of the first clustering. 0: batches are random in every epoch.
+        from_epoch: The first epoch with clustered batches. The first epoch of a training is 0.
+        every: Epochs between two clusterings.
+        fewest: Batches of an epoch. Clusters larger than a batch gain nothing.
+    """
+
+    clusters: int
+    from_epoch: int
+    every: int
+    fewest: int
+
+    def due(self, epoch: int) -> int:
+        """Return how many clusters to make at the start of this epoch. 0: keep the clusters of the epoch before."""
+        clusterings, epochs_since = divmod(epoch - self.from_epoch, self.every)
+        if self.clusters == 0 or clusterings < 0 or epochs_since > 0:
+            return 0
+        return max(self.clusters >> clusterings, self.fewest)
 
 
 def balanced_clusters(
     vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"], clusters: int, random: np.random.Generator
 ) -> Int[np.ndarray, " row"]:
-    """The cluster of each of `rows`, from 0; sizes differ by one at most, and near numbers are of one larger cluster.
+    """Return the cluster of each of `rows`, from 0. Sizes differ by at most one.
 
-    Beyond some integers a row, no more than a stretch of vectors is in memory at once.
+    Clusters with neighbouring numbers come from the same larger cluster. Memory holds a few integers for each row and
+    one chunk of vectors.
 
     Args:
-        vectors: Unit vectors, or zeros; may be mapped from a file.
-        rows: The vectors to cluster; a mapped file is read fastest where they rise.
-        clusters: From 1 to as many as there are rows.
-        random: Draws the vectors that each split starts from.
+        vectors: Unit vectors or zero vectors. The array may be mapped from a file.
+        rows: The vectors to cluster. Reading a mapped file is fastest if they are in ascending order.
+        clusters: From 1 to the number of rows.
+        random: Draws the vectors from which each split starts.
 
     Raises:
-        ValueError: If there are too many clusters, or none.
+        ValueError: If `clusters` is out of range.
     """
     if not 1 <= clusters <= len(rows):
         raise ValueError(f"clusters: expected 1 to {len(rows)}, one for each vector at most, found {clusters}")
@@ -48,40 +77,43 @@ def balanced_clusters(
         first, last = nodes.pop()
         node = slice(bounds[first], bounds[last])
         places = order[node]
-        if len(places) <= _STRETCH_ROWS:
+        if len(places) <= _CHUNK_ROWS:
             order[node] = places[
-                _split_all(_read(vectors, rows[places]), bounds[first : last + 1] - node.start, random)
+                _split_to_leaves(_read(vectors, rows[places]), bounds[first : last + 1] - node.start, random)
             ]
         elif last - first > 1:
             middle = (first + last) // 2
-            near = _split_large(vectors, rows[places], int(bounds[middle] - node.start), random)
-            order[node] = np.concatenate([places[near], places[~near]])
+            left = _split_by_sample(vectors, rows[places], int(bounds[middle] - node.start), random)
+            order[node] = np.concatenate([places[left], places[~left]])
             nodes += [(middle, last), (first, middle)]
     numbers = np.empty_like(order)
     numbers[order] = np.repeat(np.arange(clusters), np.diff(bounds))
     return numbers
 
 
-def _split_large(
+def _split_by_sample(
     vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"], left: int, random: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
-    """Which rows are of the left half: a sample finds the direction, then all are put in its order."""
-    drawn = np.sort(random.choice(len(rows), _STRETCH_ROWS, replace=False))
+    """Mark the rows of the left half: a sample gives the direction of the split, and all rows are sorted along it."""
+    drawn = np.sort(random.choice(len(rows), _CHUNK_ROWS, replace=False))
     sample = _read(vectors, rows[drawn])
-    near = torch.from_numpy(_split(sample[None], round(len(sample) * left / len(rows)), random)[0]).to(sample.dtype)
-    means = torch.nn.functional.normalize(torch.stack([near, 1 - near]) @ sample)
+    sides = torch.from_numpy(_split(sample[None], round(len(sample) * left / len(rows)), random)[0]).to(sample.dtype)
+    means = torch.nn.functional.normalize(torch.stack([sides, 1 - sides]) @ sample)
     scores = [
-        (_read(vectors, rows[start : start + _STRETCH_ROWS]) @ (means[0] - means[1])).numpy()
-        for start in range(0, len(rows), _STRETCH_ROWS)
+        (_read(vectors, rows[start : start + _CHUNK_ROWS]) @ (means[0] - means[1])).numpy()
+        for start in range(0, len(rows), _CHUNK_ROWS)
     ]
     highest: np.ndarray = _highest(np.concatenate(scores)[None], left)[0]
     return highest
 
 
-def _split_all(
+def _split_to_leaves(
     vectors: Float[Tensor, "row dim"], bounds: Int[np.ndarray, " bound"], random: np.random.Generator
 ) -> Int[np.ndarray, " row"]:
-    """An order of the vectors in which each cluster lies between its bounds; nodes of one shape are split together."""
+    """Return an order of the vectors in which each cluster lies between its bounds.
+
+    Nodes of equal shape are split together.
+    """
     order = np.arange(len(vectors))
     first, last = np.array([0]), np.array([len(bounds) - 1])
     while True:
@@ -92,60 +124,60 @@ def _split_all(
         start, cut, stop = bounds[first], bounds[middle], bounds[last]
         shapes, shape = np.unique([stop - start, cut - start], axis=1, return_inverse=True)
         for number, (size, left) in enumerate(shapes.T):
-            starts, together = start[shape == number], max(1, _PIECE_ROWS // size)
+            starts, together = start[shape == number], max(1, _CACHE_ROWS // size)
             for piece in range(0, len(starts), together):
                 spans = starts[piece : piece + together, None] + np.arange(size)
                 places = order[spans]
-                near = _split(vectors[torch.from_numpy(places)], int(left), random)
-                order[spans] = np.take_along_axis(places, np.argsort(~near, axis=1, kind="stable"), axis=1)
+                in_left = _split(vectors[torch.from_numpy(places)], int(left), random)
+                order[spans] = np.take_along_axis(places, np.argsort(~in_left, axis=1, kind="stable"), axis=1)
         first, last = np.concatenate([first, middle]), np.concatenate([middle, last])
 
 
 def _split(
     nodes: Float[Tensor, "node row dim"], left: int, random: np.random.Generator
 ) -> Bool[np.ndarray, "node row"]:
-    """Which rows of each node are of its left half, by spherical 2-means with `left` rows on that side.
+    """Mark the rows of each node's left half, by spherical 2-means with `left` rows on that side.
 
-    A mean is a sum of rows over its length, so that inner products with sums are all that a round needs.
+    A mean is the sum of its rows divided by the length of the sum, so a round needs only inner products with sums.
     """
     count, size, _ = nodes.shape
-    products = _products(nodes)
-    everything = products(torch.ones(count, size))
+    products = _products_with_sums(nodes)
+    with_all = products(torch.ones(count, size))
     # Two different rows are the first means.
     one = random.integers(size, size=count)
     other = (one + random.integers(1, size, size=count)) % size
     difference = torch.zeros(count, size)
     difference[torch.arange(count), torch.from_numpy(one)] = 1
     difference[torch.arange(count), torch.from_numpy(other)] = -1
-    near = _highest(products(difference).numpy(), left)
+    in_left = _highest(products(difference).numpy(), left)
     for _ in range(_ROUNDS):
-        to_near = products(torch.from_numpy(near).to(nodes.dtype))
-        to_far = everything - to_near
-        scores = to_near / _length(to_near, near) - to_far / _length(to_far, ~near)
-        before, near = near, _highest(scores.numpy(), left)
-        if np.count_nonzero(near != before) <= _CHANGED * near.size:
+        with_left = products(torch.from_numpy(in_left).to(nodes.dtype))
+        with_right = with_all - with_left
+        scores = with_left / _length_of_sum(with_left, in_left) - with_right / _length_of_sum(with_right, ~in_left)
+        before, in_left = in_left, _highest(scores.numpy(), left)
+        if np.count_nonzero(in_left != before) <= _CHANGED * in_left.size:
             break
-    return near
+    return in_left
 
 
-def _products(
+def _products_with_sums(
     nodes: Float[Tensor, "node row dim"],
 ) -> Callable[[Float[Tensor, "node row"]], Float[Tensor, "node row"]]:
-    """Each row's inner product with a weighted sum of its node's rows, as a function of the weights."""
+    """Return a function of weights: each row's inner product with the weighted sum of its node's rows."""
     if nodes.shape[1] > _GRAM_ROWS:
         return lambda weights: (nodes @ (nodes.mT @ weights[:, :, None]))[:, :, 0]
     gram = nodes @ nodes.mT
     return lambda weights: (gram @ weights[:, :, None])[:, :, 0]
 
 
-def _length(products: Float[Tensor, "node row"], side: Bool[np.ndarray, "node row"]) -> Float[Tensor, "node 1"]:
-    """The length of the sum of a side's rows, from all rows' products with it."""
+def _length_of_sum(products: Float[Tensor, "node row"], side: Bool[np.ndarray, "node row"]) -> Float[Tensor, "node 1"]:
+    """Return the length of the sum of a side's rows, given the inner products of all rows with that sum."""
     squares = (products * torch.from_numpy(side)).sum(dim=1, keepdim=True)
-    return squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()  # a sum may be zero, or less by rounding
+    return squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()  # a sum may be zero, or negative by rounding
 
 
 def _highest(scores: Float[np.ndarray, "node row"], count: int) -> Bool[np.ndarray, "node row"]:
-    """The highest scores of each node, as many as asked for whatever the ties."""
+    """Mark the `count` highest scores of each node. Ties do not change the count."""
     highest = np.zeros(scores.shape, dtype=bool)
     np.put_along_axis(highest, np.argpartition(-scores, count - 1, axis=1)[:, :count], True, axis=1)
     return highest

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from trainer.errors import EncoderError
 from trainer.heads.adapter import Adapter, Side
-from trainer.heads.head import Head, Refinement, VectorModel
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from trainer.heads.head import Head
 from trainer.tokens import Inputs, Texts, TokenTable, VectorTable, batches_by_length
 
 Pooling = Literal["mean", "cls"]
@@ -39,7 +40,7 @@ class EncoderConfig:
     label_max_length: int
 
 
-class UnitVectorModel(Refinement):
+class UnitVectorModel(DualEncoder):
     """The model from token ids to unit vectors, which is trained, exported and served."""
 
     def __init__(
@@ -66,7 +67,7 @@ class UnitVectorModel(Refinement):
         else:
             mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-        return self.refine(nn.functional.normalize(pooled, dim=-1), side, rows)
+        return self.views_of_vectors(nn.functional.normalize(pooled, dim=-1), side, rows)
 
     def forward(
         self,
@@ -144,9 +145,9 @@ class Encoder:
         model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
 
-    def vector_model(self) -> VectorModel:
+    def vector_model(self) -> VectorDualEncoder:
         """The adapter and head, as a model from vectors of the bare encoder to keys. The weights are shared."""
-        return VectorModel(self.model.dim, self.model.adapter, self.model.head)
+        return VectorDualEncoder(self.model.dim, self.model.adapter, self.model.head)
 
     def refine(self, vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text key"]:
         """The keys of queries, from the vectors of the bare encoder."""

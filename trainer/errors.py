@@ -1,15 +1,15 @@
-"""What can be wrong with what a user hands the trainer.
+"""Errors of the trainer: mistakes in the input that the user can correct.
 
 TrainerError
-├── DatasetError      a dataset folder breaks its contract
+├── DatasetError      a dataset folder is not in the documented format
 ├── EncoderError      an encoder cannot be found, trusted or run
-├── TrainingError     a training cannot begin, go on or come to a good end
-└── MemoryFolderError a run folder holds what it should not, or lacks what it should hold
+├── TrainingError     a training cannot start, continue or end well
+└── MemoryFolderError a run folder contains unexpected files, or lacks expected ones
 """
 
 
 class TrainerError(Exception):
-    """A mistake the user can mend; its message says where, what was expected, what was found, what to do."""
+    """An error that the user can correct. The message says where, what was expected, what was found, and what to do."""
 
     exit_status = 2
 

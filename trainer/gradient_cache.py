@@ -1,9 +1,10 @@
-"""The gradient of a loss over a pool of any size, in the memory of one micro-batch.
+"""Gradient cache: the gradient of a loss over a pool of any size, in the memory of one micro-batch.
 
-DEXML, appendix B.5 (after Gao et al., 2021): encode in micro-batches without a graph, keeping the random states; take
-the loss's gradient on the vectors; encode each micro-batch again, with a graph and the same dropout, and push its
-vectors' gradient through. What stays in memory is a vector and a gradient a row, and a micro-batch's random state: some
-kilobytes on a CPU, some bytes more on a GPU. What the loss itself holds comes on top (`trainer.objective`).
+DEXML, appendix B.5 (after Gao et al., 2021): first encode all micro-batches without a graph, and store their random
+states. Then compute the gradient of the loss on the vectors. Then encode each micro-batch again, with a graph and the
+same dropout, and back-propagate the gradient of its vectors. Memory holds a vector and a gradient for each row, and a
+random state for each micro-batch: a few kilobytes. The memory of the loss itself comes in addition
+(`trainer.objective`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from trainer.heads.head import Refinement
-from trainer.randomness import RandomState, random_state, restore
+from trainer.heads.dual_encoder import DualEncoder
+from trainer.randomness import RandomState, random_state, restore_random_state
 from trainer.tokens import Inputs, batches_by_length
 
 
@@ -26,32 +27,32 @@ class Part:
     """Rows of one side, queries or labels, that a step embeds.
 
     Attributes:
-        inputs: All rows of that side.
-        rows: Those to embed.
+        inputs: All rows of this side.
+        rows: The rows to embed.
     """
 
     inputs: Inputs
     rows: Int[np.ndarray, " row"]
 
     def micro_batches(self, tokens: int, rows: int) -> Iterator[Int[np.ndarray, " micro"]]:
-        """Places in `rows`, cut by like length."""
+        """Yield places in `rows`, grouped by similar length."""
         return batches_by_length(self.inputs.lengths_of(self.rows), tokens, rows)
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """How a model turns rows into vectors while it learns.
+    """How a model embeds rows in training.
 
     Attributes:
-        model: Its views are learnt; they take what `Inputs.batch` gives.
-        device: Where it is.
-        autocast: bfloat16 in the matrix products.
-        micro_tokens: Tokens, padding included, that go through the model at once.
-        micro_rows: Rows that go through it at once.
-        cache: Recompute each micro-batch's graph instead of keeping them all.
+        model: The model in training.
+        device: Where the model is.
+        autocast: Whether matrix products are in bfloat16.
+        micro_tokens: Tokens of a micro-batch, padding included.
+        micro_rows: Rows of a micro-batch.
+        cache: Whether each micro-batch is encoded twice, so that only one graph is in memory at a time.
     """
 
-    model: Refinement
+    model: DualEncoder
     device: str
     autocast: bool
     micro_tokens: int
@@ -64,11 +65,11 @@ class Embedder:
         return views.float()
 
     def backward(self, parts: list[Part], loss: Callable[[list[Tensor]], float]) -> float:
-        """Add the gradient of a loss over the parts' views to the model's.
+        """Add the gradient of a loss over the parts' views to the gradient of the model.
 
         Args:
-            parts: What to embed.
-            loss: Takes the views of each part, "row view dim", as leaves of a graph; adds to their gradients and
+            parts: The rows to embed.
+            loss: Takes the views of each part, "row view dim", as leaves of a graph. It adds to their gradients and
                 returns the loss.
 
         Returns:
@@ -80,7 +81,7 @@ class Embedder:
             for places in part.micro_batches(self.micro_tokens, self.micro_rows)
         ]
         leaves = [torch.zeros(self._shape(part), device=self.device) for part in parts]
-        # In one tensor: were each by itself, it would keep the memory around it from going back in one piece.
+        # In one tensor: many small tensors would fragment the heap.
         states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}
         graphs: list[Tensor] = []
         with torch.set_grad_enabled(not self.cache):
@@ -92,25 +93,25 @@ class Embedder:
                 leaves[n][places] = views.detach()
                 if not self.cache:
                     graphs.append(views)
-        value = loss([leaf.requires_grad_() for leaf in leaves])
+        loss_value = loss([leaf.requires_grad_() for leaf in leaves])
         if self.cache:
-            self._backward_again(parts, chunks, states, leaves)
+            self._backward_cached(parts, chunks, states, leaves)
         elif graphs:
             torch.autograd.backward(graphs, [_gradient(leaves[n])[places] for n, places in chunks])
-        return value
+        return loss_value
 
     def _shape(self, part: Part) -> tuple[int, int, int]:
         return len(part.rows), self.model.view_count(part.inputs.side), self.model.dim
 
-    def _backward_again(
+    def _backward_cached(
         self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: RandomState, leaves: list[Tensor]
     ) -> None:
-        """Embed each micro-batch once more, with the dropout it had, and push its views' gradient through."""
+        """Embed each micro-batch again, with the same dropout, and back-propagate the gradient of its views."""
         after = random_state(self.device)
         for number, (n, places) in enumerate(chunks):
-            restore({name: state[number] for name, state in states.items()})
+            restore_random_state({name: state[number] for name, state in states.items()})
             self.views(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
-        restore(after)
+        restore_random_state(after)
 
 
 def _gradient(leaf: Tensor) -> Tensor:

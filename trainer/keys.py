@@ -1,48 +1,56 @@
-"""The keys that a model makes while it learns: all instances and all labels, as it is at one step."""
+"""The keys of instances and labels: during training at one step, and afterwards for the memory.
+
+Each rank encodes its share. A key source makes the keys of a memory, chunk by chunk: either from texts, with the whole
+encoder, or from the vectors of a frozen encoder, with an adapter and a head.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
-from trainer.encoder import embed
-from trainer.heads.head import Refinement
-from trainer.ranks import Ranks
-from trainer.tokens import Inputs
+from trainer.data.split import Entries
+from trainer.distributed import ALONE, Ranks
+from trainer.encoder import Encoder, embed
+from trainer.heads.adapter import Side
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from trainer.tokens import Inputs, VectorTable
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The vectors at one step.
+    """The keys at one training step.
 
     Attributes:
-        instances: This rank's share of the instances, for which it mines.
+        instances: This rank's share of the instances, for which it mines negatives.
         labels: All labels.
-        joined: All instances on the first rank, which validates; none on the others.
+        gathered: All instances on rank 0, which validates. The other ranks have no rows.
     """
 
     instances: Float[np.ndarray, "share dim"]
     labels: Float[np.ndarray, "label dim"]
-    joined: Float[np.ndarray, "instance dim"]
+    gathered: Float[np.ndarray, "instance dim"]
 
 
 class KeyMaker:
-    """Encodes everything when asked, unless it did since the last step; each rank encodes its share.
+    """Encodes all instances and labels with the current model, and caches the keys until the next step.
 
     Args:
-        model: What learns.
-        queries: Its inputs for all instances.
-        labels: Its inputs for all labels.
-        device: Where it is.
+        model: The model in training.
+        queries: Inputs of all instances.
+        labels: Inputs of all labels.
+        device: Where the model is.
         ranks: The processes that share the work.
-        autocast: bfloat16 in the matrix products, as in the steps.
+        autocast: Whether matrix products are in bfloat16, as in the training steps.
     """
 
     def __init__(
         self,
-        model: Refinement,
+        model: DualEncoder,
         queries: Inputs,
         labels: Inputs,
         device: str,
@@ -51,24 +59,86 @@ class KeyMaker:
     ) -> None:
         self._model, self._device, self._ranks, self._autocast = model, device, ranks, autocast
         self._queries, self._labels = queries, labels
-        self._made: tuple[int, Keys] | None = None
+        self._cached: tuple[int, Keys] | None = None
 
     def at(self, step: int) -> Keys:
-        """The keys of the model after `step` steps, without dropout."""
-        if self._made is None or self._made[0] != step:
-            self.forget()
+        """Return the keys of the model after `step` steps, without dropout."""
+        if self._cached is None or self._cached[0] != step:
+            self.clear()
             self._model.eval()
             instances, labels = self._embed_share(self._queries), self._embed_share(self._labels)
             self._model.train()
-            all_labels = self._ranks.join_arrays(labels, len(self._labels), self._device)
-            joined = self._ranks.collect(instances, len(self._queries), self._device)
-            self._made = step, Keys(instances, all_labels, joined)
-        return self._made[1]
+            all_labels = self._ranks.all_gather_arrays(labels, len(self._labels), self._device)
+            gathered = self._ranks.gather_arrays(instances, len(self._queries), self._device)
+            self._cached = step, Keys(instances, all_labels, gathered)
+        return self._cached[1]
 
-    def forget(self) -> None:
-        """Let go of keys that nobody will ask for again."""
-        self._made = None
+    def clear(self) -> None:
+        """Free the cached keys."""
+        self._cached = None
 
     def _embed_share(self, inputs: Inputs) -> Float[np.ndarray, "row dim"]:
         start, stop = self._ranks.bounds(len(inputs))
         return embed(self._model, inputs[start:stop], self._model.key_dim, self._device, autocast=self._autocast)
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Keys that the whole encoder makes from texts."""
+
+    encoder: Encoder
+    labels: Entries
+    instances: Entries
+    ranks: Ranks
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        config, first_label = self.encoder.config, len(self.instances)
+        side: Side = "queries" if start < first_label else "labels"
+        if side == "queries":
+            texts, max_length = self.instances.texts[start:stop], config.max_length
+        else:
+            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
+        return _gather_shares(
+            self.ranks,
+            len(texts),
+            self.encoder.device,
+            lambda own: self.encoder.encode(
+                texts[own].to_pylist(), max_length, progress, side, start - first_label + own.start
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class AdaptedKeys:
+    """Keys that an adapter and its head make from the vectors of a frozen encoder."""
+
+    model: VectorDualEncoder
+    instances: Float[np.ndarray, "instance dim"]
+    labels: Inputs
+    device: str
+    ranks: Ranks = ALONE
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        first_label = len(self.instances)
+        table: Inputs
+        if start < first_label:
+            table = VectorTable(torch.from_numpy(np.array(self.instances[start:stop], dtype=np.float32)))
+        else:
+            table = self.labels[start - first_label : stop - first_label]
+        return _gather_shares(
+            self.ranks,
+            len(table),
+            self.device,
+            lambda own: embed(self.model, table[own], self.model.key_dim, self.device, progress),
+        )
+
+
+# Makes the keys of rows `start` to `stop`, which are all instances or all labels; instances come first.
+KeySource = EncodedTexts | AdaptedKeys
+
+
+def _gather_shares(
+    ranks: Ranks, rows: int, device: str, make: Callable[[slice], np.ndarray]
+) -> Float[np.ndarray, "row dim"]:
+    """Make this rank's share of the rows, and return the shares of all ranks."""
+    return ranks.all_gather_arrays(make(slice(*ranks.bounds(rows))), rows, device)

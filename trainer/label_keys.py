@@ -1,31 +1,41 @@
-"""Label keys: a label's text vector, mixed with the mean of its instances' vectors (PEFA-XS, Chang et al., WSDM 2024).
+"""Enriched labels: a label's text vector mixed with the mean of its instances (PEFA-XS, Chang et al., WSDM 2024).
 
     z_l = unit( (1 - alpha) t_l + alpha unit( sum over instances i that have l of x_i ) )
 
-A label without instances keeps its text vector. The mix is free: no training, and nothing to do when a query comes.
+A label without instances keeps its text vector. `LabelKeys` are the keys of labels in a memory: they need no training
+and cost nothing at query time. `LabelInputs` are what an adapter in training reads of the labels.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from scipy import sparse
+from torch import Tensor
 
 from trainer.data.split import LabelSets
+from trainer.heads.adapter import Side
+from trainer.tokens import VectorTable, row_numbers
 
-# Labels mixed at once where all are.
-_STRETCH_LABELS = 4_096
+# Labels that are mixed at once.
+_CHUNK_LABELS = 4_096
+
+_NO_INSTANCES = np.empty(0, dtype=np.int64)
 
 
 class LabelKeys:
-    """Label keys that are mixed as they are read, so that mapped keys stay mapped; `keys[rows]` as of an array.
+    """Label keys that are mixed when they are read, so that mapped keys stay mapped. `keys[rows]` reads like an array.
 
     Args:
-        text_keys: The label texts' vectors, "label dim".
-        instance_keys: The instances' vectors, "instance dim".
+        text_keys: Vectors of the label texts, "label dim".
+        instance_keys: Vectors of the instances, "instance dim".
         label_sets: The labels of each instance.
         alpha: Weight of the instances, from 0 (text alone) to 1.
     """
@@ -43,12 +53,12 @@ class LabelKeys:
 
     @functools.cached_property
     def _instances(self) -> sparse.csr_matrix:
-        """The instances of each label; text keys alone never ask for it."""
+        """The instances of each label, "label instance". Computed at first use: text keys alone do not need it."""
         return self._label_sets.to_csr(len(self)).T.tocsr()
 
     @property
     def counts(self) -> Int[np.ndarray, " label"]:
-        """How many instances each label has."""
+        """Number of instances of each label."""
         return np.diff(self._instances.indptr)
 
     def __len__(self) -> int:
@@ -59,41 +69,110 @@ class LabelKeys:
         return texts if self.alpha == 0 else mix(texts, self.sums(rows), self.alpha)
 
     def filled(self) -> Float[np.ndarray, "label dim"]:
-        """All keys, in one array that is filled stretch by stretch; text keys alone as they lie there."""
+        """Return all keys in one array, mixed chunk by chunk. With alpha 0 the text keys are not copied."""
         if self.alpha == 0:
             return self[:]
-        return self._stretched(self.__getitem__)
+        return self._fill_by_chunks(self.__getitem__)
 
     def all_sums(self) -> Float[np.ndarray, "label dim"]:
-        """The sums of all labels; text keys alone have none to add up."""
+        """Return the sums of all labels; zeros with alpha 0, where no sum is needed."""
         if self.alpha == 0:
             return np.broadcast_to(np.float32(0), self.shape)
-        return self._stretched(self.sums)
+        return self._fill_by_chunks(self.sums)
 
     def sums(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
-        """The sum of each label's instance vectors."""
+        """Return the sum of each label's instance vectors."""
         instances = self._instances[rows]
         used, columns = np.unique(instances.indices, return_inverse=True)
         compact = sparse.csr_matrix((instances.data, columns, instances.indptr), shape=(instances.shape[0], len(used)))
         sums: np.ndarray = compact @ np.asarray(self._instance_keys[used], dtype=np.float32)
         return sums
 
-    def _stretched(self, read: Callable[[slice], np.ndarray]) -> Float[np.ndarray, "label dim"]:
+    def _fill_by_chunks(self, read: Callable[[slice], np.ndarray]) -> Float[np.ndarray, "label dim"]:
         filled = np.empty(self.shape, dtype=np.float32)
-        for start in range(0, len(self), _STRETCH_LABELS):
-            stretch = slice(start, start + _STRETCH_LABELS)
-            filled[stretch] = read(stretch)
+        for start in range(0, len(self), _CHUNK_LABELS):
+            chunk = slice(start, start + _CHUNK_LABELS)
+            filled[chunk] = read(chunk)
         return filled
+
+
+@dataclass(frozen=True)
+class LabelInputs:
+    """What an adapter reads of the labels: text vectors mixed with instances, without the instances of the step.
+
+    If a query were part of the input of its own labels, it would be near them for that reason alone. The adapter would
+    learn to find a vector in a mean, which does not help with new queries. So each step leaves its queries out.
+
+    Attributes:
+        texts: Vectors of the label texts.
+        instances: Vectors of the instances.
+        values: Y, "instance label". The row of a held-out instance is empty.
+        alpha: Weight of the instances.
+        sums: The sum of each label's instance vectors.
+        counts: Number of instances of each label.
+        excluded: Instances that no label contains, each once.
+    """
+
+    texts: Float[np.ndarray, "label dim"]
+    instances: Float[np.ndarray, "instance dim"]
+    values: sparse.csr_matrix
+    alpha: float
+    sums: Float[np.ndarray, "label dim"]
+    counts: Int[np.ndarray, " label"]
+    excluded: Int[np.ndarray, " excluded"] = dataclasses.field(default_factory=lambda: _NO_INSTANCES)
+    side: ClassVar[Side] = "labels"
+
+    @classmethod
+    def of(
+        cls,
+        texts: Float[np.ndarray, "label dim"],
+        instances: Float[np.ndarray, "instance dim"],
+        label_sets: LabelSets,
+        alpha: float,
+    ) -> LabelInputs:
+        """Sum each label's instances once, for all steps."""
+        keys = LabelKeys(texts, instances, label_sets, alpha)
+        return cls(texts, instances, label_sets.to_csr(len(texts)), alpha, keys.all_sums(), keys.counts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: slice) -> VectorTable:
+        return VectorTable(torch.from_numpy(self.vectors(rows)), self.side, rows.indices(len(self))[0])
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        return np.ones(len(self), dtype=np.int64)
+
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        return np.ones(len(rows), dtype=np.int64)
+
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
+        """Return the unit vectors of these labels, "row dim", their side, and their numbers."""
+        return torch.from_numpy(self.vectors(rows)).to(device), self.side, row_numbers(0, rows, device)
+
+    def excluding(self, instances: Int[np.ndarray, " excluded"]) -> LabelInputs:
+        """Return the same labels without these instances."""
+        return dataclasses.replace(self, excluded=instances if self.alpha else _NO_INSTANCES)
+
+    def vectors(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
+        """Return the mixed vectors of these labels."""
+        texts, sums = np.asarray(self.texts[rows], dtype=np.float32), self.sums[rows]
+        if len(self.excluded):
+            own = self.values[self.excluded][:, rows].T.tocsr()
+            sums = sums - own @ np.asarray(self.instances[self.excluded], dtype=np.float32)
+            sums[self.counts[rows] == np.diff(own.indptr)] = 0  # no instance is left: remove rounding errors
+        return mix(texts, sums, self.alpha)
 
 
 def mix(
     texts: Float[np.ndarray, "row dim"], sums: Float[np.ndarray, "row dim"], alpha: float
 ) -> Float[np.ndarray, "row dim"]:
-    """Unit vectors between text vectors and instance means; where there is nothing to mix with, the text's."""
+    """Mix text vectors with instance sums into unit vectors. A label whose sum is zero keeps its text vector."""
     mixed = (1 - alpha) * texts + alpha * _unit(sums)
     lengths = np.linalg.norm(mixed, axis=1, keepdims=True)
-    nothing = (np.linalg.norm(sums, axis=1, keepdims=True) == 0) | (lengths == 0)
-    keys: np.ndarray = np.where(nothing, texts, mixed / np.where(nothing, 1, lengths)).astype(np.float32)
+    unmixed = (np.linalg.norm(sums, axis=1, keepdims=True) == 0) | (lengths == 0)
+    keys: np.ndarray = np.where(unmixed, texts, mixed / np.where(unmixed, 1, lengths)).astype(np.float32)
     return keys
 
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from trainer.data.split import Entries, Split
+from trainer.distributed import Ranks
 from trainer.errors import MemoryFolderError
 from trainer.files import flush, save_array, write_json
-from trainer.key_sources import KeySource
+from trainer.keys import KeySource
 from trainer.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
-from trainer.ranks import Ranks
 
 # Texts in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
 _CHUNK_TEXTS = 4_096
@@ -47,7 +47,7 @@ def write_memory(
     Returns:
         Number of keys that this call computed, without those of the interrupted run.
     """
-    done = ranks.agree(_write_all_but_keys(folder, plan, labels, instances) if ranks.first else 0)
+    done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances) if ranks.first else 0)
     with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
         for start, stop in _chunks(plan, done):
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
@@ -59,7 +59,7 @@ def write_memory(
     if ranks.first:
         write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
         (folder / "progress.json").unlink()
-    computed: int = ranks.agree(plan.keys - done)  # the other ranks wait until all files are written
+    computed: int = ranks.broadcast_object(plan.keys - done)  # the other ranks wait until all files are written
     return computed
 
 

@@ -1,4 +1,4 @@
-"""Hard negatives: the labels that the encoder, as it is now, wrongly holds for right (RAE-XMC, Table 7)."""
+"""Hard negatives: labels that the current encoder ranks high for a query although they are wrong (RAE-XMC, Table 7)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from trainer.data.split import LabelSets
+from trainer.distributed import Ranks
 from trainer.metrics import hits
-from trainer.ranks import Ranks
 from trainer.search import nearest, nearest_approximate
 
 MineSearch = Literal["exact", "approximate"]
@@ -18,16 +18,16 @@ MineSearch = Literal["exact", "approximate"]
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """For each instance the labels nearest to it that it does not have; -1 where a label was one of its own."""
+    """The labels nearest to each instance. An entry is -1 where the label is one of the instance's own."""
 
     labels: Int[np.ndarray, "instance top"]
 
     def draw(self, rows: Int[np.ndarray, " row"], m: int, random: np.random.Generator) -> Int[np.ndarray, " drawn"]:
-        """Up to `m` of each row's negatives, all equally likely."""
-        listed = self.labels[rows]
-        m = min(m, listed.shape[1])
-        lots = np.where(listed >= 0, random.random(listed.shape), 2.0)
-        drawn = np.take_along_axis(listed, np.argsort(lots, axis=1)[:, :m], axis=1)
+        """Draw up to `m` of each row's negatives, with equal probability."""
+        candidates = self.labels[rows]
+        m = min(m, candidates.shape[1])
+        sort_key = np.where(candidates >= 0, random.random(candidates.shape), 2.0)
+        drawn = np.take_along_axis(candidates, np.argsort(sort_key, axis=1)[:, :m], axis=1)
         return drawn[drawn >= 0]
 
 
@@ -40,15 +40,15 @@ def mine(
     device: str,
     ranks: Ranks,
 ) -> HardNegatives:
-    """Find each instance's `top` nearest labels and strike out its own.
+    """Find the `top` nearest labels of each instance, and replace its own labels by -1.
 
     Args:
         queries: The vectors of this rank's share of the instances.
         label_keys: The vectors of all labels.
         label_sets: The labels of each instance.
-        top: Labels to look at, before the instance's own are struck out.
-        search: Brute force, or inverted lists for many labels on a CPU.
-        device: Where to search by brute force.
+        top: Number of nearest labels, including the instance's own.
+        search: Exact search, or inverted lists for many labels on a CPU.
+        device: Device of an exact search.
         ranks: The processes that share the work.
     """
     start, stop = ranks.bounds(len(label_sets))
@@ -59,4 +59,4 @@ def mine(
         _, found = nearest_approximate(queries, label_keys, top)
     own = hits(found, label_sets.to_csr(len(label_keys))[start:stop])
     found = np.where(own, -1, found).astype(np.int32)
-    return HardNegatives(ranks.join_arrays(found, len(label_sets), device))
+    return HardNegatives(ranks.all_gather_arrays(found, len(label_sets), device))

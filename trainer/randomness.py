@@ -1,4 +1,4 @@
-"""Random numbers: numpy's, each drawn for a purpose from a seed of its own, and torch's, which drop units out."""
+"""Random numbers: numpy generators with a seed for each purpose, and torch's generators, which draw the dropout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What random numbers are for; no two purposes share a stream."""
+    """The use of random numbers. Each purpose has a stream of its own."""
 
     VALIDATION = 0
     ORDER = 1
@@ -26,7 +26,7 @@ def generator(seed: int, purpose: Purpose, number: int = 0) -> np.random.Generat
     return np.random.default_rng([seed, purpose, number])
 
 
-# Of torch's generators, by the device they draw on: the CPU's, and the GPU's where the model is on one.
+# States of torch's generators by device: the CPU's, and the GPU's if the model is on one.
 RandomState = dict[str, Tensor]
 
 
@@ -37,7 +37,7 @@ def random_state(device: str) -> RandomState:
     return state
 
 
-def restore(state: RandomState) -> None:
-    torch.set_rng_state(state["cpu"].clone())  # torch crashes on a row of a larger tensor that is not its first
+def restore_random_state(state: RandomState) -> None:
+    torch.set_rng_state(state["cpu"].clone())  # torch crashes on a row of a larger tensor that is not its first row
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].clone(), "cuda")

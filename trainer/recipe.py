@@ -1,74 +1,84 @@
-"""The recipe: everything that decides the trained weights, with every default filled in."""
+"""The recipe of a training: every choice that determines the trained weights, with all defaults filled in."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import TrainingError
-from trainer.methods import METHODS, Method, Options
+from trainer.methods import METHODS, Method, MethodOptions
 from trainer.negatives import MineSearch
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
-# By what is trained: a frozen encoder's adapter is cheap and starts from nothing, a whole encoder is neither.
+# Defaults by what is trained. Steps of an adapter are cheap, and an adapter starts from nothing.
 _EPOCHS = {"adapter": 15, "full": 3}
-_NO_END = 1_000
 _LEARNING_RATE = {"adapter": 1e-3, "full": 1e-4}
 _BATCH_SIZE = {"adapter": 256, "full": 128}
+# Epochs of a training that only --max-seconds ends.
+_UNLIMITED_EPOCHS = 1_000
 
 _WARM_UP_SHARE = 0.1
 
-# These decide the weights while they are made; once they are, it does not matter where one goes on.
-_MAKING = ("micro_batch", "ranks", "device")
+# Fields that change the course of a training but do not matter once it is done.
+_ONLY_WHILE_TRAINING = ("micro_batch", "ranks", "device")
 
-# NGAME clusters anew every fifth of many epochs; here of few, it is every sixth part of them.
+# NGAME clusters every fifth of many epochs. With few epochs, clusterings are a sixth of all epochs apart.
 _CLUSTER_EVERY, _CLUSTERINGS = 5, 6
-# Queries of a growing cluster, at first; labels that share a free vector.
-_FIRST_CLUSTER, _LABELS_PER_FREE = 8, 2
+# Queries of a growing cluster at the first clustering.
+_FIRST_CLUSTER = 8
 
-# Pairs of instance and label that brute force goes through in about half a minute on two cores.
+# Pairs of instance and label that exact search compares in about half a minute on two cores.
 _MOST_EXACT_PAIRS = 1 << 31
+
+# Values of fields that older recipes do not have.
+_SINCE_ADDED = {
+    "max_seconds": 0.0,
+    "positive_sampling": "uniform",
+    "clusters": 0,
+    "cluster_from": 0,
+    "cluster_every": 1,
+    "options": {},
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train on a dataset; two equal recipes make equal weights: on one CPU to the byte, else but for rounding.
+    """How to train on a dataset. Equal recipes give equal weights, on one CPU bit by bit, elsewhere up to rounding.
 
-    Not so with `max_seconds`: what ends by the clock, ends where the machine has got to.
+    A training with `max_seconds` is an exception: the number of its steps depends on the speed of the machine.
 
     Attributes:
-        encoder: Its name, pooling and lengths.
-        encoder_sha256: Of the weights that training starts from.
-        dataset_sha256: Of the labels and instances.
+        encoder: Name, pooling and lengths of the encoder.
+        encoder_sha256: Digest of the weights at the start of the training.
+        dataset_sha256: Digest of labels and instances.
         method: A key of `METHODS`.
-        train: `adapter`, on a frozen encoder, or `full`.
+        train: `adapter` (on a frozen encoder) or `full`.
         steps: Optimizer steps in all.
-        epochs: Passes over the instances; the last may be cut short by `steps`.
-        batch_size: Queries a step.
-        learning_rate: Peak, reached after the first tenth of the steps, then falling to 0 in a line.
-        temperature: Tau of the loss; 1 for a method that has none.
-        hard_negatives: Mined labels a query. None: the pool is the whole label space.
+        epochs: Passes over the instances. `steps` may cut the last one short.
+        batch_size: Queries of a step.
+        learning_rate: Peak, reached after the first tenth of the steps. Then the rate falls linearly to 0.
+        temperature: Tau of the loss; 1 if the method has none.
+        hard_negatives: Mined negatives of a query. None: the pool is the whole label space.
         mine_every: Steps between two minings.
-        mine_top: Labels looked at for each instance.
+        mine_top: Nearest labels of an instance from which negatives are drawn.
         mine_search: `exact` or `approximate`.
-        positives: True labels drawn a query; 0: all.
+        positives: True labels drawn for a query; 0: all.
         validation_fraction: Share of the instances that is held out.
-        label_inputs: `text` or `enriched`: what an adapter reads of a label.
-        label_key_alpha: Weight of the instances in the label keys that validation asks.
+        label_inputs: What an adapter reads of a label: `text` or `enriched`.
+        label_key_alpha: Weight of the instances in the label keys that validation searches.
         precision: `fp32` or `bf16`.
-        seed: Decides every random draw.
+        seed: Seed of all random draws.
         micro_batch: Rows that go through the model at once, and so share a draw of dropout; 0: as memory allows.
-        ranks: Processes that share each step; each has its own dropout.
+        ranks: Processes that share each step. Each draws its own dropout.
         device: `cpu` or `cuda`, whose random numbers differ.
-        max_seconds: When training ends, if its steps are not done by then; 0: never.
+        max_seconds: Seconds after which training ends, if its steps are not done before; 0: no limit.
         positive_sampling: `uniform`, or by inverse `propensity`.
-        clusters: Of queries, that batches are made of at first; 0: random batches throughout.
-        cluster_from: The epoch from which on they are.
+        clusters: Clusters of queries that form batches at first; 0: random batches.
+        cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
-        options: What else the method was told.
+        options: The options of the method.
     """
 
     encoder: dict[str, Any]
@@ -99,7 +109,7 @@ class Recipe:
     clusters: int = 0
     cluster_from: int = 0
     cluster_every: int = 1
-    options: Options = Options()
+    options: MethodOptions = MethodOptions()
 
     @classmethod
     def of(
@@ -113,21 +123,20 @@ class Recipe:
         device: str,
         ranks: int = 1,
     ) -> Recipe:
-        """Fill in what the settings leave open.
+        """Make a recipe from settings, and fill in their defaults.
 
         Args:
-            settings: What the user asked for.
-            encoder: Name, pooling and lengths of the encoder to start from.
-            encoder_sha256: Of its weights.
-            dataset_sha256: Of the dataset.
-            instances: How many there are to train on, validation not counted.
-            labels: How many there are.
-            device: Where it will be trained.
-            ranks: By how many processes.
+            settings: The user's settings.
+            encoder: Name, pooling and lengths of the encoder at the start.
+            encoder_sha256: Digest of its weights.
+            dataset_sha256: Digest of the dataset.
+            instances: Number of instances to train on, without those held out.
+            labels: Number of labels.
+            device: Device of the training.
+            ranks: Number of processes.
 
         Raises:
-            TrainingError: If a batch is larger than the dataset, there are more clusters than instances to train on, or
-                a bank is larger than the label set.
+            TrainingError: If a setting does not suit the number of instances, labels or epochs.
         """
         method, train = METHODS[settings.method], settings.train
         if settings.batch_size is not None and settings.batch_size > instances:
@@ -152,10 +161,6 @@ class Recipe:
             raise TrainingError(
                 f"--cluster-from {settings.cluster_from}: expected an epoch before the end, found {epochs} in all; "
                 "choose an earlier one, or --clusters 0"
-            )
-        if (settings.bank or 0) > labels:
-            raise TrainingError(
-                f"--bank {settings.bank}: expected at most {labels:,}, the labels; choose a smaller one"
             )
         steps = min(epochs * per_epoch, settings.max_steps or epochs * per_epoch)
         clusters = _clusters(settings, method, instances, per_epoch)
@@ -188,7 +193,7 @@ class Recipe:
             clusters=clusters,
             cluster_from=settings.cluster_from,
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
-            options=_options(settings, method, labels),
+            options=_options(settings, method).with_defaults(labels),
         )
 
     @property
@@ -196,47 +201,46 @@ class Recipe:
         return bool(self.hard_negatives)
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
-        """The learning rate of a step: a line up to the peak, a line down to 0, by steps or by time, as either ends."""
+        """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.
+
+        With `max_seconds`, the rate follows the steps or the time, whichever is further.
+        """
         if self.max_seconds:
             step = max(step, min(self.steps - 1, int(seconds / self.max_seconds * self.steps)))
         warm_up = max(1, math.ceil(_WARM_UP_SHARE * self.steps))
         return self.learning_rate * min((step + 1) / warm_up, (self.steps - step) / max(1, self.steps - warm_up))
 
-    def pace(self, lookup: bool) -> float:
-        """How much faster than all else a head learns: its networks, or what it looks up for a label (UniDEC)."""
+    def head_rate_factor(self, lookup: bool) -> float:
+        """Return the factor on the learning rate of a head: of its lookup tables, or of its networks (UniDEC)."""
         return 1.0 if self.train == "adapter" else 10.0 if lookup else 2.0
 
     def ended(self, step: int, seconds: float) -> bool:
         return step >= self.steps or 0 < self.max_seconds <= seconds
 
+    def as_json(self) -> dict[str, Any]:
+        return vars(self) | {"options": self.options.model_dump(mode="json")}
+
     def differences(self, other: dict[str, Any], trained: bool = False) -> list[str]:
-        """What a saved recipe, whose training may be done, does otherwise, as its user would call it."""
-        own, other = _saved(dataclasses.asdict(self)), _saved(_SINCE_ADDED | other)
-        counts = [name for name in own if not (trained and name in _MAKING)]
+        """Return the fields in which a saved recipe differs, by the names that users know.
+
+        Args:
+            other: The saved recipe.
+            trained: Whether its training is done.
+        """
+        own, other = _flat(self.as_json()), _flat(_SINCE_ADDED | other)
+        counts = [name for name in own if not (trained and name in _ONLY_WHILE_TRAINING)]
         names = [name.removesuffix("_sha256") for name in counts if name not in other or other[name] != own[name]]
         return list(dict.fromkeys(names))
 
 
-# What a recipe that was saved before these existed would have held.
-_SINCE_ADDED = {
-    "max_seconds": 0.0,
-    "positive_sampling": "uniform",
-    "clusters": 0,
-    "cluster_from": 0,
-    "cluster_every": 1,
-    "options": dataclasses.asdict(Options()),
-}
-
-
 def _epochs(settings: TrainSettings) -> int:
-    """Passes over the instances; a training that ends by the clock needs no other end."""
     if settings.epochs is None:
-        return _NO_END if settings.max_seconds else _EPOCHS[settings.train]
+        return _UNLIMITED_EPOCHS if settings.max_seconds else _EPOCHS[settings.train]
     return settings.epochs
 
 
 def _clusters(settings: TrainSettings, method: Method, instances: int, per_epoch: int) -> int:
-    """Of how many clusters of queries batches are made, at first."""
+    """Return the number of clusters at the first clustering."""
     if settings.clusters is not None:
         return settings.clusters
     return {"none": 0, "growing": math.ceil(instances / _FIRST_CLUSTER), "whole": per_epoch}[method.clusters]
@@ -246,24 +250,16 @@ def _cluster_every(settings: TrainSettings, epochs: int) -> int:
     return settings.cluster_every or max(1, min(_CLUSTER_EVERY, epochs // _CLUSTERINGS))
 
 
-def _options(settings: TrainSettings, method: Method, labels: int) -> Options:
-    """What the method heeds of its own settings; the others stay at what changes nothing."""
-    bank = settings.bank or 1 << max(0, int(math.log2(labels / _LABELS_PER_FREE)))
-    told: dict[str, Any] = {
-        "symmetric": settings.symmetric,
-        "psl": settings.psl,
-        "margin": settings.margin,
-        "prototype": tuple(settings.prototype),
-        "bank": bank if "free" in settings.prototype else 0,
-    }
-    return Options(**{name: value for name, value in told.items() if name in method.flags})
+def _options(settings: TrainSettings, method: Method) -> MethodOptions:
+    """Return the settings that belong to the method."""
+    return method.options(**{name: getattr(settings, name) for name in method.options.model_fields})
 
 
-def _saved(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as JSON brings it back, what its method was told among the rest."""
+def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe as JSON stores it, with the method's options among the other fields."""
     flat: dict[str, Any] = json.loads(json.dumps(recipe))
-    told: dict[str, Any] = flat.pop("options", {})
-    return flat | told
+    options: dict[str, Any] = flat.pop("options", {})
+    return flat | options
 
 
 def _mine_search(search: str, pairs: int, device: str) -> MineSearch:

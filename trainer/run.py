@@ -15,25 +15,24 @@ import torch
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.data.dataset import Dataset, open_dataset
 from trainer.data.split import Split
-from trainer.device_memory import told_when_full
+from trainer.distributed import Ranks, process_group
 from trainer.encoder import Encoder, choose_device
 from trainer.errors import MemoryFolderError, TrainingError
-from trainer.flags import check_flags
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
-from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
-from trainer.label_inputs import LabelInputs
+from trainer.keys import AdaptedKeys, EncodedTexts, KeySource
+from trainer.label_keys import LabelInputs
 from trainer.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, differences, is_complete, open_memory
+from trainer.memory_check import explain_out_of_memory, require_memory
 from trainer.memory_writer import write_memory
 from trainer.methods import METHODS
-from trainer.ranks import Ranks, joined_ranks
 from trainer.recipe import Recipe
-from trainer.room import check_room
 from trainer.run_folder import RunFolder, TrainingResult
-from trainer.settings import TrainSettings, TuneSettings
+from trainer.settings import TuneSettings
 from trainer.stopwatch import Stopwatch, peak_memory_bytes
 from trainer.tokens import VectorTable
 from trainer.train import Machine, Task, train
+from trainer.train_settings import TrainSettings
 from trainer.tune import tune
 from trainer.validation import Validation, hold_out
 
@@ -75,9 +74,8 @@ def write_run(settings: TrainSettings) -> None:
         TrainingError: If the dataset is too small, the loss diverges, or the folder holds another training.
         MemoryFolderError: If the folder holds a memory with another plan.
     """
-    check_flags(settings)
     device = choose_device(settings.device)
-    with told_when_full(), joined_ranks(device) as ranks:
+    with explain_out_of_memory(), process_group(device) as ranks:
         dataset = open_dataset(settings.dataset, settings.format)
         instances = dataset.read_split("train")
         encoder = load_encoder(
@@ -141,7 +139,7 @@ def _check_head(run: Run, recipe: Recipe) -> None:
         head = _create_head(run, recipe)
     if head is not None:
         what = f"--method {recipe.method}: {len(run.dataset.labels):,} labels of {head.dim} dimensions"
-        check_room(head, what, run.encoder.device)
+        require_memory(head, what, run.encoder.device)
 
 
 def _run_without_training(run: Run) -> None:
@@ -169,7 +167,7 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             labels,
             run.instances.labels,
             _validation(run, held_out),
-            keep=lambda: save_checkpoint(encoder, run.folder.checkpoint),
+            save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, encoder.device)
@@ -199,7 +197,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             label_inputs,
             run.instances.labels,
             _validation(run, held_out),
-            keep=lambda: save_checkpoint(encoder, run.folder.checkpoint),
+            save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
@@ -211,7 +209,9 @@ def _begin_training(run: Run, recipe: Recipe) -> bool:
     """Prepare the run folder; return whether the training is still to be done."""
     settings, folder = run.settings, run.folder
     return bool(
-        run.ranks.agree(folder.begin_training(recipe, settings.resume, settings.overwrite) if run.ranks.first else None)
+        run.ranks.broadcast_object(
+            folder.begin_training(recipe, settings.resume, settings.overwrite) if run.ranks.first else None
+        )
     )
 
 
@@ -273,7 +273,7 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
         run.folder.write_training(recipe, TrainingResult(progress, peak_memory_bytes(), trainable))
-    progress = run.ranks.agree(progress)  # the other ranks wait until the file is written
+    progress = run.ranks.broadcast_object(progress)  # the other ranks wait until the file is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.report(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
     shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.shares().items())
@@ -299,7 +299,7 @@ def _has_intact_memory(run: Run, memory: Path) -> bool:
         except MemoryFolderError:
             run.report(f"{memory}: damaged; writing it again")
             shutil.rmtree(memory)
-    return bool(run.ranks.agree(is_complete(memory)))
+    return bool(run.ranks.broadcast_object(is_complete(memory)))
 
 
 def _report_existing_memory(run: Run, plan: MemoryPlan) -> None:

@@ -189,7 +189,7 @@ class RunFolder:
             self._training,
             {
                 "format_version": _FORMAT_VERSION,
-                "recipe": dataclasses.asdict(recipe),
+                "recipe": recipe.as_json(),
                 "done": result is not None,
                 "progress": result and dataclasses.asdict(result.progress),
                 "measured": result and result.measurements(),

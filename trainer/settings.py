@@ -1,4 +1,8 @@
-"""What the trainer can be told: environment variable, flag, default and help of each setting, in one place."""
+"""The trainer's settings: environment variable, flag, default and help text of each, declared once.
+
+`SharedTrainSettings` are the flags of `recollect train` that all methods share; each method declares its own flags in
+`trainer.methods`. This module does not import torch, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, N
 
 
 def _split(value: object) -> object:
-    """A list as flags and variables write it: 0,.1,.5."""
+    """Split a list as flags and variables write it: 0,.1,.5."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -18,11 +22,12 @@ Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"]
 
-# What several verbs can be told alike.
+# Settings that several verbs share.
 Layout = Annotated[
     Literal["auto", "native", "xmc", "pecos", "parquet"],
-    Field(description="the dataset's layout; auto recognises it from the folder's files"),
+    Field(description="layout of the dataset; auto: recognised from the folder's files"),
 ]
 EncoderName = Annotated[
     str,
@@ -32,41 +37,41 @@ EncoderName = Annotated[
 ]
 Pooling = Annotated[
     Literal["auto", "mean", "cls"],
-    Field(description="how token vectors become one; auto takes what the encoder declares, else the mean"),
+    Field(description="how token vectors become one vector; auto: as the encoder declares, else mean"),
 ]
-MaxLength = Annotated[int, Field(ge=3, le=8192, description="tokens at which instances and queries are cut")]
-LabelMaxLength = Annotated[int, Field(ge=3, le=8192, description="tokens at which label texts are cut")]
+MaxLength = Annotated[int, Field(ge=3, le=8192, description="most tokens of an instance or query; the rest is cut off")]
+LabelMaxLength = Annotated[int, Field(ge=3, le=8192, description="most tokens of a label text; the rest is cut off")]
 Trained = Annotated[
     Literal["adapter", "full"],
-    Field(description="adapter: a small head on a frozen encoder, minutes on a CPU; full: the whole encoder"),
+    Field(description="adapter: a small network on a frozen encoder, minutes on a CPU; full: the whole encoder"),
 ]
-MaxSteps = Annotated[int, Field(ge=0, description="optimizer steps at most; 0: as many as the epochs have")]
+MaxSteps = Annotated[int, Field(ge=0, description="most optimizer steps; 0: no limit but --epochs")]
 MaxSeconds = Annotated[
     float,
-    Field(ge=0, description="seconds at which training ends, its learning rate falling with the time; 0: no limit"),
+    Field(ge=0, description="most seconds of training; the learning rate falls to 0 by then; 0: no limit"),
 ]
 BatchSize = Annotated[
     Annotated[int, Field(ge=1)] | None,
-    Field(description="queries a step; unset: 256 for an adapter, 128 for full, or all there are"),
+    Field(description="queries in a step; unset: 256 for an adapter, 128 for full, or all instances if fewer"),
 ]
 LearningRate = Annotated[
-    Positive | None, Field(description="peak of AdamW's rate; unset: 1e-3 for an adapter, 1e-4 for full")
+    Positive | None, Field(description="peak learning rate of AdamW; unset: 1e-3 for an adapter, 1e-4 for full")
 ]
 TrainingPrecision = Annotated[
     Literal["auto", "fp32", "bf16"],
-    Field(description="of matrix products while training; auto: bf16 on a GPU, fp32 on a CPU"),
+    Field(description="precision of matrix products in training; auto: bf16 on a GPU, fp32 on a CPU"),
 ]
-TrainingDevice = Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train and encode")]
+TrainingDevice = Annotated[Literal["auto", "cpu", "cuda"], Field(description="device for training and encoding")]
 Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"]
 Propensity = Annotated[
     tuple[float, Positive],
     *Listed,
-    Field(description="A,B of the propensity model behind PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"),
+    Field(description="A,B of the propensity model of PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"),
 ]
 
 
 class TrainerSettings(BaseSettings):
-    """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+    """Base class: each setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
     model_config = SettingsConfigDict(
         env_prefix="RECOLLECT_",
@@ -79,13 +84,13 @@ class TrainerSettings(BaseSettings):
 
 
 class SampleSettings(TrainerSettings):
-    """Write the built-in sample dataset: the Python standard library's own documentation."""
+    """Write the built-in sample dataset: the documentation of Python's standard library."""
 
     folder: CliPositionalArg[Path] = Field(description="folder to write; must be absent or empty")
 
 
-class TrainSettings(TrainerSettings):
-    """Train an encoder on a dataset and remember the dataset with it: checkpoint/ and memory/ in a run folder."""
+class SharedTrainSettings(TrainerSettings):
+    """The flags of `recollect train` that all methods share."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
@@ -95,9 +100,7 @@ class TrainSettings(TrainerSettings):
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
     train: Trained = "adapter"
-    method: Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"] = Field(
-        "rae", description="loss, pool of keys, and what is learnt above the encoder"
-    )
+    method: MethodName = Field("rae", description="training method: loss, pool of keys, and head above the encoder")
     epochs: int | None = Field(
         None,
         ge=0,
@@ -111,74 +114,57 @@ class TrainSettings(TrainerSettings):
         None, gt=0, description="tau of the loss; unset: the method's, from 0.04 to 0.056; prime has none"
     )
     positives: int | None = Field(
-        None, ge=0, description="true labels drawn for the pool a query and visit; 0: all; unset: the method's"
+        None, ge=0, description="true labels drawn for a query at each visit; 0: all; unset: the method's"
     )
     positive_sampling: Literal["uniform", "propensity"] | None = Field(
-        None, description="how they are drawn: all alike, or rare ones more often; unset: the latter for prime"
+        None, description="draw true labels uniformly, or rare ones more often; unset: propensity for prime"
     )
     hard_negatives: int | None = Field(
-        None,
-        ge=0,
-        description="mined labels pushed away a query; unset: the method's; for dexml and softtopk all labels",
+        None, ge=0, description="mined negatives of a query; unset: the method's; dexml and softtopk use all labels"
     )
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: an epoch")
-    mine_top: int = Field(50, ge=1, description="nearest labels of an instance among which its negatives are drawn")
+    mine_top: int = Field(50, ge=1, description="nearest labels of an instance from which negatives are drawn")
     mine_search: Literal["auto", "exact", "approximate"] = Field(
-        "auto", description="how to find them: brute force, or inverted lists; auto: these for many on a CPU"
+        "auto", description="search for negatives: exact, or inverted lists; auto: lists for many labels on a CPU"
     )
     clusters: int | None = Field(
         None,
         ge=0,
-        description="clusters of near queries that batches are made of; 0: random batches; unset: the method's",
+        description="clusters of similar queries that form batches; 0: random batches; unset: the method's",
     )
     cluster_from: int = Field(
-        0, ge=0, description="epoch from which on they are; an encoder that knows no texts yet needs random ones first"
+        0, ge=0, description="first epoch with clustered batches; an untrained encoder needs random ones first"
     )
     cluster_every: int | None = Field(
-        None, ge=1, description="epochs between two clusterings, each of half as many; unset: a sixth of all, 5 at most"
-    )
-    symmetric: CliImplicitFlag[bool] = Field(
-        True, description="prime, unidec, supcon: learn from labels that are asked for queries as well"
-    )
-    psl: Literal["pal-n", "pal"] = Field(
-        "pal-n", description="unidec, supcon: the mean over a query's true labels, or their sum"
-    )
-    prototype: Annotated[list[Literal["text", "free", "centroid"]], *Listed, NotEmpty] = Field(
-        ["text", "free", "centroid"], description="prime: what a label's prototype is made of"
-    )
-    bank: int | None = Field(
-        None, ge=1, description="prime: free vectors that labels share; unset: a power of two, one for 2 or 3 labels"
-    )
-    margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
-        (0.1, 0.3), description="prime: bounds of the triplets' margin; a fixed one where they are equal"
+        None, ge=1, description="epochs between clusterings, each with half the clusters; unset: a sixth, at most 5"
     )
     micro_batch: int = Field(
-        0, ge=0, description="texts that go through the encoder at once, by gradient cache; 0: as memory allows"
+        0, ge=0, description="texts that the encoder processes at once, by gradient cache; 0: as memory allows"
     )
     validation_fraction: float = Field(
-        0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, 4,000 at most"
+        0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, at most 4,000"
     )
-    seed: int = Field(0, ge=0, description="decides every random draw")
+    seed: int = Field(0, ge=0, description="seed of all random draws")
     device: TrainingDevice = "auto"
     precision: TrainingPrecision = "auto"
     label_inputs: Literal["text", "enriched"] | None = Field(
         None,
-        description="what an adapter reads of a label: its text's vector (prime), or half that, half its instances'",
+        description="input of an adapter for a label: text vector (prime), or mixed with the mean of its instances",
     )
     label_keys: Literal["text", "enriched"] = Field(
-        "text", description="a label's key: its text's vector, or that mixed with the mean of its instances'"
+        "text", description="key of a label: its text vector, or mixed with the mean of its instances"
     )
     label_key_alpha: float = Field(0.5, ge=0, le=1, description="weight of the instances in enriched label keys")
-    key_dtype: Literal["float32", "float16"] = Field("float32", description="type in which keys are stored")
+    key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(
-        None, description="memory/ of a run with --epochs 0 whose keys an adapter trains on, instead of encoding again"
+        None, description="memory/ of a run with --epochs 0, whose keys an adapter uses instead of encoding again"
     )
     tune: Literal["auto", "yes", "no"] = Field(
-        "auto", description="let what is held out choose the memory's lambda, as `recollect tune` does; auto: for prime"
+        "auto", description="choose the memory's lambda on held-out instances, as `recollect tune`; auto: for prime"
     )
-    save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training's state")
-    resume: CliImplicitFlag[bool] = Field(False, description="go on with the training that the run folder holds")
-    overwrite: CliImplicitFlag[bool] = Field(False, description="replace what the run folder holds")
+    save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training state")
+    resume: CliImplicitFlag[bool] = Field(False, description="continue the unfinished training of the run folder")
+    overwrite: CliImplicitFlag[bool] = Field(False, description="replace the contents of the run folder")
 
     @property
     def alpha(self) -> float:
@@ -187,11 +173,11 @@ class TrainSettings(TrainerSettings):
 
 
 class TuneSettings(TrainerSettings):
-    """Choose lambda, tau, b and the label keys' alpha on held-out instances, and make them the memory's defaults."""
+    """Choose lambda, tau, b and the label keys' alpha on held-out instances, as the new defaults of the memory."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
-    metric: Metric = Field("nDCG@5", description="what to make as great as can be")
-    queries: int = Field(2_000, ge=1, description="held-out instances to ask, at most")
+    metric: Metric = Field("nDCG@5", description="metric to maximise")
+    queries: int = Field(2_000, ge=1, description="most held-out instances to use as queries")
     lambda_: Annotated[list[Share], *Listed, NotEmpty] = Field(
         [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1], alias="lambda", description="lambdas to try"
     )
@@ -202,8 +188,8 @@ class TuneSettings(TrainerSettings):
         [25, 50, 100, 200, 400], description="numbers of keys to try"
     )
     label_key_alpha: Annotated[list[Share], *Listed, NotEmpty] = Field(
-        [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: its text alone"
+        [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: text alone"
     )
     propensity: Propensity = (0.55, 1.5)
-    seed: int = Field(0, ge=0, description="decides which instances are asked, where training held out none")
-    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for machines")
+    seed: int = Field(0, ge=0, description="seed of the choice of queries, if training held none out")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for programs")

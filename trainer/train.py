@@ -1,4 +1,4 @@
-"""The training loop, top to bottom: mine when due, draw a batch, take its gradient, step; validate, save when due."""
+"""The training loop: cluster and mine when due, draw a batch, compute its gradient, step; validate and save if due."""
 
 from __future__ import annotations
 
@@ -15,65 +15,63 @@ from jaxtyping import Float, Int
 from torch import nn
 
 from trainer.batches import Batches
-from trainer.clustering import balanced_clusters
-from trainer.curriculum import Curriculum
+from trainer.clustering import Curriculum, balanced_clusters
 from trainer.data.split import LabelSets
-from trainer.device_memory import kept_tokens
+from trainer.distributed import Ranks
 from trainer.encoder import embed
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
-from trainer.heads.head import Refinement
+from trainer.heads.dual_encoder import DualEncoder
 from trainer.keys import KeyMaker
+from trainer.memory_check import kept_tokens, trim_heap
 from trainer.methods import METHODS
 from trainer.metrics import propensity_weights
 from trainer.negatives import HardNegatives, mine
 from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
-from trainer.ranks import Ranks
 from trainer.recipe import Recipe
-from trainer.room import trim_heap
 from trainer.run_log import RunLog
 from trainer.stopwatch import Stopwatch
 from trainer.tokens import Inputs
 from trainer.training_state import Learner, Progress, load_state, save_state
 from trainer.validation import Validation
 
-# Instances whose vectors are looked at before a checkpoint is kept.
-_PROBED = 64
-# DEXML: weight decay .01, but none on norms and biases. The clip is the customary one.
+# Instances whose vectors are checked before a checkpoint is saved.
+_CHECKED_INSTANCES = 64
+# DEXML: weight decay .01, but none on norms and biases. Clipping at 1 is customary.
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
-# Steps between two looks for memory to give back.
+# Steps between two calls of `trim_heap`.
 _TRIM_EVERY = 64
-# A and B of the propensity model, as most datasets have them.
+# A and B of the propensity model, as for most datasets.
 _PROPENSITY = 0.55, 1.5
-# Tokens of one micro-batch: enough to fill the cores, few enough to hold little padding.
+# Tokens of a micro-batch: enough to use all cores, few enough for little padding.
 _MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to learn, and from what.
+    """A model and the data to train it on.
 
     Attributes:
-        model: What learns: the whole encoder, or what stands on a frozen one.
-        queries: Its inputs for all instances.
-        labels: Its inputs for all labels.
+        model: The model to train: the whole encoder, or adapter and head above a frozen one.
+        queries: Inputs of all instances.
+        labels: Inputs of all labels.
         label_sets: The labels of each instance.
-        validation: Which instances are held out, and how they are asked.
-        keep: Writes the model's checkpoint; called when it is the best so far.
+        validation: The held-out instances.
+        save_best: Writes the model's checkpoint. Called when the model is the best so far.
     """
 
-    model: Refinement
+    model: DualEncoder
     queries: Inputs
     labels: Inputs
     label_sets: LabelSets
     validation: Validation
-    keep: Callable[[], None]
+    save_best: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a training runs, which its recipe names too, and how often it saves itself.
+    """Where a training runs, and how often it saves its state.
 
     Attributes:
         ranks: The processes that train together.
@@ -87,17 +85,17 @@ class Machine:
 
 
 def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Stopwatch) -> Progress:
-    """Train the task's model, going on from the newest state in `folder` if there is one.
+    """Train a model. Resume from the newest state in `folder`, if there is one.
 
     Args:
-        task: What there is to learn.
-        recipe: How.
-        folder: Run folder; takes `metrics.jsonl` and `state/`.
-        machine: Where.
-        watch: Told where the time goes.
+        task: Model and data.
+        recipe: How to train.
+        folder: Run folder, in which `metrics.jsonl` and `state/` are written.
+        machine: Where to train.
+        watch: Measures the time of each part.
 
     Returns:
-        Where the training ended, and its best checkpoint.
+        The progress at the end.
 
     Raises:
         TrainingError: If the loss, its gradient or a vector is not finite, or the state cannot be saved or read.
@@ -130,7 +128,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             with watch("start"):
                 tick = time.monotonic()
                 _start_head(task, keys, recipe, machine)
-                progress.seconds = ranks.agree(time.monotonic() - tick)
+                progress.seconds = ranks.broadcast_object(time.monotonic() - tick)
             with watch("validate"):
                 _validate(task, keys, progress, ranks, log)
         while not recipe.ended(progress.step, progress.seconds):
@@ -141,29 +139,32 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
                 with watch("mine"):
                     learner.negatives = _mine(task, keys, step, recipe, machine)
-            keys.forget()  # this step changes the model
+            keys.clear()  # this step changes the model
             with watch("batch"):
                 batch = batches.at(step, learner.negatives, learner.clusters)
             with watch("gradient"):
                 loss = objective.backward(batch)
             with watch("optimizer"):
                 rate = recipe.rate(step, progress.seconds)
-                norm = _descend(learner, rate)
+                norm = _take_step(learner, rate)
             if not math.isfinite(loss):
-                raise _diverged(f"a loss of {loss}", step, recipe, progress, folder)
+                raise _divergence(f"a loss of {loss}", step, recipe, progress, folder)
             if not math.isfinite(norm):
-                raise _diverged(f"a gradient of length {norm}", step, recipe, progress, folder)
+                raise _divergence(f"a gradient of length {norm}", step, recipe, progress, folder)
             if step % _TRIM_EVERY == 0:
                 trim_heap()
-            progress.step, progress.seconds = step + 1, progress.seconds + ranks.agree(time.monotonic() - tick)
+            progress.step, progress.seconds = (
+                step + 1,
+                progress.seconds + ranks.broadcast_object(time.monotonic() - tick),
+            )
             last = recipe.ended(progress.step, progress.seconds)
             log.step(loss, rate, len(batch.rows), time.monotonic() - tick, last)
             if progress.step % batches.per_epoch == 0 or last:
                 with watch("validate"):
-                    if not _answers(model, task, device):
-                        raise _diverged("vectors that are not", step, recipe, progress, folder)
+                    if not _has_finite_vectors(model, task, device):
+                        raise _divergence("vectors that are not finite", step, recipe, progress, folder)
                     _validate(task, keys, progress, ranks, log)
-            if ranks.agree(time.monotonic() - saved >= 60 * machine.save_minutes):
+            if ranks.broadcast_object(time.monotonic() - saved >= 60 * machine.save_minutes):
                 with watch("save"):
                     save_state(folder / "state", progress, learner, ranks)
                 saved = time.monotonic()
@@ -176,90 +177,93 @@ def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machin
 
 
 def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, machine: Machine) -> None:
-    """Let a method's head begin with the vectors below it; what is held out has no part in that."""
+    """Initialise the head from the vectors below it, without the held-out instances."""
     model, ranks = task.model, machine.ranks
     if (head := model.head) is None:
         return
     model.head = None
     below = keys.at(0)
     model.head = head
-    keys.forget()
-    instances = ranks.join_arrays(below.instances, len(task.label_sets), machine.device)
+    keys.clear()
+    instances = ranks.all_gather_arrays(below.instances, len(task.label_sets), machine.device)
     values = task.label_sets.where(~task.validation.held_out).to_csr(len(task.labels))
     head.start(below.labels, instances, values, recipe.seed)
-    ranks.spread(head.state_dict().values())  # so that rounding cannot make ranks differ in what means what
+    ranks.broadcast(head.state_dict().values())  # rounding must not give ranks different weights
 
 
 def _cluster(
     task: Task, keys: KeyMaker, step: int, clusters: int, recipe: Recipe, machine: Machine
 ) -> Int[np.ndarray, " instance"]:
-    """The cluster of each instance to train on, -1 for all others; the first rank, which has all keys, finds them."""
+    """Return the cluster of each instance, -1 for a held-out one. Rank 0, which has all keys, computes them."""
     now, ranks = keys.at(step), machine.ranks
     numbers = np.full(len(task.label_sets), -1, dtype=np.int32)
     if ranks.first:
         rows = np.flatnonzero(~task.validation.held_out)
-        numbers[rows] = balanced_clusters(now.joined, rows, clusters, generator(recipe.seed, Purpose.CLUSTERS, step))
-    agreed: np.ndarray = ranks.agree(numbers)
-    return agreed
+        numbers[rows] = balanced_clusters(now.gathered, rows, clusters, generator(recipe.seed, Purpose.CLUSTERS, step))
+    broadcast: np.ndarray = ranks.broadcast_object(numbers)
+    return broadcast
 
 
 def _label_weights(task: Task, recipe: Recipe) -> Float[np.ndarray, " label"] | None:
-    """By how much positives are drawn the more often, the rarer their label is among the instances to train on."""
+    """Return the weights with which positives are drawn: higher for labels that are rare in training."""
     if recipe.positive_sampling == "uniform":
         return None
-    taught = ~task.validation.held_out
-    counts = np.bincount(task.label_sets.where(taught).indices, minlength=len(task.labels))
-    return propensity_weights(counts, int(taught.sum()), *_PROPENSITY)
+    in_training = ~task.validation.held_out
+    counts = np.bincount(task.label_sets.where(in_training).indices, minlength=len(task.labels))
+    return propensity_weights(counts, int(in_training.sum()), *_PROPENSITY)
 
 
-def _answers(model: Refinement, task: Task, device: str) -> bool:
-    """Whether the last step left weights that still make vectors; its loss was taken before it."""
+def _has_finite_vectors(model: DualEncoder, task: Task, device: str) -> bool:
+    """Check some vectors after the last step, because its loss was computed before the step."""
     model.eval()
-    vectors = embed(model, task.queries[:_PROBED], model.key_dim, device)
+    vectors = embed(model, task.queries[:_CHECKED_INSTANCES], model.key_dim, device)
     model.train()
     return bool(np.isfinite(vectors).all())
 
 
 def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log: RunLog) -> None:
-    """Keep the model if it is the best so far; without anything held out, the newest is the best."""
+    """Save the model if it is the best so far. Without held-out instances, the newest model is the best."""
     if task.validation.held_out.any():
         now = keys.at(progress.step)
-        score = ranks.agree(task.validation.score(now) if ranks.first else None)
+        score = ranks.broadcast_object(task.validation.score(now) if ranks.first else None)
         log.write(validation_ndcg_5=score, seconds=progress.seconds)
         if progress.best is not None and score <= progress.best:
             return
         progress.best = score
     progress.best_step = progress.step
     if ranks.first:
-        task.keep()
+        task.save_best()
 
 
-def _descend(learner: Learner, rate: float) -> float:
-    """One step down the gradient; returns the gradient's length before it was clipped."""
+def _take_step(learner: Learner, rate: float) -> float:
+    """Clip the gradient and update the weights. Return the length of the gradient before clipping."""
     norm = nn.utils.clip_grad_norm_(learner.model.parameters(), _CLIP)
     for group in learner.optimizer.param_groups:
-        group["lr"] = rate * group["pace"]
+        group["lr"] = rate * group["rate_factor"]
     learner.optimizer.step()
     learner.optimizer.zero_grad()
     return float(norm)
 
 
-def _optimizer(model: Refinement, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; matrices decay, norms, biases and what a head looks up do not; heads have a pace of their own."""
-    above, lookups = (set(model.head.parameters()), set(model.head.lookups())) if model.head else (set(), set())
+def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
+    """Make AdamW. Only matrices have weight decay, without a head's lookup tables. Heads have a rate factor."""
+    of_head, lookups = (set(model.head.parameters()), set(model.head.lookups())) if model.head else (set(), set())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for weight in model.parameters():
         if weight.requires_grad and weight.numel():
-            pace = recipe.pace(weight in lookups) if weight in above else 1.0
+            factor = recipe.head_rate_factor(weight in lookups) if weight in of_head else 1.0
             decay = 0.0 if weight in lookups or weight.ndim < 2 else _WEIGHT_DECAY
-            groups.setdefault((pace, decay), []).append(weight)
+            groups.setdefault((factor, decay), []).append(weight)
     return torch.optim.AdamW(
-        [{"params": weights, "pace": pace, "weight_decay": decay} for (pace, decay), weights in groups.items()]
+        [
+            {"params": weights, "rate_factor": factor, "weight_decay": decay}
+            for (factor, decay), weights in groups.items()
+        ]
     )
 
 
-def _embedder(model: Refinement, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
-    """Keep every graph of a batch that is small, and recompute those of a large one."""
+def _embedder(model: DualEncoder, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
+    """Make the embedder: it keeps the graphs of a small batch, and uses the gradient cache for a large one."""
     embedder = Embedder(
         model,
         machine.device,
@@ -276,16 +280,16 @@ def _embedder(model: Refinement, task: Task, recipe: Recipe, machine: Machine) -
 
 
 def _batch_tokens(task: Task, recipe: Recipe) -> float:
-    """Tokens of a usual batch, its pool of labels included."""
+    """Return the tokens of an average batch, including its pool of labels."""
     labels = len(task.labels)
     if recipe.hard_negatives is not None:
         own = len(task.label_sets.indices) / len(task.label_sets)
-        pulled = min(recipe.positives or own, own)
-        labels = min(labels, round(recipe.batch_size * (pulled + recipe.hard_negatives)))
+        drawn = min(recipe.positives or own, own)
+        labels = min(labels, round(recipe.batch_size * (drawn + recipe.hard_negatives)))
     return float(recipe.batch_size * task.queries.lengths.mean() + labels * task.labels.lengths.mean())
 
 
-def _diverged(found: str, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
+def _divergence(found: str, step: int, recipe: Recipe, progress: Progress, folder: Path) -> TrainingError:
     kept = f"the checkpoint of step {progress.best_step} is kept in {folder / 'checkpoint'}"
     return TrainingError(
         f"step {step + 1}: expected a finite loss, gradient and vectors, found {found}; {kept}: start again with "

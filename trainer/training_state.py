@@ -1,14 +1,15 @@
-"""The state of a training, saved so that a run killed at any moment goes on as if it had never been.
+"""The saved state of a training. A run that was killed at any moment resumes from it with the same result.
 
     state/step-00000120/   state.json            step, best checkpoint so far, seconds spent
-                           model.safetensors     what learns
+                           model.safetensors     weights in training
                            optimizer.safetensors AdamW's moments
-                           random.safetensors    each rank's random states
-                           negatives.npy         the mined labels
-                           clusters.npy          the cluster of each instance
-                           head-*.npy            what a head needs beside its weights
+                           random.safetensors    random states of each rank
+                           negatives.npy         mined labels
+                           clusters.npy          cluster of each instance
+                           head-*.npy            arrays of a head, besides its weights
 
-The sampler has no state but the step (`trainer.batches`), the learning rate none but step and seconds (`Recipe.rate`).
+The step is the whole state of the sampler (`trainer.batches`). Step and seconds determine the learning rate
+(`Recipe.rate`).
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trainer.distributed import Ranks
 from trainer.errors import TrainingError
 from trainer.files import flush_files, save_array
-from trainer.heads.head import Refinement
+from trainer.heads.dual_encoder import DualEncoder
 from trainer.negatives import HardNegatives
-from trainer.randomness import random_state, restore
-from trainer.ranks import Ranks
+from trainer.randomness import random_state, restore_random_state
 
 _HEAD = "head-"
 
 
 @dataclass
 class Progress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
         step: Steps done.
-        best: The best validation score so far; None before the first.
-        best_step: Steps done when it was reached.
-        seconds: Time spent on learning, over all interruptions; validation and saving do not count.
+        best: The best validation score so far; None before the first validation.
+        best_step: The step of the best validation score.
+        seconds: Time spent in training steps, over all interruptions, without validation and saving.
     """
 
     step: int = 0
@@ -55,9 +56,9 @@ class Progress:
 
 @dataclass
 class Learner:
-    """What changes as a training goes on."""
+    """Everything that changes during a training."""
 
-    model: Refinement
+    model: DualEncoder
     optimizer: torch.optim.Optimizer
     device: str
     negatives: HardNegatives | None = None
@@ -65,12 +66,12 @@ class Learner:
 
 
 def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks) -> None:
-    """Write a state beside the older one, which goes once the new one is whole.
+    """Write a state beside the older one, and remove the older one when the new one is complete.
 
     Raises:
-        TrainingError: If the disk is full; the older state stays.
+        TrainingError: If the state cannot be written. The older state stays.
     """
-    random = _random_states(learner.device, ranks)  # every rank has its part in this
+    random = _gather_random_states(learner.device, ranks)  # on every rank
     if not ranks.first:
         return
     final = folder / f"step-{progress.step:08d}"
@@ -78,7 +79,7 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        save_file(_plain(learner.model.state_dict()), aside / "model.safetensors")
+        save_file(_copy_to_cpu(learner.model.state_dict()), aside / "model.safetensors")
         save_file(_moments(learner.optimizer), aside / "optimizer.safetensors")
         save_file(random, aside / "random.safetensors")
         if learner.negatives is not None:
@@ -86,16 +87,16 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         if learner.clusters is not None:
             save_array(aside / "clusters.npy", learner.clusters)
         if learner.model.head is not None:
-            for name, array in learner.model.head.scratch().items():
+            for name, array in learner.model.head.training_arrays().items():
                 save_array(aside / f"{_HEAD}{name}.npy", array)
         (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
         flush_files(aside)
-        older = _saved(folder)
+        older = _saved_states(folder)
         aside.rename(final)
     except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"{folder}: the training's state cannot be saved ({error}); the last one and the last good checkpoint are "
-            "kept: make room and go on with --resume"
+            f"{folder}: the training state cannot be saved ({error}); the last state and the last good checkpoint are "
+            "kept: free some disk space and continue with --resume"
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -104,15 +105,15 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
 
 
 def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
-    """Set a learner to the newest saved state.
+    """Load the newest saved state into a learner.
 
     Returns:
-        Where that state stands; the beginning, with nothing changed, if there is none.
+        The progress of that state. Without a saved state, the learner stays unchanged and the progress is zero.
 
     Raises:
         TrainingError: If a saved state cannot be read.
     """
-    saved = _saved(folder)
+    saved = _saved_states(folder)
     if not saved:
         return Progress()
     newest = saved[-1]
@@ -120,39 +121,45 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
         progress = Progress(**json.loads((newest / "state.json").read_text()))
         learner.model.load_state_dict(load_file(newest / "model.safetensors"))
         _restore_moments(learner.optimizer, load_file(newest / "optimizer.safetensors"))
-        restore({name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()})
-        negatives, learner.clusters = (_array(newest / f"{name}.npy") for name in ("negatives", "clusters"))
+        restore_random_state(
+            {name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()}
+        )
+        negatives, learner.clusters = (_load_array(newest / f"{name}.npy") for name in ("negatives", "clusters"))
         if learner.model.head is not None:
-            arrays = {path.stem.removeprefix(_HEAD): _array(path) for path in newest.glob(f"{_HEAD}*.npy")}
-            learner.model.head.restore({name: array for name, array in arrays.items() if array is not None})
+            arrays = {path.stem.removeprefix(_HEAD): _load_array(path) for path in newest.glob(f"{_HEAD}*.npy")}
+            learner.model.head.load_training_arrays(
+                {name: array for name, array in arrays.items() if array is not None}
+            )
         learner.negatives = None if negatives is None else HardNegatives(negatives)
     except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise TrainingError(
-            f"{newest}: expected a training's state, found: {error}; remove it, or --overwrite"
+            f"{newest}: expected a training state, found: {error}; remove it, or start again with --overwrite"
         ) from None
     return progress
 
 
-def _saved(folder: Path) -> list[Path]:
-    """Saved states, oldest first."""
+def _saved_states(folder: Path) -> list[Path]:
+    """Return the saved states, oldest first."""
     return sorted(folder.glob("step-*"))
 
 
-def _array(path: Path) -> np.ndarray | None:
+def _load_array(path: Path) -> np.ndarray | None:
     if not path.is_file():
         return None
     array: np.ndarray = np.load(path, allow_pickle=False)
     return array
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's state of weight number i as `i.exp_avg` and so on."""
+    """Return AdamW's state of weight number i as `i.exp_avg` and so on."""
     state = optimizer.state_dict()["state"]
-    return _plain({f"{number}.{name}": tensor for number, moments in state.items() for name, tensor in moments.items()})
+    return _copy_to_cpu(
+        {f"{number}.{name}": tensor for number, moments in state.items() for name, tensor in moments.items()}
+    )
 
 
 def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
@@ -163,6 +170,8 @@ def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _random_states(device: str, ranks: Ranks) -> dict[str, Tensor]:
-    """Each rank's states, row by row."""
-    return {name: ranks.join(state[None].to(device), ranks.size).cpu() for name, state in random_state(device).items()}
+def _gather_random_states(device: str, ranks: Ranks) -> dict[str, Tensor]:
+    """Return the random states of all ranks, one row for each rank."""
+    return {
+        name: ranks.all_gather(state[None].to(device), ranks.size).cpu() for name, state in random_state(device).items()
+    }

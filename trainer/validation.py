@@ -1,4 +1,4 @@
-"""Held-out instances: which ones, and how well the memory of all others answers them."""
+"""Validation: hold out instances, and measure how well the memory of all other instances answers them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trainer.randomness import Purpose, generator
 from trainer.search import nearest, nearest_among
 
 _MOST_QUERIES = 4_000
-# A checkpoint is worth what it reaches at the tau and lambda that suit it, as it will be tuned.
+# A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
 _TEMPERATURES, _LAMBDAS = (0.03, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.7)
-_ANSWERING = [InferenceSetting(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
+_SETTINGS = [InferenceSetting(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
 _K = 5
 
 
 def hold_out(label_sets: LabelSets, fraction: float, seed: int) -> Bool[np.ndarray, " instance"]:
-    """Choose the instances to validate on, among those that have a label; at least one stays to train on."""
+    """Choose the instances to validate on, among the instances with labels. At least one stays in training."""
     labelled = np.flatnonzero(np.diff(label_sets.indptr))
     count = min(round(fraction * len(labelled)), _MOST_QUERIES, max(0, len(labelled) - 1))
     held_out = np.zeros(len(label_sets), dtype=bool)
@@ -35,12 +35,12 @@ def hold_out(label_sets: LabelSets, fraction: float, seed: int) -> Bool[np.ndarr
 
 @dataclass(frozen=True)
 class Validation:
-    """What is asked, and what may answer.
+    """The validation queries and the memory that answers them.
 
     Attributes:
-        held_out: Instances that are asked, and that neither train nor vote.
-        label_sets: Of every instance.
-        labels: How many labels there are.
+        held_out: The instances that are queries. They take no part in training, and are not in the memory.
+        label_sets: The labels of each instance.
+        labels: Number of labels.
         alpha: Weight of the instances in label keys; 0: text alone.
         device: Where to search.
     """
@@ -56,15 +56,15 @@ class Validation:
         return np.flatnonzero(self.held_out)
 
     def score(self, keys: Keys) -> float:
-        """nDCG@5 in percent of RAE inference at a memory's own b, and the best of a few tau and lambda."""
-        queries, voters = keys.joined[self.rows], np.flatnonzero(~self.held_out)
+        """Return nDCG@5 in percent, with a memory's default b and the best of a few values of tau and lambda."""
+        queries, voters = keys.gathered[self.rows], np.flatnonzero(~self.held_out)
         values = self.label_sets.to_csr(self.labels)
         truth = values[self.rows]
-        label_keys = LabelKeys(keys.labels, keys.joined, self.label_sets.where(~self.held_out), self.alpha).filled()
-        instances = Neighbours(*nearest_among(queries, keys.joined, voters, _TOP_B, self.device))
+        label_keys = LabelKeys(keys.labels, keys.gathered, self.label_sets.where(~self.held_out), self.alpha).filled()
+        instances = Neighbours(*nearest_among(queries, keys.gathered, voters, _TOP_B, self.device))
         labels = Neighbours(*nearest(queries, label_keys, _TOP_B, self.device))
         sizes = np.diff(truth.indptr)
         return max(
             100 * float(ndcg_at(hits(predictions, truth), sizes, _K).mean())
-            for _, predictions in predict(instances, labels, values, _ANSWERING, _K)
+            for _, predictions in predict(instances, labels, values, _SETTINGS, _K)
         )

@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.proofs.tiny import DIM, Texts, label_sets, random_texts, tiny_encoder
 from trainer.batches import Batches
+from trainer.distributed import ALONE
 from trainer.gradient_cache import Embedder
-from trainer.methods import METHODS, Options
+from trainer.methods import METHODS
 from trainer.objective import Objective
-from trainer.ranks import ALONE
 
 _LENGTH, _QUERIES = 16, 256
 _MICRO_TOKENS = 2_048
@@ -84,9 +84,9 @@ def _measure(labels: int, cache: bool, sender: Connection) -> None:
     queries, pool = (Texts(random_texts(random, rows, _LENGTH)).table() for rows in (_QUERIES, labels))
     sets = label_sets([[row] for row in random.integers(labels, size=_QUERIES).tolist()])
     embedder = Embedder(tiny_encoder(0, _LENGTH), "cpu", False, _MICRO_TOKENS, 2**31, cache)
-    objective = Objective(METHODS["dexml"], Options(), 0.05, embedder, queries, pool, ALONE)
+    objective = Objective(METHODS["dexml"], METHODS["dexml"].options(), 0.05, embedder, queries, pool, ALONE)
     batches = Batches(sets, labels, np.arange(_QUERIES), _QUERIES, 0, None, 0)
-    small = Objective(METHODS["dexml"], Options(), 0.05, embedder, queries, pool[:64], ALONE)
+    small = Objective(METHODS["dexml"], METHODS["dexml"].options(), 0.05, embedder, queries, pool[:64], ALONE)
     few = label_sets([[row % 64] for row in range(_QUERIES)])
     small.backward(
         Batches(few, 64, np.arange(_QUERIES), _QUERIES, 0, None, 0).at(0, None)

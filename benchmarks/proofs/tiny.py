@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from transformers import BertConfig, BertModel
 
 from trainer.data.split import LabelSets
+from trainer.distributed import ALONE
 from trainer.encoder import Pooling, UnitVectorModel, embed
-from trainer.ranks import ALONE
+from trainer.methods import METHODS
 from trainer.recipe import Recipe
 from trainer.stopwatch import Stopwatch
 from trainer.tokens import TokenTable
@@ -90,6 +91,7 @@ def train_encoder(
         label_key_alpha=0.0,
         precision="fp32",
         seed=seed,
+        options=METHODS[method].options(),
     )
     held_out = np.zeros(len(label_sets), dtype=bool)
     task = Task(
@@ -98,7 +100,7 @@ def train_encoder(
         labels=labels.table(),
         label_sets=label_sets,
         validation=Validation(held_out, label_sets, len(labels.tokens), 0.0, "cpu"),
-        keep=lambda: None,
+        save_best=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:
         train(task, recipe, Path(folder), Machine(ALONE, "cpu", save_minutes=1e9), Stopwatch())

@@ -1,1 +1,1 @@
-"""Methods side by side: each trained on the same dataset with the same budget, measured alike, put on one table."""
+"""Comparison of methods: train each with the same data and budget, measure each on the same queries, write a report."""

@@ -1,21 +1,20 @@
-"""The comparison, top to bottom: check, train and tune each contestant, measure all, write the report."""
+"""The comparison, step by step: plan the runs, train and tune each, measure all, write the report."""
 
 from __future__ import annotations
 
 import json
 
-from index_builder.compare.contest import check_sizes, read_runs
+from index_builder.compare.comparison import Comparison
 from index_builder.compare.folder import ComparisonFolder
-from index_builder.compare.made import how_it_was_made, title
-from index_builder.compare.markdown import markdown, markdown_table
-from index_builder.compare.page import page
+from index_builder.compare.plan import check_sizes, plan_runs
+from index_builder.compare.provenance import provenance, report_title
 from index_builder.compare.quality import measure
 from index_builder.compare.queries import Queries
-from index_builder.compare.report import Comparison
-from index_builder.compare.standing import Result, Standing
+from index_builder.compare.report import html_report, markdown_report, markdown_table
+from index_builder.compare.results import ContestantResults, RunResult
 from index_builder.compare.tables import quality_table
 from index_builder.compare.training import train_and_tune
-from index_builder.console import say
+from index_builder.console import print_status
 from index_builder.settings import CompareSettings
 from trainer.data.dataset import open_dataset
 from trainer.data.split import fingerprint
@@ -25,49 +24,49 @@ from trainer.memory import open_memory
 
 
 def compare(settings: CompareSettings) -> str:
-    """Compare methods, going on where an earlier call stopped.
+    """Compare methods, or continue an interrupted comparison.
 
     Returns:
-        The table in Markdown or all figures in JSON, as the settings ask.
+        The table in Markdown; all figures as JSON with `--json`.
 
     Raises:
-        BuildError: If the contestants cannot be trained as asked, or the folder holds something else.
-        DatasetError: If the dataset breaks its contract, or has no test split.
+        BuildError: If a contestant's flags are invalid, or the folder holds something else.
+        DatasetError: If the dataset is invalid or has no test split.
         EncoderError: If the device is absent.
-        ContestantError: If a training or tuning fails; what was done before stays.
+        ContestantError: If a training or tuning fails; finished steps are kept.
     """
     device = choose_device(settings.device)
-    runs = read_runs(settings)
+    runs = plan_runs(settings)
     dataset = open_dataset(settings.dataset, settings.format)
     train, test = dataset.read_split("train"), dataset.read_split("test")
     check_sizes(runs, settings, train, len(dataset.labels), device)
     folder = ComparisonFolder(settings.out)
-    folder.begin(runs, fingerprint(dataset.labels, train))
+    folder.open(runs, fingerprint(dataset.labels, train))
 
-    for nth, run in enumerate(runs, start=1):
-        say(f"compare: {run.name}, {nth} of {len(runs)}")
+    for number, run in enumerate(runs, start=1):
+        print_status(f"compare: {run.name}, {number} of {len(runs)}")
         train_and_tune(run, settings, folder)
 
     test = test.head(settings.limit) if settings.limit else test
     queries = Queries(dataset.labels, test, settings.propensity, frozen=settings.train == "adapter")
-    standings = {run.contestant.name: Standing(run.contestant, []) for run in runs}
+    by_name = {run.contestant.name: ContestantResults(run.contestant, []) for run in runs}
     for run in runs:
-        say(f"compare: {run.name} answers {len(queries):,} test texts")
+        print_status(f"compare: measure {run.name} on {len(queries):,} test texts")
         quality = measure(folder.run(run), queries, device)
-        standings[run.contestant.name].results.append(Result.of(folder.run(run), run.seed, quality))
+        by_name[run.contestant.name].runs.append(RunResult.of(folder.run(run), run.seed, quality))
 
-    found, plan = list(standings.values()), open_memory(folder.untrained / "memory").plan
-    made = how_it_was_made(settings, found, queries, plan, device)
-    comparison = Comparison.of(title(settings), settings.metric, found, queries.sizes, made)
-    _write(comparison, folder)
-    return json.dumps(comparison.as_json()) if settings.json_ else markdown_table(quality_table(found))
+    results, plan = list(by_name.values()), open_memory(folder.untrained / "memory").plan
+    facts = provenance(settings, results, queries, plan, device)
+    comparison = Comparison.of(report_title(settings), settings.metric, results, queries.sizes, facts)
+    _write_report(comparison, folder)
+    return json.dumps(comparison.as_json()) if settings.json_ else markdown_table(quality_table(results))
 
 
-def _write(comparison: Comparison, folder: ComparisonFolder) -> None:
-    drawn = comparison.plots()
-    for name, svg in drawn.items():
+def _write_report(comparison: Comparison, folder: ComparisonFolder) -> None:
+    plots = comparison.plots()
+    for name, svg in plots.items():
         write_text(folder.plots / f"{name}.svg", svg)
-    write_text(folder.path / "report.html", page(comparison, drawn))
+    write_text(folder.path / "report.html", html_report(comparison, plots))
     write_json(folder.path / "report.json", comparison.as_json())
-    write_text(folder.path / "report.md", markdown(comparison, drawn))
-    say(f"{folder.path}: report.md, report.html, report.json and plots/")
+    write_text(folder.path / "report.md", markdown_report(comparison, plots))
+    print_status(f"{folder.path}: wrote report.md, report.html, report.json and plots/")

@@ -1,7 +1,7 @@
-"""How well a run answers the test queries, by exact search over its memory: no bundle is needed.
+"""Quality of a run on the test queries, by exact search over its memory, without a bundle.
 
-As it was tuned, at each lambda, and by the label keys alone (lambda and alpha 0), as a dual encoder answers.
-What was measured is kept beside the run in `quality.json`, under a digest of all that decides it.
+A run is measured with its tuned settings, at each lambda, and by its label keys alone (lambda and alpha 0), which is a
+plain dual encoder. `quality.json` in the run folder caches the figures with a digest of everything that decides them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.memory import Memory, open_memory
 from trainer.metrics import hits, ndcg_at, precision_at, report
 from trainer.search import nearest
 
-# As far as the metrics look: R@100, and the five that are told query by query.
+# Labels that the metrics need: 100 for R@100, and five for the metrics of each single query.
 DEPTH, _TOP = 100, 5
-# Lambdas of the curve, besides the tuned one.
+# Lambdas of the curve, in addition to the tuned one.
 _LAMBDAS = tuple(round(0.1 * step, 1) for step in range(11))
 _BLOCK_QUERIES = 8_192
-# Of what is kept: another release may measure otherwise.
+# Format of the cached figures. Raise it when the measurement changes: old files are then ignored.
 _FORMAT_VERSION = 1
 
 Metrics = dict[str, float | None]
@@ -36,14 +36,14 @@ Metrics = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured, in percent.
+    """Quality of a run, in percent.
 
     Attributes:
         answering: The tuned lambda, temperature, top_b and label_key_alpha.
-        tuned: Every metric, answered with these.
-        plain: Every metric, answered by the label keys alone.
-        curve: For each lambda P@1 and nDCG@5, answered with the tuned temperature, top_b and alpha.
-        hits: Which of a query's five best labels are true, as answered with the tuned settings: a bit each.
+        tuned: Every metric, with the tuned settings.
+        plain: Every metric, by the label keys alone.
+        curve: P@1 and nDCG@5 at each lambda, with the tuned temperature, top_b and alpha.
+        hits: One number for each query: a bit for each of its five best labels, set if the label is true.
     """
 
     answering: dict[str, float]
@@ -56,7 +56,7 @@ class Quality:
         """P@1, P@3, P@5 and nDCG@5 of every query, as fractions.
 
         Args:
-            sizes: True labels of each query.
+            sizes: Number of true labels of each query.
         """
         bits = np.array(self.hits, dtype=np.uint8)[:, None]
         hit = np.unpackbits(bits, axis=1, count=_TOP).astype(bool)
@@ -64,22 +64,22 @@ class Quality:
 
 
 def measure(run: Path, queries: Queries, device: str) -> Quality:
-    """Measure a run on the test queries, unless that is done.
+    """Measure a run on the test queries, or read the cached figures.
 
     Args:
-        run: Its folder, with checkpoint and memory.
-        queries: What is asked.
-        device: Where to encode and search.
+        run: The run folder, with checkpoint and memory.
+        queries: The test queries.
+        device: Device that encodes and searches.
 
     Raises:
         MemoryFolderError, EncoderError: If the run cannot be opened.
     """
-    memory, kept = open_memory(run / "memory"), run / "quality.json"
+    memory, cache = open_memory(run / "memory"), run / "quality.json"
     digest = _digest(memory, queries)
-    found = _read(kept, digest)
+    found = _read_cached(cache, digest)
     if found is None:
         found = _measure(memory, queries, queries.vectors(run / "checkpoint", device), device)
-        write_json(kept, {"digest": digest, **vars(found)})
+        write_json(cache, {"digest": digest, **vars(found)})
     return found
 
 
@@ -88,7 +88,7 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
     tuned = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
     curve = [tuned._replace(lambda_=lambda_) for lambda_ in sorted({*_LAMBDAS, tuned.lambda_})]
     depth = DEPTH + queries.most_filtered
-    alone = InferenceSetting(0.0, tuned.temperature, depth)
+    labels_alone = InferenceSetting(0.0, tuned.temperature, depth)
     values, instance_keys = memory.label_sets.to_csr(memory.plan.labels), memory.instance_keys
     label_keys, text_keys = memory.label_keys().filled(), memory.label_keys(0.0).filled()
 
@@ -101,22 +101,22 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
         instances = Neighbours(*nearest(asked, instance_keys, tuned.top_b, device))
         labels = Neighbours(*nearest(asked, label_keys, tuned.top_b, device))
         for setting, predictions in predict(instances, labels, values, curve, depth):
-            admitted = queries.admitted(predictions, start, DEPTH)
-            hit = hits(admitted[:, :_TOP], truth)
+            allowed = queries.remove_filtered(predictions, start, DEPTH)
+            hit = hits(allowed[:, :_TOP], truth)
             sums[setting] += precision_at(hit, 1).sum(), ndcg_at(hit, sizes, _TOP).sum()
             if setting == tuned:
-                best[rows] = admitted
+                best[rows] = allowed
         labels = Neighbours(*nearest(asked, text_keys, depth, device))
-        for _, predictions in predict(instances, labels, values, [alone], depth):
-            plain[rows] = queries.admitted(predictions, start, DEPTH)
+        for _, predictions in predict(instances, labels, values, [labels_alone], depth):
+            plain[rows] = queries.remove_filtered(predictions, start, DEPTH)
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-    of_all = (queries.truth, counts, memory.plan.instances, queries.propensity)
+    shared = (queries.truth, counts, memory.plan.instances, queries.propensity)
     bits = np.packbits(hits(best[:, :_TOP], queries.truth), axis=1)
     return Quality(
         answering=dict(defaults),
-        tuned=report(best, *of_all),
-        plain=report(plain, *of_all),
+        tuned=report(best, *shared),
+        plain=report(plain, *shared),
         curve=[
             {"lambda": setting.lambda_, "P@1": 100 * float(first), f"nDCG@{_TOP}": 100 * float(second)}
             for setting, (first, second) in ((setting, total / len(queries)) for setting, total in sums.items())
@@ -132,10 +132,10 @@ def _digest(memory: Memory, queries: Queries) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, digest: str) -> Quality | None:
-    """What was measured before, if it was measured on the same."""
+def _read_cached(path: Path, digest: str) -> Quality | None:
+    """The cached figures; None if there are none with this digest."""
     try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Quality(**kept) if kept.pop("digest") == digest else None
+        cached: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Quality(**cached) if cached.pop("digest") == digest else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -1,4 +1,4 @@
-"""The queries of the test split: texts, true labels, and what no prediction may hold."""
+"""The test queries: texts, true labels, and the filtered labels of each query."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trainer.encoder import Encoder
 
 
 class Queries:
-    """Test texts with their true labels; a frozen encoder encodes them once for all of its adapters.
+    """Test texts and their true labels. A frozen encoder encodes the texts once for all adapters.
 
     Args:
-        labels: The dataset's.
+        labels: Labels of the dataset.
         split: The test split.
         propensity: A and B of the propensity model.
-        frozen: Whether all contestants stand on one frozen encoder.
+        frozen: Whether all contestants share one frozen encoder.
 
     Attributes:
         truth: True labels, "query label".
-        sizes: How many each query has.
-        filtered: Pairs of query and label that no prediction may hold.
-        most_filtered: Most labels that are filtered for one query.
-        sha256: Of all that decides what is measured.
+        sizes: Number of true labels of each query.
+        filtered: Number of pairs of query and label that no prediction may contain.
+        most_filtered: Largest number of filtered labels of one query.
+        sha256: Digest of everything that decides the metrics.
     """
 
     def __init__(self, labels: Entries, split: Split, propensity: tuple[float, float], frozen: bool) -> None:
@@ -50,7 +50,7 @@ class Queries:
         return len(self._split)
 
     def vectors(self, checkpoint: Path, device: str) -> Float[np.ndarray, "query width"]:
-        """The query vectors that a checkpoint makes of the texts."""
+        """Encode the texts with the encoder of a checkpoint."""
         encoder = load_checkpoint(checkpoint, device)
         if not self._frozen:
             return self._encode(encoder)
@@ -58,15 +58,15 @@ class Queries:
             self._frozen_vectors = self._encode(encoder.without_adapter())
         return encoder.refine(self._frozen_vectors)
 
-    def admitted(
+    def remove_filtered(
         self, predictions: Int[np.ndarray, "query found"], first_query: int, depth: int
     ) -> Int[np.ndarray, "query depth"]:
-        """Each query's first labels, those that are filtered for it left out, -1 where there are fewer.
+        """Remove the filtered labels of each query and keep its first labels; -1 pads short lists.
 
         Args:
-            predictions: Labels, best first; as many more than `depth` as may be filtered.
-            first_query: Which query comes first.
-            depth: Labels to keep.
+            predictions: Labels, best first: `depth` labels, and one more for each label that may be filtered.
+            first_query: Number of the first query in `predictions`.
+            depth: Number of labels to keep.
         """
         queries = first_query + np.arange(len(predictions))
         dropped = np.isin(queries[:, None] * np.int64(self.truth.shape[1]) + predictions, self._filtered)

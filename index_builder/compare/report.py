@@ -1,116 +1,120 @@
-"""The comparison as a whole: what was found, and how it was made."""
+"""The report of a comparison, written as Markdown and as one HTML file.
+
+The HTML file needs no other file: no script, no font and no image.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import re
+from collections.abc import Iterator
+from html import escape
 
-import numpy as np
-from jaxtyping import Int
+from index_builder.compare.comparison import Comparison, Section
+from index_builder.compare.tables import Cell, Table
 
-from index_builder.compare.plots import plots
-from index_builder.compare.significance import PairedTest, paired_test, verdict
-from index_builder.compare.standing import Standing
-from index_builder.compare.tables import Table, plain_table, quality_table, significance_table
-
-_FORMAT_VERSION = 1
-
-_QUALITY = (
-    "The best of each column is marked. Tuning chose λ, τ, b and α for {metric} on instances that were held out; R@100 "
-    "counts only labels that the b keys vote for. Where nothing was trained, any instances were asked, each left out "
-    "of its own answer. Seconds are those of the training: what a frozen encoder encodes once for all its adapters is "
-    "not among them; peak memory is the machine's own, not a GPU's. Several seeds: mean ± standard deviation."
-)
-_PLAIN = (
-    "Labels ranked by their keys alone (λ = 0, α = 0): the vectors of a dual encoder, prototypes, or vectors of dual "
-    "encoder and classifier side by side. An adapter reads more of a label than its text: half of it are its "
-    "instances, unless --label-inputs text was given, or the method is prime, which has them in its prototypes. The "
-    "last column is what the whole memory, as tuned, adds."
-)
-_PLOTS = {
-    "time": (
-        "Quality against training time",
-        "Lines are nDCG@5 on held-out instances while the training goes on, at the best of a few τ and λ; marks are "
-        "nDCG@5 on the test split, as tuned.",
-    ),
-    "lambda": ("The λ curve", "From labels alone (λ = 0) to instances alone (λ = 1), at the tuned τ, b and α."),
-    "segments": ("Label segments", "Labels by the number of training instances that have them."),
-}
+_PROVENANCE_HEADING = "How it was made"
+# Colours come from the browser, so the page follows the reader's choice of light or dark.
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
+caption { text-align: left; font-weight: 600; padding-bottom: 0.5rem; }
+th, td { padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884; }
+th:first-child { text-align: left; }
+thead th { border-bottom: 2px solid #8888; vertical-align: bottom; }
+figure { margin: 1rem 0; }
+figure svg { height: auto; max-width: 100%; }
+figure svg text { fill: currentColor; }
+dt { font-weight: 600; }
+dd { margin: 0 0 0.5rem; overflow-wrap: anywhere; }
+"""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the report: what is said, with a table or a plot.
-
-    Attributes:
-        heading: Above it.
-        text: Beside it.
-        table: If it has one.
-        plot: The name of its plot, if it has one.
-    """
-
-    heading: str
-    text: str
-    table: Table | None = None
-    plot: str | None = None
+def markdown_report(comparison: Comparison, plots: dict[str, str]) -> str:
+    """Write the report as Markdown, with links to its plots in `plots/`."""
+    return "\n".join(_markdown_lines(comparison, plots))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What was found.
+def markdown_table(table: Table) -> str:
+    """Write a table with aligned columns; the best cells are bold."""
+    texts = [table.headings, *([_markdown_cell(cell) for cell in row] for row in table.rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*texts, strict=True)]
+    lines = [_markdown_row(line, widths) for line in texts]
+    rule = [":--", *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines.insert(1, _markdown_row(rule, widths, padding="-"))
+    return "\n".join(lines)
 
-    Attributes:
-        title: Of the report; names dataset and encoder.
-        metric: What tuning was for; by it two contestants are the best.
-        standings: Of all contestants.
-        best: The best two, the best first.
-        tests: These two against each other.
-        made: How it was made; no path of the machine.
-    """
 
-    title: str
-    metric: str
-    standings: list[Standing]
-    best: tuple[str, str]
-    tests: list[PairedTest]
-    made: dict[str, str]
+def html_report(comparison: Comparison, plots: dict[str, str]) -> str:
+    """Write the report as HTML, with its plots inside."""
+    return "\n".join(_html_lines(comparison, plots)) + "\n"
 
-    @classmethod
-    def of(
-        cls, title: str, metric: str, standings: list[Standing], sizes: Int[np.ndarray, " query"], made: dict[str, str]
-    ) -> Comparison:
-        """Find the best two and test them against each other; `sizes` tells how many true labels each query has."""
-        first, second = sorted(standings, key=lambda standing: -standing.tuned(metric))[:2]
-        ours, theirs = first.scores(sizes), second.scores(sizes)
-        tests = [paired_test(name, ours[name], theirs[name]) for name in ours]
-        return cls(title, metric, standings, (first.name, second.name), tests, made)
 
-    @property
-    def verdict(self) -> str:
-        return verdict(*self.best, self.tests)
+def _markdown_lines(comparison: Comparison, plots: dict[str, str]) -> Iterator[str]:
+    yield f"# {comparison.title}\n"
+    for section in comparison.sections(plots):
+        yield f"## {section.heading}\n"
+        if section.table is not None:
+            yield f"{section.table.caption}.\n\n{markdown_table(section.table)}\n"
+        if section.plot is not None:
+            yield f"![{section.heading}](plots/{section.plot}.svg)\n"
+        yield f"{section.text}\n"
+    yield f"## {_PROVENANCE_HEADING}\n"
+    yield from (f"- {name}: {fact}" for name, fact in comparison.provenance.items())
+    yield ""
 
-    def plots(self) -> dict[str, str]:
-        """The SVG of each plot, by name."""
-        return plots(self.standings)
 
-    def sections(self, drawn: dict[str, str]) -> list[Section]:
-        """The report's parts; `drawn` are its plots."""
-        found = f"{self.best[0]} and {self.best[1]} are the best two by {self.metric}. {self.verdict}"
-        return [
-            Section("Quality and cost", _QUALITY.format(metric=self.metric), quality_table(self.standings)),
-            Section("Without the instances' votes", _PLAIN, plain_table(self.standings)),
-            Section("Significance", found, significance_table(*self.best, self.tests)),
-            *(Section(*_PLOTS[name], plot=name) for name in drawn),
-        ]
+def _markdown_row(texts: list[str], widths: list[int], padding: str = " ") -> str:
+    """The first cell is left-aligned, the others are right-aligned."""
+    first, *others = zip(texts, widths, strict=True)
+    cells = [first[0].ljust(first[1], padding), *(text.rjust(width) for text, width in others)]
+    return f"| {' | '.join(cells)} |"
 
-    def as_json(self) -> dict[str, Any]:
-        """All figures, for machines."""
-        tests = [asdict(test) | {"significant": test.significant} for test in self.tests]
-        return {
-            "format_version": _FORMAT_VERSION,
-            "title": self.title,
-            "metric": self.metric,
-            "contestants": [standing.as_json() for standing in self.standings],
-            "significance": {"best": list(self.best), "tests": tests, "verdict": self.verdict},
-            "made": self.made,
-        }
+
+def _markdown_cell(cell: Cell) -> str:
+    return f"**{cell.text}**" if cell.best else cell.text
+
+
+def _html_lines(comparison: Comparison, plots: dict[str, str]) -> Iterator[str]:
+    title = escape(comparison.title)
+    yield f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n<title>{title}</title>'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+    yield f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>"
+    for section in comparison.sections(plots):
+        yield from _html_section(section, plots)
+    yield f"<section>\n<h2>{_PROVENANCE_HEADING}</h2>\n<dl>"
+    for name, fact in comparison.provenance.items():
+        yield f"<dt>{escape(name)}</dt>\n<dd>{escape(fact)}</dd>"
+    yield "</dl>\n</section>\n</main>\n</body>\n</html>"
+
+
+def _html_section(section: Section, plots: dict[str, str]) -> Iterator[str]:
+    yield f"<section>\n<h2>{escape(section.heading)}</h2>"
+    if section.table is not None:
+        yield from _html_table(section.table)
+    if section.plot is not None:
+        yield f"<figure>{_embedded_svg(plots[section.plot], section.plot, section.heading)}</figure>"
+    yield f"<p>{escape(section.text)}</p>\n</section>"
+
+
+def _html_table(table: Table) -> Iterator[str]:
+    yield f'<div class="wide">\n<table>\n<caption>{escape(table.caption)}</caption>\n<thead>\n<tr>'
+    yield "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
+    yield "</tr>\n</thead>\n<tbody>"
+    for first, *others in table.rows:
+        yield f'<tr><th scope="row">{escape(first.text)}</th>{"".join(map(_html_cell, others))}</tr>'
+    yield "</tbody>\n</table>\n</div>"
+
+
+def _html_cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    return f"<td><strong>{text}</strong></td>" if cell.best else f"<td>{text}</td>"
+
+
+def _embedded_svg(svg: str, name: str, label: str) -> str:
+    """Prepare an SVG file for the page: use the page's colours, and prefix its ids, which must differ between plots."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = svg.replace("#000000", "currentColor").replace("fill: #ffffff", "fill: none")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1).rstrip()

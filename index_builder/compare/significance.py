@@ -1,4 +1,4 @@
-"""Whether one contestant is better than another beyond chance: the paired t-test over queries (RAE-XMC, B.3)."""
+"""Paired t-test over queries: whether one contestant is significantly better than another (RAE-XMC, B.3)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from jaxtyping import Float
 from scipy.stats import ttest_rel
 
 _LEVEL = 0.05
-# Differences below this are rounding: of P@5 and nDCG@5, the least that can differ is far above.
+# Smaller differences are rounding errors. The smallest true difference of P@5 or nDCG@5 is far larger.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """One metric of the first contestant against the second.
+    """Test of one metric of the first contestant against the second.
 
     Attributes:
-        metric: Its name.
+        metric: Name of the metric.
         difference: Mean of the first minus mean of the second, in points.
-        t: Student's statistic; None where all queries differ alike, so that nothing varies.
-        p: Probability of such a difference, or a greater one, by chance alone; None where one query is no sample.
+        t: Student's t statistic; None if all queries differ equally, or there is only one query.
+        p: Probability of at least this difference by chance; None if there is only one query.
     """
 
     metric: str
@@ -36,7 +36,13 @@ class PairedTest:
 
 
 def paired_test(metric: str, first: Float[np.ndarray, " query"], second: Float[np.ndarray, " query"]) -> PairedTest:
-    """Test the per-query scores of two contestants, as fractions."""
+    """Test the difference between two contestants.
+
+    Args:
+        metric: Name of the metric.
+        first: Scores of the first contestant, one for each query, as fractions.
+        second: Scores of the second.
+    """
     differences = first - second
     mean = 100 * float(differences.mean())
     if np.abs(differences).max() < _ROUNDING:
@@ -50,14 +56,14 @@ def paired_test(metric: str, first: Float[np.ndarray, " query"], second: Float[n
 
 
 def verdict(first: str, second: str, tests: Sequence[PairedTest]) -> str:
-    """In words: which differences between the two are significant."""
-    told = {
+    """Say in words which differences are significant."""
+    described = {
         test.metric: f"{test.metric} ({first if test.difference > 0 else second} by {abs(test.difference):.2f} points)"
         for test in tests
     }
     differing = [test for test in tests if test.difference != 0]
-    significant = [told[test.metric] for test in differing if test.significant]
-    others = [told[test.metric] for test in differing if not test.significant]
+    significant = [described[test.metric] for test in differing if test.significant]
+    others = [described[test.metric] for test in differing if not test.significant]
     equal = [test.metric for test in tests if test.difference == 0]
     parts = [f"Significant at .05: {', '.join(significant)}." if significant else "Nothing is significant at .05."]
     parts += [f"Not significant: {', '.join(others)}."] if others else []

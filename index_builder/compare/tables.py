@@ -1,17 +1,17 @@
-"""The comparison's tables: what stands in each cell, and which cells hold the best of their column."""
+"""Tables of the report, and the best cell of each column."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from index_builder.compare.results import ContestantResults, RunResult
 from index_builder.compare.significance import PairedTest
-from index_builder.compare.standing import Result, Standing
 from trainer.metrics import SEGMENTS
 
 _METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
-# What tuning chooses.
-_CHOSEN = {"λ": "lambda", "τ": "temperature", "b": "top_b", "α": "label_key_alpha"}
+# Headings of the tuned settings.
+_TUNED_SETTINGS = {"λ": "lambda", "τ": "temperature", "b": "top_b", "α": "label_key_alpha"}
 _MEBIBYTE = 2**20
 
 
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; the first cell of a row is its own heading."""
+    """A table. The first cell of each row is the heading of that row."""
 
     caption: str
     headings: list[str]
@@ -32,70 +32,72 @@ class Table:
 
 @dataclass(frozen=True)
 class _Column:
-    """A figure of each contestant, and how it is told.
+    """A column: one figure of each contestant.
 
     Attributes:
-        heading: Above it.
-        figure: Of one run; None where it has none.
-        form: How a number is written.
-        best: Which of the column's numbers is the best, if any is.
+        heading: Heading of the column.
+        figure: Reads the figure of one run; None if the run has no such figure.
+        form: Format of the numbers.
+        best: Picks the best number; None if the column has no best number.
     """
 
     heading: str
-    figure: Callable[[Result], float | None]
+    figure: Callable[[RunResult], float | None]
     form: str = ",.2f"
     best: Callable[[list[float]], float] | None = max
 
-    def cells(self, standings: Sequence[Standing]) -> list[Cell]:
-        means = [standing.mean(self.figure) for standing in standings]
+    def cells(self, results: Sequence[ContestantResults]) -> list[Cell]:
+        means = [each.mean(self.figure) for each in results]
         known = [mean for mean in means if mean is not None]
-        best = self._written(self.best(known)) if self.best and len(known) > 1 else None
+        best = self._format(self.best(known)) if self.best and len(known) > 1 else None
         return [
-            Cell(self._told(standing), mean is not None and self._written(mean) == best)
-            for standing, mean in zip(standings, means, strict=True)
+            Cell(self._text(each), mean is not None and self._format(mean) == best)
+            for each, mean in zip(results, means, strict=True)
         ]
 
-    def _told(self, standing: Standing) -> str:
-        spread = standing.spread(self.figure)
-        if spread is None:
+    def _text(self, results: ContestantResults) -> str:
+        mean_and_deviation = results.mean_and_deviation(self.figure)
+        if mean_and_deviation is None:
             return "-"
-        if self.best is None:  # chosen, not measured: seeds choose each their own
-            return " / ".join(self._written(self.figure(result) or 0) for result in standing.results)
-        mean, deviation = map(self._written, spread)
-        return f"{mean} ± {deviation}" if len(standing.results) > 1 else mean
+        if self.best is None:  # a tuned setting: each seed has its own
+            return " / ".join(self._format(self.figure(run) or 0) for run in results.runs)
+        mean, deviation = map(self._format, mean_and_deviation)
+        return f"{mean} ± {deviation}" if len(results.runs) > 1 else mean
 
-    def _written(self, number: float) -> str:
+    def _format(self, number: float) -> str:
         return format(number, self.form)
 
 
-def quality_table(standings: Sequence[Standing]) -> Table:
-    """Quality as tuned, cost, and what tuning chose."""
+def quality_table(results: Sequence[ContestantResults]) -> Table:
+    """Quality with the tuned settings, training cost, and the tuned settings."""
     columns = [
         *(_Column(metric, _tuned(metric)) for metric in _METRICS),
         _Column("seconds", _measured("seconds"), ",.1f", min),
         _Column("peak MiB", _measured("peak_memory_bytes", _MEBIBYTE), ",.0f", min),
         _Column("parameters", _measured("trainable_parameters"), ",.0f", min),
-        *(_Column(heading, _answering(name), "g", None) for heading, name in _CHOSEN.items()),
+        *(_Column(heading, _setting(name), "g", None) for heading, name in _TUNED_SETTINGS.items()),
     ]
-    caption = "Quality on the test split, in percent, with the whole memory and as tuned; what the training cost"
-    return _table(caption, standings, columns)
+    caption = (
+        "Quality on the test split, in percent, with the whole memory and the tuned settings; and the training cost"
+    )
+    return _table(caption, results, columns)
 
 
-def plain_table(standings: Sequence[Standing]) -> Table:
-    """Quality of the label keys alone, and what the whole memory adds to it."""
+def plain_table(results: Sequence[ContestantResults]) -> Table:
+    """Quality of the label keys alone, and the gain from the whole memory."""
 
-    def gained(result: Result) -> float | None:
-        tuned, plain = result.quality.tuned["nDCG@5"], result.quality.plain["nDCG@5"]
+    def gain(run: RunResult) -> float | None:
+        tuned, plain = run.quality.tuned["nDCG@5"], run.quality.plain["nDCG@5"]
         return None if tuned is None or plain is None else tuned - plain
 
     columns = [_Column(metric, _plain(metric)) for metric in _METRICS]
-    columns.append(_Column("memory adds to nDCG@5", gained, "+,.2f"))
-    caption = "Quality on the test split, in percent, by the label keys alone"
-    return _table(caption, standings, columns)
+    columns.append(_Column("memory adds to nDCG@5", gain, "+,.2f"))
+    caption = "Quality on the test split, in percent, with the label keys alone"
+    return _table(caption, results, columns)
 
 
 def significance_table(first: str, second: str, tests: Sequence[PairedTest]) -> Table:
-    """The paired t-tests of two contestants."""
+    """Paired t-tests between two contestants."""
     rows = [
         [
             Cell(test.metric),
@@ -110,26 +112,26 @@ def significance_table(first: str, second: str, tests: Sequence[PairedTest]) -> 
     return Table(caption, ["metric", "difference", "t", "p", "significant at .05"], rows)
 
 
-def _table(caption: str, standings: Sequence[Standing], columns: Sequence[_Column]) -> Table:
-    cells = zip(*(column.cells(standings) for column in columns), strict=True)
-    rows = [[Cell(standing.name), *row] for standing, row in zip(standings, cells, strict=True)]
+def _table(caption: str, results: Sequence[ContestantResults], columns: Sequence[_Column]) -> Table:
+    cells = zip(*(column.cells(results) for column in columns), strict=True)
+    rows = [[Cell(each.name), *row] for each, row in zip(results, cells, strict=True)]
     return Table(caption, ["method", *(column.heading for column in columns)], rows)
 
 
-def _tuned(metric: str) -> Callable[[Result], float | None]:
-    return lambda result: result.quality.tuned[metric]
+def _tuned(metric: str) -> Callable[[RunResult], float | None]:
+    return lambda run: run.quality.tuned[metric]
 
 
-def _plain(metric: str) -> Callable[[Result], float | None]:
-    return lambda result: result.quality.plain[metric]
+def _plain(metric: str) -> Callable[[RunResult], float | None]:
+    return lambda run: run.quality.plain[metric]
 
 
-def _answering(name: str) -> Callable[[Result], float | None]:
-    return lambda result: result.quality.answering[name]
+def _setting(name: str) -> Callable[[RunResult], float | None]:
+    return lambda run: run.quality.answering[name]
 
 
-def _measured(name: str, unit: float = 1) -> Callable[[Result], float | None]:
-    def figure(result: Result) -> float | None:
-        return result.measured[name] / unit if name in result.measured else None
+def _measured(name: str, unit: float = 1) -> Callable[[RunResult], float | None]:
+    def figure(run: RunResult) -> float | None:
+        return run.measured[name] / unit if name in run.measured else None
 
     return figure

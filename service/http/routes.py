@@ -70,7 +70,9 @@ class Routes:
         router.add_api_route(
             "/health/ready", self.health_ready, response_model_exclude_none=True, responses=documented(503)
         )
-        text = {200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}}
+        text: dict[int | str, dict[str, Any]] = {
+            200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}
+        }
         router.add_api_route("/metrics", self.metrics, responses=text)
 
     async def predict(self, body: PredictRequest, request: Request) -> Response:

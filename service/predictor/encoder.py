@@ -1,4 +1,4 @@
-"""The query encoder: tokenizer and ONNX graph; pooling and normalisation are inside the graph."""
+"""The query encoder: a tokenizer and an ONNX graph, which includes pooling and normalisation."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from service.bundle.manifest import EncoderInfo
 from service.errors import opening
 from service.settings import Device
 
-# Rows that run together: of like length, so that padding costs little. In int8 each runs alone: a batch has one scale
-# for its activations, so that a text's vector would depend on its company, and on a CPU company wins nothing.
+# Texts in one run of the graph; they have similar lengths, so that padding costs little. In int8, each text runs alone:
+# a batch shares one scale of its activations, so the vector of a text would depend on the other texts of the batch.
+# Batches would not be faster anyway, because int8 runs on the CPU.
 _BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
 
-onnxruntime.disable_telemetry_events()  # what is asked here is nobody's but its users'
+onnxruntime.disable_telemetry_events()  # queries are private
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_FOR_CPUS = "int8 is for CPUs; build with --precision fp16 for a GPU"
-_NO_CUDA = "ONNX Runtime finds no CUDA GPU, or is built without; pip install 'recollect[serve-gpu]' for one that has it"
+_INT8_ON_GPU = "int8 runs on the CPU only; build with --precision fp16 for a GPU"
+_NO_CUDA = "ONNX Runtime finds no CUDA GPU or does not support CUDA; pip install 'recollect[serve-gpu]'"
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenised batch; `truncated` says which texts were longer than the encoder reads."""
+    """A tokenised batch; `truncated` marks the texts that are longer than the encoder's limit."""
 
     ids: list[list[int]]
     truncated: list[bool]
 
 
 class QueryEncoder:
-    """Texts to unit vectors.
+    """Encodes texts as unit vectors.
 
     Attributes:
-        on_cpu: Why it is not on the GPU that was asked for; empty where it is, or none was.
+        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
     def __init__(self, folder: Path, info: EncoderInfo, threads: int, device: Device = "cpu") -> None:
@@ -51,12 +52,12 @@ class QueryEncoder:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores alone
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads sleep
         options.log_severity_level = 3
         with opening(folder / "encoder.onnx") as path:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device, info))
         missing = device != "cpu" and _CUDA not in self._session.get_providers()
-        self.on_cpu = f"encoder.onnx: {_FOR_CPUS if info.precision == 'int8' else _NO_CUDA}" if missing else ""
+        self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
         self.dim: int = self._session.get_outputs()[0].shape[-1]
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:
@@ -82,6 +83,6 @@ class QueryEncoder:
 
 
 def _providers(device: Device, info: EncoderInfo) -> list[str]:
-    """The GPU where it is asked for and ONNX Runtime is built for it, the CPU behind it."""
+    """The GPU if it is requested and supported, then the CPU."""
     wanted = [_CPU] if device == "cpu" or info.precision == "int8" else [_CUDA, _CPU]
     return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

@@ -1,7 +1,7 @@
-"""The GPU, where it is asked for: what of a bundle can go there, and why the rest stays on the CPU.
+"""faiss indexes on a GPU.
 
-faiss has a GPU form of exact indexes and of inverted lists over plain, eight-bit or product-quantised keys; graphs,
-refinements and fast-scan codes search on the CPU. Its Python package has GPUs in `faiss-gpu` alone.
+faiss can search flat indexes and inverted lists of plain, eight-bit or product-quantised keys on a GPU. Graphs,
+refinements and fast-scan codes run on the CPU only. Only the package `faiss-gpu` supports GPUs.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-# Keys that a search on a GPU can return, and lists that it can look at.
-_MOST = 2_048
-# Scratch memory of an index on the GPU; faiss would take a gigabyte and a half.
+# Largest number of keys that a search on a GPU can return, and of lists that it can visit.
+_MAX_KEYS_OR_LISTS = 2_048
+# Scratch memory of one index on the GPU; the default of faiss is 1.5 GB.
 _SCRATCH_BYTES = 256 << 20
 
 
 class NoGpuError(Exception):
-    """What cannot go to a GPU; the message says why."""
+    """An index or a process cannot use a GPU; the message gives the reason."""
 
 
 class GpuIndex:
     """A copy of a faiss index on the first GPU.
 
     Raises:
-        NoGpuError: If there is no GPU, no faiss that knows it, no form of the index for it, or too little memory.
+        NoGpuError: If there is no GPU, faiss does not support GPUs or this index on a GPU, or the memory is too small.
     """
 
     def __init__(self, index: Any) -> None:
-        self._resources = gpu_resources()  # its own: versions come and go while others search, and faiss locks nothing
+        self._resources = gpu_resources()  # not shared with other indexes: faiss does not lock them
         self._resources.setTempMemory(_SCRATCH_BYTES)
         try:
             self._index = faiss.index_cpu_to_gpu(self._resources, 0, index)
         except RuntimeError as error:
-            raise NoGpuError(f"faiss cannot take it to the GPU: {reason(error)}") from None
+            raise NoGpuError(f"faiss cannot copy the index to the GPU: {reason(error)}") from None
         self._searching = threading.Lock()
 
     @staticmethod
     def can_search(top_b: int, lists: int) -> bool:
-        """Whether a search for so many keys in so many lists is within what GPUs can do."""
-        return max(top_b, lists) <= _MOST
+        """Whether a GPU supports a search for `top_b` keys in `lists` lists."""
+        return max(top_b, lists) <= _MAX_KEYS_OR_LISTS
 
     def search(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
@@ -54,18 +54,18 @@ class GpuIndex:
 
 
 def gpu_resources() -> Any:
-    """Faiss's hold on the first GPU, for one user at a time.
+    """Resources of faiss on the first GPU. They are not thread-safe.
 
     Raises:
         NoGpuError: If faiss sees no GPU.
     """
     if not hasattr(faiss, "StandardGpuResources"):
-        raise NoGpuError("this faiss is built without GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu")
+        raise NoGpuError("this faiss does not support GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu")
     if faiss.get_num_gpus() == 0:
         raise NoGpuError("faiss finds no GPU")
     return faiss.StandardGpuResources()
 
 
 def reason(error: Exception) -> str:
-    """What faiss says, without where in its sources it says so."""
+    """The message of an error of faiss, without the position in its source code."""
     return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error).strip().splitlines()[-1])

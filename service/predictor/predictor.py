@@ -1,4 +1,4 @@
-"""The predictor: one bundle, opened, answering queries. The service, the command line and the evaluation share it."""
+"""The predictor: answers queries from one open bundle. The service, the command line and the evaluation use it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from service.bundle.manifest import MOST_KEYS, Defaults
 from service.errors import BundleError
 from service.options import AnswerOptions, resolve_options
 from service.predictor.encoder import QueryEncoder
-from service.predictor.filters import Filter, Voters
-from service.predictor.scoring import Ranking, Values, Votes, cast_votes, explaining, rank
+from service.predictor.exhaustive import ExhaustiveRanker
+from service.predictor.filters import LabelFilter
+from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, sort_votes
 from service.predictor.searcher import Neighbours, Searcher
 from service.settings import Device
 
-# How much further a filtered search looks each time it has not found enough, up to `MOST_KEYS`.
-_WIDEN = 4
-# Keys whose votes are laid out at a time: what bounds the memory of a large batch.
+# Factor by which a filtered search raises top_b until it finds enough labels, up to `MOST_KEYS`.
+_TOP_B_GROWTH = 4
+# Keys whose votes are in memory at once; bounds the memory of a large batch.
 _BLOCK_KEYS = 16_384
 
 
@@ -55,7 +56,13 @@ class ScoredLabel:
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's labels; `exhausted` if any key votes for fewer of those that a filter admits than were asked for."""
+    """The labels of one query.
+
+    Attributes:
+        labels: Best first.
+        truncated: Whether the encoder read only the beginning of the query.
+        exhausted: Whether a filter admits fewer than `top_k` labels that get a vote.
+    """
 
     labels: list[ScoredLabel]
     truncated: bool
@@ -73,7 +80,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to a batch, and the milliseconds each stage took."""
+    """The answers to one request, and the milliseconds of each stage."""
 
     answers: list[Answer]
     milliseconds: dict[str, float]
@@ -94,7 +101,7 @@ class _Stopwatch:
 
 
 class Predictor:
-    """An opened bundle; thread-safe."""
+    """An open bundle that answers queries; thread-safe."""
 
     def __init__(self, bundle: Bundle, threads: int, device: Device = "cpu") -> None:
         self._threads = threads
@@ -104,16 +111,16 @@ class Predictor:
         self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
         self._check_shapes()
-        self.voters = Voters(bundle.voter_indptr, bundle.voter_indices, self.searcher)
+        self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher)
 
     @classmethod
     def open(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> Predictor:
-        """Open a checked bundle's encoder and indexes, and answer once, so that the first user does not wait.
+        """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
-        On `cuda` and `auto`, what cannot go to the GPU stays on the CPU; `on_cpu` says what, and why.
+        With device `cuda` or `auto`, a part that cannot use the GPU runs on the CPU; `cpu_reasons` explains why.
 
         Raises:
-            BundleError: If its parts do not open, do not fit together, or do not answer.
+            BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
         """
         predictor = cls(bundle, threads, device)
         predictor.warm_up()
@@ -121,7 +128,7 @@ class Predictor:
 
     def close(self) -> None:
         """Free the encoder and the indexes and unmap the bundle, in this thread. Only `manifest` stays usable."""
-        del self.bundle, self.encoder, self.searcher, self.values, self.voters
+        del self.bundle, self.encoder, self.searcher, self.values, self.exhaustive
 
     @property
     def version(self) -> str:
@@ -132,9 +139,9 @@ class Predictor:
         return self.manifest.defaults
 
     @property
-    def on_cpu(self) -> list[str]:
-        """What is not on the GPU that was asked for, and why."""
-        return [why for why in (self.encoder.on_cpu, *self.searcher.on_cpu) if why]
+    def cpu_reasons(self) -> list[str]:
+        """Why parts do not use the requested GPU."""
+        return [reason for reason in (self.encoder.cpu_reason, *self.searcher.cpu_reasons) if reason]
 
     def _check_shapes(self) -> None:
         folder, manifest = self.bundle.folder, self.manifest
@@ -149,16 +156,16 @@ class Predictor:
                 )
 
     def warm_up(self) -> None:
-        """Answer some of the memory's own texts.
+        """Answer some texts of the memory as queries.
 
         Raises:
-            BundleError: If their vectors are no unit vectors.
+            BundleError: If the encoder does not produce unit vectors.
         """
         rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
         texts = [self.bundle.instance_texts[row] for row in rows.tolist()]
         if not np.allclose(np.linalg.norm(self.encode(texts), axis=1), 1, atol=1e-3):
             raise BundleError(
-                f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found others; build again"
+                f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found others; build the bundle again"
             )
         self.predict(texts, resolve_options(self.defaults))
 
@@ -167,34 +174,34 @@ class Predictor:
         return self.encoder.encode(self.encoder.tokenise(queries))
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
-        """Answer a batch of queries."""
+        """Answer the queries of one request."""
         return self.predict_together([(queries, options)])[0]
 
     def predict_together(self, requests: Sequence[tuple[Sequence[str], AnswerOptions]]) -> list[Answers]:
-        """Answer several requests at once, each by its own options.
+        """Answer several requests at once, each with its own options.
 
-        All their queries are encoded together; those of equal options are searched and ranked together. A request's
-        milliseconds are those of the whole: it waited for all of it.
+        All queries are encoded together. Queries with equal options are searched and ranked together. The milliseconds
+        of every request are the times of the whole call, because each request waits for all of it.
         """
         watch = _Stopwatch()
-        queries = [query for asked, _ in requests for query in asked]
+        queries = [query for texts, _ in requests for query in texts]
         tokens = self.encoder.tokenise(queries)
         watch.lap("tokenize")
         vectors = self.encoder.encode(tokens)
         watch.lap("encode")
-        faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number for each calling thread
+        faiss.omp_set_num_threads(self._threads)  # OpenMP stores this number for each calling thread
         answers: list[Answer | None] = [None] * len(queries)
-        for options, rows in _by_options(requests):
-            chosen = Filter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
-            # A filtered query is ranked alone: how far it looks must not depend on the batch it came in.
-            step = 1 if chosen else max(1, _BLOCK_KEYS // options.top_b)
+        for options, rows in _group_by_options(requests):
+            label_filter = LabelFilter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
+            # A filtered query is ranked alone: the number of keys it retrieves must not depend on its batch.
+            step = 1 if label_filter else max(1, _BLOCK_KEYS // options.top_b)
             for start in range(0, len(rows), step):
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
-                found = self._answer(vectors[part], truncated, options, chosen, watch)
+                found = self._answer(vectors[part], truncated, options, label_filter, watch)
                 for row, answer in zip(part, found, strict=True):
                     answers[row] = answer
-        ends = np.cumsum([0, *(len(asked) for asked, _ in requests)]).tolist()
+        ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
         return [
             Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages)
             for start, stop in itertools.pairwise(ends)
@@ -205,21 +212,22 @@ class Predictor:
         vectors: Float[np.ndarray, "query dim"],
         truncated: list[bool],
         options: AnswerOptions,
-        chosen: Filter | None,
+        label_filter: LabelFilter | None,
         watch: _Stopwatch,
     ) -> list[Answer]:
-        if chosen is None:
+        """Answer queries with equal options; with a filter, one query."""
+        if label_filter is None:
             ranking, votes = self._rank(self._search(vectors, options.top_b, options, watch), options)
         else:
-            ranking, votes = self._rank_admitted(vectors, options, chosen, watch)
-        exhausted = chosen is not None and len(ranking.label) < options.top_k
-        terms = explaining(votes) if options.explain else None
+            ranking, votes = self._rank_filtered(vectors, options, label_filter, watch)
+        exhausted = label_filter is not None and len(ranking.label) < options.top_k
+        sorted_votes = sort_votes(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
         answers = []
         for query in range(len(vectors)):
             best = slice(rows[query], min(rows[query] + options.top_k, rows[query + 1]))
             labels = [
-                self._describe(query, int(label), float(score), terms)
+                self._describe(query, int(label), float(score), sorted_votes)
                 for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
                 if score >= options.threshold
             ]
@@ -235,34 +243,36 @@ class Predictor:
         return neighbours
 
     def _rank(self, neighbours: Neighbours, options: AnswerOptions) -> tuple[Ranking, Votes]:
-        """Rank the labels that the found keys vote for; the votes are the terms of the scores."""
+        """Rank the labels that the retrieved keys vote for; the votes are the terms of the scores."""
         votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
         return rank(votes, self.values), votes
 
-    def _rank_admitted(
-        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, chosen: Filter, watch: _Stopwatch
+    def _rank_filtered(
+        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, label_filter: LabelFilter, watch: _Stopwatch
     ) -> tuple[Ranking, Votes]:
-        """Rank the labels that a filter admits, looking as far as it takes to find k of them."""
+        """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
         neighbours = nearest = self._search(vector, options.top_b, options, watch)
-        top_b, farthest = options.top_b, min(self.searcher.keys, MOST_KEYS)
-        enough = min(options.top_k, self.voters.answerable(chosen, options.lambda_))
-        few = self.voters.few(chosen, options.lambda_)
-        while not few:
+        top_b, max_top_b = options.top_b, min(self.searcher.keys, MOST_KEYS)
+        enough = min(options.top_k, self.exhaustive.count_rankable(label_filter, options.lambda_))
+        exhaustive_is_cheap = self.exhaustive.is_cheap(label_filter, options.lambda_)
+        while not exhaustive_is_cheap:
             ranking, votes = self._rank(neighbours, options)
-            ranking = chosen.apply(ranking)
+            ranking = label_filter.apply(ranking)
             watch.lap("combine")
             if len(ranking.label) >= enough:
                 return ranking, votes
-            if top_b >= farthest:
+            if top_b >= max_top_b:
                 break
-            top_b = min(top_b * _WIDEN, farthest)
+            top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
             neighbours = self._search(vector, top_b, options, watch)
         explained = options.top_k if options.explain else 0
-        return self.voters.rank(vector[0], nearest, chosen.labels, options.temperature, options.lambda_, explained)
+        return self.exhaustive.rank(
+            vector[0], nearest, label_filter.labels, options.temperature, options.lambda_, explained
+        )
 
-    def _describe(self, query: int, label: int, score: float, terms: Votes | None) -> ScoredLabel:
+    def _describe(self, query: int, label: int, score: float, votes: Votes | None) -> ScoredLabel:
         table = self.bundle.labels
-        because = None if terms is None else [self._reason(key, share) for key, share in terms.of(query, label)]
+        because = None if votes is None else [self._reason(key, share) for key, share in votes.terms(query, label)]
         return ScoredLabel(label, table.uids[label], table.texts[label], score, because)
 
     def _reason(self, key: int, share: float) -> Reason:
@@ -273,12 +283,14 @@ class Predictor:
         return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share)
 
 
-def _by_options(requests: Sequence[tuple[Sequence[str], AnswerOptions]]) -> Iterator[tuple[AnswerOptions, list[int]]]:
-    """Rows of all requests' queries, those of equal options together; filters, which may be large, stay apart."""
+def _group_by_options(
+    requests: Sequence[tuple[Sequence[str], AnswerOptions]],
+) -> Iterator[tuple[AnswerOptions, list[int]]]:
+    """The rows of the queries, grouped by equal options; requests with filters, which can be long, are not compared."""
     groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
     row = 0
-    for nth, (queries, options) in enumerate(requests):
-        _, rows = groups.setdefault(nth if options.filtered else options, (options, []))
+    for number, (queries, options) in enumerate(requests):
+        _, rows = groups.setdefault(number if options.filtered else options, (options, []))
         rows += range(row, row + len(queries))
         row += len(queries)
     yield from groups.values()

@@ -1,8 +1,8 @@
-"""Scoring: the found keys vote for labels, weighed by their similarity (RAE-XMC, Eq. 5 and 7).
+"""Scoring: the retrieved keys vote for labels, weighted by their similarity (RAE-XMC, Eq. 5 and 7).
 
     p = softmax(q K^T / tau) [lambda Y; (1 - lambda) I]
 
-over the b keys found. The cost grows with b and the labels of a key, never with the number of labels.
+over the b retrieved keys. The cost grows with b and with the labels of each key, not with the number of labels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.predictor.searcher import Neighbours
 
 @dataclass(frozen=True)
 class Values:
-    """The labels each instance votes for: row i has `indices[indptr[i] : indptr[i + 1]]`."""
+    """The labels that each instance votes for: instance i votes for `indices[indptr[i] : indptr[i + 1]]`."""
 
     indptr: Int[np.ndarray, " offset"]
     indices: Int[np.ndarray, " pair"]
@@ -31,15 +31,15 @@ class Values:
 
 @dataclass(frozen=True)
 class Votes:
-    """Every term of every score: `key` gives `label` the share `share` of query `query`'s answer."""
+    """All terms of all scores: in the answer to `query`, `key` adds `share` to the score of `label`."""
 
     query: Int[np.ndarray, " vote"]
     key: Int[np.ndarray, " vote"]
     label: Int[np.ndarray, " vote"]
     share: Float[np.ndarray, " vote"]
 
-    def of(self, query: int, label: int) -> Iterator[tuple[int, float]]:
-        """The key and share of each term of one score, in votes sorted by `explaining`."""
+    def terms(self, query: int, label: int) -> Iterator[tuple[int, float]]:
+        """The key and share of each term of one score; the votes must come from `sort_votes`."""
         start, stop = np.searchsorted(self.query, [query, query + 1])
         first, last = start + np.searchsorted(self.label[start:stop], [label, label + 1])
         yield from zip(self.key[first:last].tolist(), self.share[first:last].tolist(), strict=True)
@@ -47,7 +47,7 @@ class Votes:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scored labels: by query, then by falling score, then by rising label position."""
+    """Scored labels, sorted by query, then by falling score, then by label position."""
 
     query: Int[np.ndarray, " row"]
     label: Int[np.ndarray, " row"]
@@ -55,14 +55,14 @@ class Ranking:
 
 
 def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: float) -> Float[np.ndarray, "query top_b"]:
-    """Weigh each found key by its similarity to the query: one softmax over the found keys (RAE-XMC, Eq. 5).
+    """Weight each retrieved key by its similarity to the query: one softmax over the retrieved keys (RAE-XMC, Eq. 5).
 
     Args:
-        similarities: Inner products of unit vectors, so in [-1, 1]; -inf where no key was found.
+        similarities: Inner products of unit vectors, so in [-1, 1]; -inf for a missing key.
         temperature: Tau.
 
     Returns:
-        Weights that sum to 1 for every query with a key, in float64.
+        Weights in float64 that sum to 1 for every query with at least one key.
 
     Raises:
         ValueError: If `temperature` is not positive.
@@ -72,20 +72,20 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
     logits = similarities.astype(np.float64) / temperature
     found = np.isfinite(logits)
     largest = logits.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min, where=found)
-    weights = np.exp(logits - largest)  # 0 where no key was found
+    weights = np.exp(logits - largest)  # 0 for a missing key
     normalised: np.ndarray = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return normalised
 
 
 def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, values: Values) -> Votes:
-    """Share out each key's weight: lambda of it to each label of an instance, 1 - lambda to a label's own."""
+    """Vote: an instance gives each of its labels lambda times its weight, a label key 1 - lambda times its weight."""
     weights = key_weights(neighbours.similarities, temperature)
     query, slot = np.nonzero(neighbours.keys >= 0)
     key, weight = neighbours.keys[query, slot], weights[query, slot]
     is_label = key >= values.instances
 
     rows = key[~is_label]
-    voter, labels = entries(values.indptr, values.indices, rows)
+    voter, labels = gather_rows(values.indptr, values.indices, rows)
     return Votes(
         query=np.concatenate([query[~is_label][voter], query[is_label]]),
         key=np.concatenate([rows[voter], key[is_label]]),
@@ -94,26 +94,26 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
     )
 
 
-def entries(
+def gather_rows(
     indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
 ) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
-    """What stands in some rows of a compressed matrix, after which of these rows it stands in."""
+    """The entries of some rows of a compressed sparse matrix: for each entry, its place in `rows` and its value."""
     starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
     row = np.repeat(np.arange(len(rows)), counts)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     return row, indices[starts[row] + nth]
 
 
-def explaining(votes: Votes) -> Votes:
-    """The same votes, by query, then by label, then by falling share."""
+def sort_votes(votes: Votes) -> Votes:
+    """Sort votes by query, then by label, then by falling share."""
     order = np.lexsort((-votes.share, votes.label, votes.query))
     return Votes(votes.query[order], votes.key[order], votes.label[order], votes.share[order])
 
 
 def rank(votes: Votes, values: Values) -> Ranking:
-    """Add up the shares of each query's labels, best first; ties break by label position."""
+    """Sum the shares of each label of each query, best label first; equal scores are sorted by label position."""
     pair, index = np.unique(votes.query * np.int64(values.labels) + votes.label, return_inverse=True)
     score = np.bincount(index, weights=votes.share, minlength=len(pair)).astype(np.float64, copy=False)
     query, label = np.divmod(pair, values.labels)
-    order = np.lexsort((-score, query))  # stable, and `pair` rises with the label
+    order = np.lexsort((-score, query))  # a stable sort, and `pair` is sorted by label
     return Ranking(query[order], label[order], score[order])

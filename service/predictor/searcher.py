@@ -1,7 +1,7 @@
-"""The searcher: the top-b keys of each query, by inner product.
+"""The searcher: finds the top-b keys of each query by inner product.
 
-Instance keys and label keys have an index each. A joint index with selectors would answer lambda = 0 and lambda = 1
-badly: an HNSW walk whose selector passes few keys comes back nearly empty. Two lists of b merge into the joint top b.
+Instance keys and label keys have separate indexes, and two lists of b keys merge into the joint top b. One index for
+both with a selector would be bad at lambda 0 and 1: an HNSW search whose selector admits few keys finds almost none.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from jaxtyping import Float, Int
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import IndexInfo
 from service.errors import opening
-from service.predictor.comparison import similarities
 from service.predictor.gpu import GpuIndex, NoGpuError
+from service.predictor.similarity import similarities_to_keys
 from service.settings import Device
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Found keys in falling similarity.
+    """Retrieved keys in falling similarity.
 
-    A key is an instance's row, or the number of instances plus a label's position; -1, with similarity -inf, stands
-    where fewer keys were found.
+    A key is the row of an instance, or the number of instances plus the position of a label. If fewer than b keys were
+    found, the rest has key -1 and similarity -inf.
     """
 
     similarities: Float[np.ndarray, "query top_b"]
@@ -38,10 +38,10 @@ class Neighbours:
 
 
 class KeyIndex:
-    """One faiss index with its manifest's search effort; mapped, and on a GPU copied there beside.
+    """One mapped faiss index with its search effort; on a GPU, with a copy in its memory.
 
     Attributes:
-        on_cpu: Why it is not on the GPU that was asked for; empty where it is, or none was.
+        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
     def __init__(self, path: Path, info: IndexInfo, device: Device = "cpu") -> None:
@@ -49,12 +49,12 @@ class KeyIndex:
             self.index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         self._info = info
         self._on_gpu: GpuIndex | None = None
-        self.on_cpu = ""
+        self.cpu_reason = ""
         if device != "cpu":
             try:
                 self._on_gpu = GpuIndex(self.index)
             except NoGpuError as error:
-                self.on_cpu = f"{path.name} ({info.factory}): {error}"
+                self.cpu_reason = f"{path.name} ({info.factory}): {error}"
         self.keys: int = self.index.ntotal
         self.shape: tuple[int, int] = (self.index.ntotal, self.index.d)
         self.lists: int = getattr(unwrapped(self.index), "nlist", 0)
@@ -66,12 +66,14 @@ class KeyIndex:
         values, keys = found or self.index.search(vectors, top_b, params=parameters)
         return Neighbours(np.where(keys < 0, -np.inf, values), keys)
 
-    def compare(self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]) -> Float[np.ndarray, " key"]:
-        """The similarity of a query to some keys, which rise."""
-        return similarities(self.index, vector, keys)
+    def similarities(
+        self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
+    ) -> Float[np.ndarray, " key"]:
+        """The similarity of a query to some keys, which must be in rising order."""
+        return similarities_to_keys(self.index, vector, keys)
 
     def at(self, info: IndexInfo) -> KeyIndex:
-        """The same opened index at another effort."""
+        """The same open index with another search effort."""
         other = copy.copy(self)
         other._info = info
         return other
@@ -79,7 +81,7 @@ class KeyIndex:
     def _search_gpu(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]] | None:
-        """What the GPU finds; None where it is not there, cannot look that far, or is out of memory."""
+        """Search on the GPU; None if the index is not there, the search exceeds its limits, or its memory is full."""
         inner = getattr(parameters, "index_params", parameters)
         if self._on_gpu is None or not self._on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
             return None
@@ -89,7 +91,7 @@ class KeyIndex:
             return None
 
     def _parameters(self, index: Any, top_b: int) -> Any:
-        """The effort in the form that an index wants: its layers outside in, down to lists or a graph."""
+        """The search effort as parameters of faiss, from the outer layers of the index to its lists or graph."""
         match faiss.downcast_index(index):
             case faiss.IndexPreTransform() as transform:
                 return faiss.SearchParametersPreTransform(index_params=self._parameters(transform.index, top_b))
@@ -98,7 +100,7 @@ class KeyIndex:
                 base = self._parameters(refine.base_index, candidates)
                 return faiss.IndexRefineSearchParameters(k_factor=candidates / top_b, base_index_params=base)
             case faiss.IndexIVF() as lists:
-                share = math.ceil(lists.nlist * top_b / self.keys)  # all lists when all keys are asked for
+                share = math.ceil(lists.nlist * top_b / self.keys)  # all lists if all keys are requested
                 return faiss.SearchParametersIVF(nprobe=max(self._info.effort, share))
             case faiss.IndexHNSW():
                 return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
@@ -106,7 +108,7 @@ class KeyIndex:
 
 
 def unwrapped(index: Any) -> Any:
-    """The lists, graph or codes under an index's transforms and refinements."""
+    """The inner index of lists, graph or codes, without transforms and refinements."""
     index = faiss.downcast_index(index)
     match index:
         case faiss.IndexPreTransform():
@@ -117,13 +119,13 @@ def unwrapped(index: Any) -> Any:
 
 
 def refines(index: Any) -> bool:
-    """Whether an index compares its candidates again, more exactly."""
+    """Whether an index compares its candidates again with more exact codes."""
     index = faiss.downcast_index(index)
     return isinstance(index, faiss.IndexRefine) or (isinstance(index, faiss.IndexPreTransform) and refines(index.index))
 
 
 class Searcher:
-    """Both parts of a bundle's memory."""
+    """Searches both parts of a memory: instance keys and label keys."""
 
     def __init__(self, bundle: Bundle, device: Device = "cpu") -> None:
         index = bundle.manifest.index
@@ -131,30 +133,34 @@ class Searcher:
         self.labels = KeyIndex(bundle.folder / "label_keys.faiss", index.labels, device)
 
     @property
-    def on_cpu(self) -> list[str]:
-        """Why a part is not on the GPU that was asked for."""
-        return [part.on_cpu for part in (self.instances, self.labels) if part.on_cpu]
+    def cpu_reasons(self) -> list[str]:
+        """Why parts do not use the requested GPU."""
+        return [part.cpu_reason for part in (self.instances, self.labels) if part.cpu_reason]
 
     @property
     def keys(self) -> int:
         return self.instances.keys + self.labels.keys
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
-        """The top-b keys of the part of the memory that lambda gives a vote."""
-        return search_voting(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
+        """The top-b keys of the parts of the memory to which lambda gives weight."""
+        return search_parts(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
 
-    def compare(self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]) -> Float[np.ndarray, " key"]:
-        """The similarity of a query to some keys, which rise, found or not."""
+    def similarities(
+        self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
+    ) -> Float[np.ndarray, " key"]:
+        """The similarity of a query to some keys, which must be in rising order."""
         instances = keys[: np.searchsorted(keys, self.instances.keys)]
         labels = keys[len(instances) :] - self.instances.keys
-        return np.concatenate([self.instances.compare(vector, instances), self.labels.compare(vector, labels)])
+        return np.concatenate(
+            [self.instances.similarities(vector, instances), self.labels.similarities(vector, labels)]
+        )
 
 
-# Finds the top-b keys of one part of a memory, counted from its own first.
+# Finds the top-b keys of one part of a memory; keys are rows of that part.
 PartSearch = Callable[[Float[np.ndarray, "query dim"], int], Neighbours]
 
 
-def search_voting(
+def search_parts(
     search_instances: PartSearch,
     search_labels: PartSearch,
     instances: int,
@@ -162,15 +168,15 @@ def search_voting(
     top_b: int,
     lambda_: float,
 ) -> Neighbours:
-    """The top-b keys of the parts of a memory that lambda gives a vote, however each is searched (RAE-XMC, Eq. 5, 8).
+    """The top-b keys of the parts of a memory to which lambda gives weight (RAE-XMC, Eq. 5 and 8).
 
     Args:
         search_instances: Searches instance keys.
-        search_labels: Searches label keys, which are counted on from the instances.
-        instances: How many instance keys there are.
-        vectors: Queries.
-        top_b: Keys wanted of each.
-        lambda_: Weight of instances against labels; at 1 and at 0 the other part is not searched.
+        search_labels: Searches label keys.
+        instances: Number of instance keys; label keys are numbered after them.
+        vectors: The queries.
+        top_b: Number of keys to find for each query.
+        lambda_: Weight of instances against labels; at 1 only instances are searched, at 0 only labels.
     """
     if lambda_ == 1:
         return search_instances(vectors, top_b)
@@ -182,7 +188,7 @@ def search_voting(
 
 
 def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:
-    """The `top_b` best of two lists; at equal similarity, those of `first` come first."""
+    """The `top_b` best keys of two lists; at equal similarity, keys of `first` come first."""
     similarities = np.concatenate([first.similarities, second.similarities], axis=1)
     keys = np.concatenate([first.keys, second.keys], axis=1)
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]

@@ -22,7 +22,7 @@ from service.errors import OverloadError
 from service.options import AnswerOptions
 from service.predictor.predictor import Answers
 from service.telemetry.metrics import Telemetry
-from service.versions.leases import Lease
+from service.versions.model_manager import Lease
 
 Result = TypeVar("Result")
 

@@ -25,8 +25,7 @@ from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits
 from service.telemetry.metrics import Telemetry
 from service.telemetry.tracing import Tracer
-from service.versions.leases import Lease
-from service.versions.model_manager import ModelManager
+from service.versions.model_manager import Lease, ModelManager
 
 log = structlog.get_logger(__name__)
 
@@ -172,7 +171,7 @@ class AnswerPipeline:
         """
         await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
         if not future.done():
-            watch: asyncio.Future[None] = asyncio.ensure_future(disconnected())
+            watch: asyncio.Future[Any] = asyncio.ensure_future(disconnected())
             try:
                 await asyncio.wait({future, watch}, return_when=asyncio.FIRST_COMPLETED)
             finally:

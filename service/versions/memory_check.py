@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from service.bundle.manifest import Manifest
 from service.errors import InsufficientMemoryError
@@ -17,9 +18,19 @@ from service.errors import InsufficientMemoryError
 # kernel drops mapped pages when memory is short.
 _ENCODER_FACTOR, _TOKENIZER_FACTOR, _CONSTANT_BYTES = 3.0, 8.0, 64 << 20
 
-# Files of a memory control group: its limits, its usage, and its file pages in `memory.stat`.
-_CGROUP_V2 = ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")
-_CGROUP_V1 = ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+
+class _GroupFiles(NamedTuple):
+    """The files of a memory control group, and the names of its file pages in `memory.stat`."""
+
+    limits: tuple[str, ...]
+    usage: str
+    file_pages: tuple[str, ...]
+
+
+_CGROUP_V2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"))
+_CGROUP_V1 = _GroupFiles(
+    ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+)
 
 
 def require_memory(manifest: Manifest, processes: int = 1) -> None:
@@ -61,48 +72,53 @@ def free_bytes(root: Path = Path("/")) -> int:
         root: Folder that contains `proc` and `sys`.
     """
     machine = _read_numbers(root / "proc/meminfo").get("MemAvailable:")
-    free = [] if machine is None else [machine * 1024]
-    free += _free_in_groups(root)
-    return max(0, min(free, default=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    free = [_free_in_group(group, files) for group, files in _groups(root)]
+    free.append(None if machine is None else machine * 1024)
+    fallback = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min((each for each in free if each is not None), default=fallback))
 
 
-def _free_in_groups(root: Path) -> Iterator[int]:
-    """Free bytes of each control group that contains this process and has a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+def _groups(root: Path) -> Iterator[tuple[Path, _GroupFiles]]:
+    """The folders of the memory control groups that contain this process.
+
+    A container may not see its own group under this path, so some folders may not exist.
+    """
+    for line in _read_lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            mount, (limits, usage, pages) = root / "sys/fs/cgroup", _CGROUP_V2
+            mount, files = root / "sys/fs/cgroup", _CGROUP_V2
         elif "memory" in controllers.split(","):
-            mount, (limits, usage, pages) = root / "sys/fs/cgroup/memory", _CGROUP_V1
+            mount, files = root / "sys/fs/cgroup/memory", _CGROUP_V1
         else:
             continue
         group = mount / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(mount):
-                break
-            # A container may not see its own group under this path: folders that do not exist are passed over.
-            limit = [_read_number(folder / name) for name in limits]
-            used, stat = _read_number(folder / usage), _read_numbers(folder / "memory.stat")
-            if used is not None and (given := [each for each in limit if each is not None]):
-                yield min(given) - used + sum(stat.get(name, 0) for name in pages)
+        yield from ((folder, files) for folder in (group, *group.parents) if folder.is_relative_to(mount))
+
+
+def _free_in_group(group: Path, files: _GroupFiles) -> int | None:
+    """The free bytes of one control group; None if it has no limit or does not exist."""
+    limits = [limit for name in files.limits if (limit := _read_number(group / name)) is not None]
+    used, stat = _read_number(group / files.usage), _read_numbers(group / "memory.stat")
+    if not limits or used is None:
+        return None
+    return min(limits) - used + sum(stat.get(name, 0) for name in files.file_pages)
 
 
 def _read_number(path: Path) -> int | None:
-    """The number in a file of the kernel; None if the file does not exist or holds the word `max`."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    """The number in a file of the kernel; None if the file does not exist or contains the word `max`."""
+    lines = _read_lines(path)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """The numbers in a file of the kernel, one a line after a name; none if the file does not exist."""
-    try:
-        words = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
+    """The numbers in a file of the kernel that has one name and one number a line."""
+    words = [line.split() for line in _read_lines(path)]
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}
+
+
+def _read_lines(path: Path) -> list[str]:
+    """The lines of a file; none if the file cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -59,6 +59,6 @@ class Opener:
                 predictor.predict([query], resolve_options(predictor.defaults))
             if pause:
                 pause()
-        for reason in predictor.on_cpu if self.device == "cuda" else []:
+        for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)
         return predictor

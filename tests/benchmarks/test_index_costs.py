@@ -1,4 +1,4 @@
-"""The scale benchmark: one JSON line, every figure measured, bad input told."""
+"""The index benchmark: one JSON line with every figure, and errors for bad input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from benchmarks import index_costs
 from tests.test_architecture import REPOSITORY
 
-# What the line must hold, by the names that its readers know.
+# Names of the figures in the JSON line.
 FIGURES = {
     *("build_seconds", "peak_mb", "bytes_per_key", "open_seconds", "recall"),
     *("search_p50_ms", "search_p99_ms", "combine_ms", "chosen"),
 }
 
 
-def test_the_last_line_printed_is_json_with_every_figure(tmp_path: Path) -> None:
+def test_last_line_is_json_with_every_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.index_costs", "--keys", "3000", "--dim", "64", "--labels", "700"]
     options = ["--index", "IVF16,SQ8", "--queries", "50", "--folder", tmp_path / "work"]
     result = subprocess.run([*command, *map(str, options)], cwd=REPOSITORY, capture_output=True, text=True)
@@ -44,7 +44,7 @@ def test_the_last_line_printed_is_json_with_every_figure(tmp_path: Path) -> None
         (["--labels", "100"], "--labels 100: expected fewer than the 100 keys"),
         (["--labels", "0"], "argument --labels: expected a number of at least 1, found 0"),
         (["--labels", "50", "--queries", "0"], "argument --queries: expected a number of at least 1, found 0"),
-        (["--labels", "50", "--queries", "many"], "argument --queries: invalid _count value: 'many'"),
+        (["--labels", "50", "--queries", "many"], "argument --queries: invalid _positive_int value: 'many'"),
         (["--labels", "50", "--folder", "/dev/null/work"], "/dev/null/work"),
         (["--labels", "50", "--dim", "100"], "--dim 100: expected a multiple of the 3 attention heads"),
         (["--labels", "50", "--index", "nonsense"], "--index 'nonsense': expected auto, flat"),
@@ -52,18 +52,18 @@ def test_the_last_line_printed_is_json_with_every_figure(tmp_path: Path) -> None
         (["--labels", "50", "--precision", "fp8"], "--precision: expected 'fp32', 'fp16' or 'int8'"),
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_bad_input_fails_with_one_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_:
         index_costs.main(["--keys", "100", "--dim", "32", "--folder", str(tmp_path / "work"), *arguments])
-    assert left.value.code == 2
+    assert exit_.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_folder_that_is_in_use_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_other_content_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(SystemExit):
         index_costs.main(["--keys", "100", "--dim", "32", "--labels", "50", "--folder", str(tmp_path)])
-    assert "expected an empty folder" in capsys.readouterr().err
+    assert "expected an empty or absent folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,4 +1,4 @@
-"""Made-up memories: whole, repeatable, and in the shape of real ones."""
+"""Synthetic memories: complete, repeatable and similar to real ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Memory:
     return write(tmp_path_factory.mktemp("synthetic") / "memory")
 
 
-def test_a_made_up_memory_is_one_that_opens_and_has_a_text_for_every_key(memory: Memory) -> None:
+def test_memory_opens_and_has_a_text_for_every_key(memory: Memory) -> None:
     assert (memory.plan.instances, memory.plan.labels, memory.keys.shape) == (6_000, 900, (6_900, 24))
     check_units(memory.keys, 0)
     for part, rows in (("instances", 6_000), ("labels", 900)):
@@ -31,25 +31,25 @@ def test_a_made_up_memory_is_one_that_opens_and_has_a_text_for_every_key(memory:
         assert len(set(lines)) == rows
 
 
-def test_equal_arguments_make_equal_memories_and_other_seeds_others(memory: Memory, tmp_path: Path) -> None:
-    told: list[int] = []
-    SyntheticMemory(6_000, 900, 24, 5, 0).write(tmp_path / "again", told.append)
+def test_equal_arguments_give_equal_memories_and_other_seeds_give_others(memory: Memory, tmp_path: Path) -> None:
+    reported: list[int] = []
+    SyntheticMemory(6_000, 900, 24, 5, 0).write(tmp_path / "again", reported.append)
     again = open_memory(tmp_path / "again")
     for name in ("keys", "value_indptr", "value_indices"):
         np.testing.assert_array_equal(getattr(again, name), getattr(memory, name))
-    assert sum(told) == 6_900
+    assert sum(reported) == 6_900
     other = write(tmp_path / "other", seed=1)
     assert not np.allclose(other.keys, memory.keys)
 
 
-def test_more_blocks_make_as_many_rows_each_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_have_independent_random_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic_memory, "_BLOCK_ROWS", 1_000)
     memory = write(tmp_path / "blocks")
     check_units(memory.keys, 0)
     assert len(np.unique(memory.keys.astype(np.float32), axis=0)) == 6_900
 
 
-def test_labels_follow_zipfs_law(memory: Memory) -> None:
+def test_label_frequencies_follow_zipfs_law(memory: Memory) -> None:
     sizes = np.diff(memory.value_indptr)
     assert sizes.min() >= 1
     assert 4 < sizes.mean() < 6
@@ -63,16 +63,16 @@ def test_labels_follow_zipfs_law(memory: Memory) -> None:
     assert counts[:90].sum() > 0.3 * counts.sum()  # a tenth of the labels
 
 
-def test_neighbours_lie_at_every_scale(memory: Memory) -> None:
+def test_neighbours_exist_at_every_scale(memory: Memory) -> None:
     queries = SyntheticMemory(6_000, 900, 24, 5, 0).queries(100)
     keys = memory.keys.astype(np.float32)
     similarities = -np.sort(-(queries @ keys.T), axis=1)
     nearest, tenth, hundredth, middle = np.median(similarities[:, [0, 9, 99, 3_450]], axis=0)
     assert 1 > nearest > tenth > hundredth > middle + 0.2
-    assert similarities.max() < 0.9999  # none is a key
+    assert similarities.max() < 0.9999  # no query is a key
 
 
-def test_a_label_lies_among_the_instances_that_have_it(memory: Memory) -> None:
+def test_labels_are_close_to_their_instances(memory: Memory) -> None:
     keys = memory.keys.astype(np.float32)
     voter = np.repeat(np.arange(6_000), np.diff(memory.value_indptr))
     own = np.einsum("kd,kd->k", keys[6_000 + memory.value_indices], keys[voter]).mean()
@@ -81,7 +81,7 @@ def test_a_label_lies_among_the_instances_that_have_it(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize(("instances", "labels"), [(1, 1), (5, 3), (50, 1)])
-def test_the_smallest_memories_are_made_too(tmp_path: Path, instances: int, labels: int) -> None:
+def test_smallest_memories_can_be_written(tmp_path: Path, instances: int, labels: int) -> None:
     memory = write(tmp_path / "memory", instances, labels)
     assert memory.keys.shape == (instances + labels, 24)
     assert memory.value_indices.max() < labels

@@ -1,4 +1,4 @@
-"""Comparisons over the topics with a tiny encoder: how tests make them, and standings that nobody had to train."""
+"""Helpers of the comparison tests: run `recollect compare`, and make results without training."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import recollect
-from index_builder.compare.contest import Contestant
+from index_builder.compare.plan import Contestant
 from index_builder.compare.quality import Quality
-from index_builder.compare.standing import Result, Standing
+from index_builder.compare.results import ContestantResults, RunResult
 from trainer.metrics import SEGMENTS
 
-# 28 instances, none or one of them held out: 14 steps.
-USUAL = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]
+# 28 instances, at most one of them held out: 14 steps.
+SMALL_TRAINING = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]
 
 
-class Told(NamedTuple):
+class Output(NamedTuple):
     status: int
     out: str
     err: str
 
     @property
     def trained(self) -> list[str]:
-        """The runs that were trained, not found done."""
+        """The runs that were trained by this command."""
         return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "computed now" in line]
 
 
-def run(*arguments: object) -> Told:
+def run(*arguments: object) -> Output:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = recollect.main(["compare", *map(str, arguments)])
-    return Told(status, out.getvalue(), err.getvalue())
+    return Output(status, out.getvalue(), err.getvalue())
 
 
-def here(verb: str, *arguments: str) -> None:
-    """A verb in this process, as `compare` starts it in one of its own."""
+def run_in_this_process(verb: str, *arguments: str) -> None:
+    """Run a verb here; `compare` runs it in a separate process."""
     with contextlib.redirect_stdout(io.StringIO()):
         assert recollect.main([verb, *arguments]) == 0
 
 
-def standing(name: str, ndcg: Sequence[float], seconds: float | None = None, **figures: Any) -> Standing:
-    """A contestant with a run for each nDCG@5; its other metrics follow from that."""
+def results_of(name: str, ndcg: Sequence[float], seconds: float | None = None, **figures: Any) -> ContestantResults:
+    """Results with one run for each nDCG@5. The other metrics are derived from it."""
     names = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
-    results = []
+    runs = []
     for seed, score in enumerate(ndcg):
         tuned: dict[str, float | None] = {"nDCG@5": score, **dict.fromkeys(names, score / 2), "F1@5 head": None}
         curve = [{"lambda": lambda_, "P@1": score / 2, "nDCG@5": score - lambda_} for lambda_ in (0.0, 0.5, 1.0)]
@@ -54,5 +54,5 @@ def standing(name: str, ndcg: Sequence[float], seconds: float | None = None, **f
         measured = {"seconds": (seconds or 0) + seed, "peak_memory_bytes": 2**29, "trainable_parameters": 1_234_567}
         learning = [(0.0, 1.0), (0.5, score / 2)]
         timed = seconds is not None
-        results.append(Result(seed, quality, measured if timed else {}, learning if timed else []))
-    return Standing(Contestant(name, ()), results)
+        runs.append(RunResult(seed, quality, measured if timed else {}, learning if timed else []))
+    return ContestantResults(Contestant(name, ()), runs)

@@ -1,4 +1,4 @@
-"""`build`: what a bundle says of itself, what is refused, and that a failed build leaves the store as it was."""
+"""`recollect build`: the manifest, rejected inputs, and an unchanged store after a failed build."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def contents(store: Path) -> dict[str, bytes]:
     return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
 
-def test_manifest_says_how_good_and_how_big_the_bundle_is(road: Any) -> None:
+def test_manifest_holds_quality_and_size_of_the_bundle(road: Any) -> None:
     manifest = Store(road.store).manifest(road.version)
     assert 0.9999 <= manifest.metrics["parity_worst_cosine"] <= manifest.metrics["parity_mean_cosine"] <= 1.0001
     assert (manifest.metrics["recall_instances"], manifest.metrics["recall_labels"]) == (1, 1)
@@ -68,7 +68,7 @@ def test_activate_makes_the_new_version_current(tiny_run: Path, quick_export: No
     assert Store(tmp_path).current() == version
 
 
-def test_a_bundle_is_published_at_a_url_as_in_a_folder(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_bundle_can_be_published_at_a_url(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     url, cache = f"file://{tmp_path}/store", tmp_path / "cache"
     version = build(BuildSettings(run=tiny_run, store=url, bundle_cache=cache, activate=True))
     for store in (open_store(url, None, cache), Store(tmp_path / "store")):
@@ -76,7 +76,7 @@ def test_a_bundle_is_published_at_a_url_as_in_a_folder(tiny_run: Path, quick_exp
         assert store.open(version).manifest.version == version
 
 
-def test_int8_encoder_is_smaller_and_answers_alike(road: Any, tmp_path: Path) -> None:
+def test_int8_encoder_is_smaller_and_gives_the_same_best_label(road: Any, tmp_path: Path) -> None:
     version = build(BuildSettings(run=road.run, store=tmp_path, precision="int8"))
     manifest = Store(tmp_path).manifest(version)
     whole = Store(road.store).manifest(road.version)
@@ -87,7 +87,7 @@ def test_int8_encoder_is_smaller_and_answers_alike(road: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_every_kind_of_index_builds_even_over_eight_labels(
+def test_every_kind_of_index_builds_over_eight_labels(
     tiny_run: Path, quick_export: None, tmp_path: Path, kind: str
 ) -> None:
     version = build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path, "index": kind}))
@@ -97,14 +97,14 @@ def test_every_kind_of_index_builds_even_over_eight_labels(
     assert len(answers(tmp_path, version)) == 8
 
 
-def test_any_factory_string_can_be_asked_for(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_any_factory_string_can_be_requested(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     version = build(BuildSettings(run=tiny_run, store=tmp_path, index="PCA8,IVF2,SQ8,RFlat"))
     index = Store(tmp_path).manifest(version).index
     assert (index.labels.kind, index.instances.factory) == ("ivf", "PCA8,IVF2,SQ8,RFlat")
     assert len(answers(tmp_path, version)) == 8
 
 
-def test_manifest_holds_the_curve_on_which_each_index_was_chosen(road: Any) -> None:
+def test_manifest_holds_the_measured_points_of_each_index(road: Any) -> None:
     manifest = Store(road.store).manifest(road.version)
     assert list(manifest.curves) == ["labels", "instances"]
     for part, keys in (("labels", 8), ("instances", 28)):
@@ -115,39 +115,39 @@ def test_manifest_holds_the_curve_on_which_each_index_was_chosen(road: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("index", "told"),
+    ("index", "message"),
     [
         ("lsh", "--index 'lsh': expected auto, flat, ivf, hnsw or a faiss factory string for keys of 32 dimensions"),
         ("IVF4,PQ7", "multiple of the number of subquantizers"),
     ],
 )
-def test_factory_string_that_faiss_rejects_is_told_before_the_work(
+def test_factory_string_that_faiss_rejects_fails_before_the_build(
     tiny_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     index: str,
-    told: str,
+    message: str,
 ) -> None:
-    monkeypatch.setattr("index_builder.build.write_tables", pytest.fail)
+    monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
     assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", index]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
-    assert told in err
+    assert message in err
 
 
-def test_fewer_keys_than_clusters_leave_the_store_as_it_was(
+def test_store_is_unchanged_when_there_are_fewer_keys_than_clusters(
     tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", "IVF16,SQ8"]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert "expected keys enough to train it, found 8: " in told
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert "expected enough keys to train it, found 8: " in last_line
     assert contents(tmp_path) == {}
 
 
 @pytest.fixture
-def few_asked_for(run: Path) -> Path:
-    """A run whose queries ask for five keys, so that an index can miss some."""
+def small_top_b(run: Path) -> Path:
+    """A run whose queries ask for five keys, so an index can miss some."""
     memory = open_memory(run / "memory")
     write_defaults(run / "memory", memory.plan, memory.defaults | {"top_b": 5})
     return run
@@ -156,11 +156,11 @@ def few_asked_for(run: Path) -> Path:
 HOPELESS = "PCA1,Flat"  # one dimension of 32
 
 
-def test_index_that_misses_its_target_is_not_published_and_a_table_says_by_how_much(
-    few_asked_for: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_index_below_the_recall_target_is_not_published_and_the_table_shows_its_recall(
+    small_top_b: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
-    assert recollect.main(["build", str(few_asked_for), "--store", str(store), "--index", HOPELESS]) == 1
+    assert recollect.main(["build", str(small_top_b), "--store", str(store), "--index", HOPELESS]) == 1
     out, err = capsys.readouterr()
     assert (out, contents(store), list((store / "bundles").iterdir())) == ("", {}, [])
     rows = {line.split("  ")[0]: line.split() for line in err.splitlines()}
@@ -169,13 +169,13 @@ def test_index_that_misses_its_target_is_not_published_and_a_table_says_by_how_m
         assert (sign, least, verdict) == (">=", "0.98", "FAILED")
         assert 0 < float(found) < 0.98
     assert rows["worst cosine to the trained encoder (fp32)"][-1] == "ok"
-    assert "not published: mend it, or publish it all the same with --force" in err.splitlines()[-1]
+    assert "not published; fix the cause, or publish anyway with --force" in err.splitlines()[-1]
 
 
-def test_force_publishes_with_the_failure_in_the_manifest(
-    few_asked_for: Path, quick_export: None, tmp_path: Path
+def test_force_publishes_and_records_the_failure_in_the_manifest(
+    small_top_b: Path, quick_export: None, tmp_path: Path
 ) -> None:
-    version = build(BuildSettings(run=few_asked_for, store=tmp_path / "store", index=HOPELESS, force=True))
+    version = build(BuildSettings(run=small_top_b, store=tmp_path / "store", index=HOPELESS, force=True))
     manifest = Store(tmp_path / "store").manifest(version)
     failed = {each.name: each for each in manifest.checks if not each.passed}
     name = f"recall at 5, instances ({HOPELESS})"
@@ -187,7 +187,7 @@ def test_force_publishes_with_the_failure_in_the_manifest(
     ("budget", "failed"),
     [({"memory_budget": "1KB"}, "indexes, bytes"), ({"latency_budget_ms": 1e-6}, "search, ms a query on one thread")],
 )
-def test_budget_that_no_index_keeps_to_is_a_failed_check(
+def test_budget_that_no_index_meets_is_a_failed_check(
     tiny_run: Path, quick_export: None, tmp_path: Path, budget: dict[str, Any], failed: str
 ) -> None:
     with pytest.raises(CheckFailed, match=f"expected every check to pass, 1 failed: {failed}; not published"):
@@ -195,7 +195,7 @@ def test_budget_that_no_index_keeps_to_is_a_failed_check(
     assert contents(tmp_path) == {}
 
 
-def test_budgets_that_are_kept_to_are_in_the_manifest(
+def test_manifest_holds_the_budgets(
     tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budgets = ["--memory-budget", "10KiB", "--latency-budget-ms", "60000"]
@@ -205,7 +205,9 @@ def test_budgets_that_are_kept_to_are_in_the_manifest(
     assert checks["search, ms a query on one thread"].most == 60_000
 
 
-def test_memory_that_says_so_is_served_with_enriched_label_keys(run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_label_keys_are_mixed_when_the_memory_sets_label_key_alpha(
+    run: Path, quick_export: None, tmp_path: Path
+) -> None:
     memory = open_memory(run / "memory")
     write_defaults(run / "memory", memory.plan, memory.defaults | {"label_key_alpha": 0.5})
     version = build(BuildSettings(run=run, store=tmp_path / "store", index="flat"))
@@ -234,7 +236,7 @@ def test_memory_that_says_so_is_served_with_enriched_label_keys(run: Path, quick
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 2.0])
 @pytest.mark.parametrize("row", [3, 28 + 5])
-def test_key_that_is_no_unit_vector_is_refused(
+def test_key_that_is_not_a_unit_vector_is_rejected(
     run: Path, quick_export: None, tmp_path: Path, change_array: ChangeArray, row: int, value: float
 ) -> None:
     change_array("keys.npy", lambda keys: keys[row].fill(value))
@@ -242,39 +244,37 @@ def test_key_that_is_no_unit_vector_is_refused(
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_keys_that_another_encoder_made_are_refused(
+def test_keys_of_another_encoder_are_rejected(
     run: Path, quick_export: None, tmp_path: Path, change_array: ChangeArray
 ) -> None:
     change_array("keys.npy", lambda keys: keys.__setitem__(slice(28), keys[:28][::-1].copy()))
-    with pytest.raises(BuildError, match=r"row \d+: expected the key that the checkpoint makes"):
+    with pytest.raises(BuildError, match=r"row \d+: expected the checkpoint's vector"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_memory_of_another_dimension_is_refused(run: Path, tmp_path: Path) -> None:
+def test_memory_of_another_dimension_is_rejected(run: Path, tmp_path: Path) -> None:
     header = json.loads((run / "memory" / "memory.json").read_text())
     (run / "memory" / "memory.json").write_text(json.dumps(header | {"dim": 16}))
     np.save(run / "memory" / "keys.npy", np.load(run / "memory" / "keys.npy")[:, :16])
-    with pytest.raises(BuildError, match="expected keys of 32 dimensions, .* the memory has 16"):
+    with pytest.raises(BuildError, match="expected keys of 32 dimensions, .* found 16 in the memory"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_memory_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
+def test_memory_of_other_weights_is_rejected(run: Path, tmp_path: Path) -> None:
     header = json.loads((run / "memory" / "memory.json").read_text())
     (run / "memory" / "memory.json").write_text(json.dumps(header | {"encoder_sha256": "0" * 64}))
     with pytest.raises(BuildError, match="found another encoder"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_vote_for_a_label_that_is_not_there_is_refused(run: Path, tmp_path: Path, change_array: ChangeArray) -> None:
+def test_vote_for_a_missing_label_is_rejected(run: Path, tmp_path: Path, change_array: ChangeArray) -> None:
     change_array("value_indices.npy", lambda votes: votes.__setitem__(0, 8))
     with pytest.raises(MemoryFolderError, match="past the 8 labels"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
 @pytest.mark.parametrize("lines", [["{"], ['{"uid": "x"}'], [], ["[]"]])
-def test_memory_whose_texts_are_damaged_is_refused(
-    run: Path, quick_export: None, tmp_path: Path, lines: list[str]
-) -> None:
+def test_memory_with_damaged_texts_is_rejected(run: Path, quick_export: None, tmp_path: Path, lines: list[str]) -> None:
     path = run / "memory" / "instances.jsonl"
     path.write_text("\n".join([*path.read_text().splitlines()[: 28 - 1], *lines]) + "\n")
     with pytest.raises(BuildError, match=r"instances\.jsonl: expected"):
@@ -292,21 +292,21 @@ def test_memory_whose_texts_are_damaged_is_refused(
         "verify.Store.publish",
     ],
 )
-def test_error_on_the_way_leaves_no_folder(
+def test_error_in_any_step_leaves_no_folder(
     tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("an unexpected fault")
 
     monkeypatch.setattr(f"index_builder.{step}", fail)
-    with pytest.raises(RuntimeError, match="a fault of ours"):
+    with pytest.raises(RuntimeError, match="an unexpected fault"):
         build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
     assert contents(tmp_path) == {}
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
-# Imports once, then forks a builder for each way to die: argument 1 is the run, 2 the store, 3 the exported encoder.
-DYING = """
+# Imports once, then forks a builder for each crash. Arguments: the run, the store and the exported encoder.
+CRASHES = """
 import os, resource, shutil, signal, sys
 import recollect, index_builder.build as builder, index_builder.choose_index as choose_index
 from service.predictor.predictor import Predictor
@@ -318,17 +318,17 @@ def copy(encoder, folder, *_):
     for path in Path(exported).iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
 
-def die(*_):
+def crash(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def kill_at(owner, step):
-    return lambda: setattr(owner, step, die)
+    return lambda: setattr(owner, step, crash)
 
 def full_at(size):
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 builder.export_encoder = copy
-deaths = {
+crashes = {
     "export": kill_at(builder, "export_encoder"),
     "index": kill_at(choose_index, "write_index"),
     "verify": kill_at(Predictor, "open"),
@@ -336,7 +336,7 @@ deaths = {
     "activate": kill_at(Store, "activate"),
     **{f"full {size}": full_at(size) for size in (0, 600, 2_000, 5_000, 60_000)},
 }
-for name, prepare in deaths.items():
+for name, prepare in crashes.items():
     sys.stdout.flush()
     if (child := os.fork()) == 0:
         prepare()
@@ -348,22 +348,24 @@ for name, prepare in deaths.items():
 """
 
 
-def test_builder_that_dies_anywhere_leaves_a_valid_store(
+def test_builder_that_crashes_at_any_step_leaves_a_valid_store(
     road: Any, tiny_run: Path, exported: Path, quick_export: None, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     first = build(BuildSettings(run=tiny_run, store=store, activate=True))
     before = contents(store)
     done = subprocess.run(
-        [sys.executable, "-c", DYING, str(tiny_run), str(store), str(exported)],
+        [sys.executable, "-c", CRASHES, str(tiny_run), str(store), str(exported)],
         capture_output=True,
         text=True,
         timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert "Traceback" not in done.stderr, done.stderr
-    died = {name: (status, bundles, aside) for name, status, bundles, aside in map(_fields, done.stdout.splitlines())}
-    assert died == {
+    crashed = {
+        name: (status, bundles, aside) for name, status, bundles, aside in map(_fields, done.stdout.splitlines())
+    }
+    assert crashed == {
         "export": (-9, 1, 1),
         "index": (-9, 1, 1),
         "verify": (-9, 1, 1),
@@ -371,9 +373,9 @@ def test_builder_that_dies_anywhere_leaves_a_valid_store(
         "activate": (-9, 2, 0),  # published, but not current
         **{f"full {size}": (2, 2, 0) for size in (0, 600, 2_000, 5_000, 60_000)},
     }, done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("recollect build: ")]
-    assert len(told) == 5
-    assert all("File too large" in line for line in told), told
+    messages = [line for line in done.stderr.splitlines() if line.startswith("recollect build: ")]
+    assert len(messages) == 5
+    assert all("File too large" in line for line in messages), messages
     assert before.items() <= contents(store).items()
     assert Store(store).current() == first
     for version in Store(store).versions():

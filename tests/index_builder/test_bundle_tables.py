@@ -1,3 +1,5 @@
+"""Tables of a bundle: values and their transpose."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_builder.bundle_tables import transposed
+from index_builder.bundle_tables import transpose
 from service.store.store import Store
 from trainer.data.split import LabelSets
 from trainer.memory import open_memory
@@ -15,17 +17,17 @@ LABELS = 9
 
 
 @given(st.lists(st.lists(st.integers(0, LABELS - 1), unique=True).map(sorted), max_size=30))
-def test_transposed_values_name_the_instances_of_each_label_rising(votes: list[list[int]]) -> None:
+def test_transpose_lists_the_instances_of_each_label_in_ascending_order(votes: list[list[int]]) -> None:
     indptr = np.cumsum([0, *map(len, votes)])
     indices = np.array([label for row in votes for label in row], dtype=np.int32)
-    found = transposed(LabelSets(indptr, indices), LABELS)
+    found = transpose(LabelSets(indptr, indices), LABELS)
     assert (found.indptr.dtype, found.indices.dtype) == (np.int64, np.int32)
     assert [row.tolist() for row in np.split(found.indices, found.indptr[1:-1])] == [
         [instance for instance, row in enumerate(votes) if label in row] for label in range(LABELS)
     ]
 
 
-def test_a_built_bundle_holds_its_memorys_values_and_the_same_transposed(road: Any) -> None:
+def test_bundle_holds_the_values_of_its_memory_and_their_transpose(road: Any) -> None:
     memory, bundle = open_memory(road.run / "memory"), Store(road.store).open(road.version)
     np.testing.assert_array_equal(bundle.value_indices, memory.value_indices)
     votes = np.split(memory.value_indices, memory.value_indptr[1:-1])

@@ -1,4 +1,4 @@
-"""The index that is chosen: what is tried, what is preferred, what becomes of targets that nothing reaches."""
+"""The choice of an index: the families tried, the preferred points, and targets that no index meets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from index_builder import choose_index
 from index_builder.choose_index import (
     Target,
     Trial,
-    between,
-    build_best,
-    candidates,
-    choose,
-    compare,
-    curve,
+    bisect_effort,
+    build_chosen_index,
+    candidate_factories,
+    choose_point,
+    compare_families,
     efforts,
-    ranked,
-    spread,
+    evenly_spaced_rows,
+    measure_curve,
+    rank_families,
 )
 from index_builder.errors import BuildError
 from index_builder.faiss_index import build_index, write_index
@@ -37,18 +37,18 @@ KINDS = ["auto", "flat", "ivf", "hnsw"]
 
 @contextlib.contextmanager
 def silent(factory: str, keys: int) -> Iterator[Callable[[int], object]]:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
     yield lambda rows: None
 
 
 def point(factory: str, recall: float, milliseconds: float, **more: Any) -> Point:
-    """A measurement of a thousand keys that take 100 bytes each."""
+    """A measurement on a thousand keys of 100 bytes each."""
     plain = {"keys": 1_000, "effort": 1, "refine": 1, "bytes_per_key": 100}
     return Point(**plain | {"factory": factory, "recall": recall, "milliseconds": milliseconds} | more)
 
 
 def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
-    """An index of the keys, written, to be asked for some that are close to the first."""
+    """Build and write an index; its queries are close to the first keys."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
     return Trial(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
@@ -58,7 +58,7 @@ def best(
     keys: Any, kind: str, folder: Path, target: Target, first_row: int = 0
 ) -> tuple[IndexInfo, Point, list[Point]]:
     queries = near(keys[:], min(len(keys), 50))
-    return build_best(keys, first_row, folder / "keys.faiss", kind, queries, target, silent)
+    return build_chosen_index(keys, first_row, folder / "keys.faiss", kind, queries, target, silent)
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +68,15 @@ def _times_follow_effort(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     A time rises with the effort, then with the candidates that are compared again; an exhaustive search takes 0.1 ms a
     thousand keys. One thread builds all indexes, because a graph depends on the order in which threads add keys.
     """
-    at = Trial.at
+    measure = Trial.measure
 
     def timed(trial: Trial, effort: int, refine: float) -> Point:
-        measured = at(trial, effort, refine)
+        measured = measure(trial, effort, refine)
         milliseconds = effort / 100 + refine / 1_000 if effort else measured.keys / 10_000
         return measured.model_copy(update={"milliseconds": milliseconds})
 
-    monkeypatch.setattr(choose_index, "milliseconds", lambda *_: np.ones(1))
-    monkeypatch.setattr(Trial, "at", timed)
+    monkeypatch.setattr(choose_index, "search_milliseconds", lambda *_: np.ones(1))
+    monkeypatch.setattr(Trial, "measure", timed)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     yield
@@ -85,7 +85,7 @@ def _times_follow_effort(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Families are compared on a thousand keys and a hundred queries."""
+    """Compare families on a thousand keys with a hundred queries."""
     monkeypatch.setattr(choose_index, "_SAMPLE_KEYS", 1_000)
     monkeypatch.setattr(choose_index, "QUERIES", 100)
     monkeypatch.setattr(choose_index, "_FEW_KEYS", 500)
@@ -93,30 +93,30 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No exact search is fast enough to be taken whatever else there is."""
+    """No exact search is fast enough to be chosen at once."""
     monkeypatch.setattr(choose_index, "_EXACT_MILLISECONDS", 0)
 
 
-# What is preferred.
+# Preferred points.
 
 
-def test_the_fastest_point_that_reaches_the_recall_is_chosen() -> None:
+def test_choice_is_the_fastest_point_with_enough_recall() -> None:
     points = [point("HNSW32,SQ8", 0.97, 0.1), point("HNSW32,SQ8", 0.981, 0.4), point("IVF64,SQ8", 0.99, 0.3)]
-    assert choose(points, Target(0.98, 10)) == points[2]
-    assert choose(points, Target(0.97, 10)) == points[0]
+    assert choose_point(points, Target(0.98, 10)) == points[2]
+    assert choose_point(points, Target(0.97, 10)) == points[0]
 
 
-def test_exact_search_is_chosen_where_it_is_fast_and_only_there() -> None:
+def test_exact_search_is_chosen_only_if_it_is_fast() -> None:
     quick, slow, graph = point("Flat", 1, 1.9), point("Flat", 1, 2.1), point("HNSW32,SQ8", 0.99, 0.1)
-    assert choose([graph, quick], Target(0.98, 10)) == quick
-    assert choose([graph, slow], Target(0.98, 10)) == graph
+    assert choose_point([graph, quick], Target(0.98, 10)) == quick
+    assert choose_point([graph, slow], Target(0.98, 10)) == graph
 
 
-@pytest.mark.parametrize("choosing", [choose, lambda points, target: ranked(points, target, 1_000, 32)])
-def test_what_takes_more_memory_or_time_than_it_may_is_passed_over(choosing: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("choosing", [choose_point, lambda points, target: rank_families(points, target, 1_000, 32)])
+def test_points_over_the_memory_or_time_budget_are_not_chosen(choosing: Callable[..., Any]) -> None:
     exact, graph = point("Flat", 1, 0.5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.99, 0.1, bytes_per_key=656)
     lists = point("IVF100,RaBitQ4", 0.98, 0.9, bytes_per_key=210)
-    family = {each: each if choosing is choose else [each.factory] for each in (exact, graph, lists)}
+    family = {each: each if choosing is choose_point else [each.factory] for each in (exact, graph, lists)}
 
     def chosen(**budget: float) -> Any:
         return choosing([exact, graph, lists], Target(0.98, 10, **budget))
@@ -124,54 +124,54 @@ def test_what_takes_more_memory_or_time_than_it_may_is_passed_over(choosing: Cal
     assert chosen(size_bytes=300_000) == family[lists]
     assert chosen(milliseconds=0.2) == family[graph]
     assert chosen(size_bytes=700_000, milliseconds=0.2) == family[graph]
-    assert chosen(size_bytes=700_000) == (graph if choosing is choose else [graph.factory, lists.factory])
+    assert chosen(size_bytes=700_000) == (graph if choosing is choose_point else [graph.factory, lists.factory])
 
 
-def test_where_none_reaches_the_target_the_one_that_finds_most_within_the_budget_is_chosen() -> None:
+def test_without_a_point_on_target_the_best_recall_within_budget_is_chosen() -> None:
     exact, graph = point("Flat", 1, 5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.97, 0.1, bytes_per_key=656)
     few, more = (
         point("IVF100,RaBitQ4", 0.8, 0.2, bytes_per_key=210),
         point("IVF100,RaBitQ4", 0.9, 0.4, bytes_per_key=210),
     )
     points = [exact, graph, few, more]
-    assert choose(points, Target(0.98, 10, size_bytes=300_000)) == more
-    assert choose(points, Target(0.98, 10, size_bytes=300_000, milliseconds=0.3)) == few
-    assert choose(points, Target(0.98, 10, milliseconds=1)) == graph
-    assert choose(points, Target(0.98, 10, size_bytes=1)) == exact
-    assert ranked(points, Target(0.98, 10, size_bytes=300_000), 1_000, 32) == ["IVF100,RaBitQ4"]
+    assert choose_point(points, Target(0.98, 10, size_bytes=300_000)) == more
+    assert choose_point(points, Target(0.98, 10, size_bytes=300_000, milliseconds=0.3)) == few
+    assert choose_point(points, Target(0.98, 10, milliseconds=1)) == graph
+    assert choose_point(points, Target(0.98, 10, size_bytes=1)) == exact
+    assert rank_families(points, Target(0.98, 10, size_bytes=300_000), 1_000, 32) == ["IVF100,RaBitQ4"]
 
 
-def test_families_are_ranked_by_what_they_should_take_on_all_keys() -> None:
+def test_families_are_ranked_by_their_expected_time_on_all_keys() -> None:
     codes, graph = point("SQ8", 0.99, 0.1, effort=0), point("HNSW32,SQ8", 0.99, 0.3, effort=200)
-    assert ranked([codes, graph], Target(0.98, 10), 1_000, 32) == ["SQ8", "HNSW32,SQ8"]
-    assert ranked([codes, graph], Target(0.98, 10), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
-    assert ranked([codes, graph], Target(0.98, 10, milliseconds=0.5), 10_000, 32) == ["HNSW32,SQ8"]
-    assert ranked([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
+    assert rank_families([codes, graph], Target(0.98, 10), 1_000, 32) == ["SQ8", "HNSW32,SQ8"]
+    assert rank_families([codes, graph], Target(0.98, 10), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
+    assert rank_families([codes, graph], Target(0.98, 10, milliseconds=0.5), 10_000, 32) == ["HNSW32,SQ8"]
+    assert rank_families([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
 
 
-def test_a_family_of_lists_gets_as_many_as_all_keys_want() -> None:
-    sample = [point(factory, 0.99, 0.1) for factory in candidates(50_000, 32)]
+def test_ranking_adapts_the_number_of_lists_to_all_keys() -> None:
+    sample = [point(factory, 0.99, 0.1) for factory in candidate_factories(50_000, 32)]
     sample = [each.model_copy(update={"keys": 50_000}) for each in sample]
-    assert sorted(ranked(sample, Target(0.98, 10), 3_500_000, 32)) == sorted(candidates(3_500_000, 32))
+    assert sorted(rank_families(sample, Target(0.98, 10), 3_500_000, 32)) == sorted(candidate_factories(3_500_000, 32))
 
 
-# What is tried.
+# Families and efforts that are tried.
 
 
-def test_few_keys_are_searched_exactly_without_a_comparison(tmp_path: Path, slow_exact_search: None) -> None:
+def test_few_keys_get_exact_search_without_a_comparison(tmp_path: Path, slow_exact_search: None) -> None:
     for rows, families in ((1_999, 1), (2_000, 6)):
         _, _, points = best(clustered_keys(rows), "auto", tmp_path, Target(0.9, 10))
         assert len({each.factory for each in points if each.keys < 2_000}) == families
 
 
 @pytest.mark.parametrize("dim", [1, 7, 32])
-def test_every_candidate_is_one_that_faiss_makes(dim: int) -> None:
-    for factory in candidates(3_000, dim):
+def test_faiss_can_make_every_candidate(dim: int) -> None:
+    for factory in candidate_factories(3_000, dim):
         assert faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT).d == dim
 
 
 @pytest.mark.parametrize("top_b", [1, 20, 200, 1_000])
-def test_efforts_rise_from_the_least_that_can_find_b_keys_to_all(top_b: int) -> None:
+def test_efforts_rise_from_the_least_that_finds_b_keys_to_all_keys(top_b: int) -> None:
     graph = IndexInfo(kind="hnsw", factory="HNSW32,SQ8", keys=1_000, effort=300)
     walks = efforts(graph, 0, top_b)
     assert walks == sorted(set(walks))
@@ -182,21 +182,23 @@ def test_efforts_rise_from_the_least_that_can_find_b_keys_to_all(top_b: int) -> 
     assert (probes[0], probes[-1]) == (max(1, 40 * top_b // 1_000), 40)
 
 
-def test_an_index_that_refines_is_tried_with_more_candidates_at_every_effort(tmp_path: Path) -> None:
+def test_refining_index_is_tried_with_several_candidate_counts_at_every_effort(tmp_path: Path) -> None:
     info = IndexInfo(kind="ivf", factory="IVF4,PQ8x4fs,Refine(SQ8)", keys=1_000, effort=1, refine=2)
     assert efforts(info, 4, 10) == [1, 2, 4]
-    assert efforts(info, 4, 200) == [4]  # which 1,600 candidates demand
-    tried = [(each.effort, each.refine) for each in curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))]
+    assert efforts(info, 4, 200) == [4]  # 1,600 candidates need all lists
+    tried = [
+        (each.effort, each.refine) for each in measure_curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))
+    ]
     assert tried[:6] == [(effort, refine) for effort in (1, 2) for refine in (2, 4, 8)]
     assert {refine for _, refine in tried} == {2, 4, 8}
 
 
 @pytest.mark.parametrize("top_b", [20, 200])
 @pytest.mark.parametrize("kind", ["ivf", "hnsw", "IVF76,PQ16x4fs,Refine(SQ8)", "IVF40,RaBitQ4", "SQ8"])
-def test_a_curve_rises_until_there_is_nothing_left_to_find(tmp_path: Path, kind: str, top_b: int) -> None:
+def test_curve_rises_until_more_effort_finds_no_more_keys(tmp_path: Path, kind: str, top_b: int) -> None:
     keys = clustered_keys(3_000)
     queries, path, written = near(keys, 50), tmp_path / "keys.faiss", trial(keys, kind, tmp_path, top_b)
-    info, points = written.info, list(curve(written))
+    info, points = written.info, list(measure_curve(written))
     exact = exact_neighbours(keys, queries, top_b)
     for each in points:
         served = KeyIndex(path, info.model_copy(update={"effort": each.effort, "refine": each.refine}))
@@ -207,24 +209,22 @@ def test_a_curve_rises_until_there_is_nothing_left_to_find(tmp_path: Path, kind:
     assert max(each.recall for each in points) >= recall_of(KeyIndex(path, thorough), keys, queries, exact) - 0.002
 
 
-def test_more_candidates_that_win_nothing_do_not_end_a_curve(tmp_path: Path) -> None:
-    keys = random_keys(4_000, 32)  # without clusters, so that what is missed is in lists that are not looked at
-    points = list(curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
+def test_curve_continues_when_only_more_candidates_bring_no_gain(tmp_path: Path) -> None:
+    keys = random_keys(4_000, 32)  # without clusters, so that missed keys are in lists that were not searched
+    points = list(measure_curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
     few = [each.recall for each in points if each.effort == 1]
     assert few[0] == few[1] == few[2] < 0.99
     assert max(each.recall for each in points) >= 0.99
 
 
 @pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW8,SQ8", "IVF300,PQ16x4fs,Refine(SQ8)"])
-def test_efforts_between_the_chosen_one_and_the_next_lower_one_close_in_on_the_target(
-    tmp_path: Path, kind: str
-) -> None:
-    written = trial(random_keys(12_000, 32), kind, tmp_path, 20)  # without clusters, so that there is much to find
-    points = list(curve(written))
+def test_bisection_narrows_the_effort_down_to_the_target(tmp_path: Path, kind: str) -> None:
+    written = trial(random_keys(12_000, 32), kind, tmp_path, 20)  # without clusters, so that recall rises slowly
+    points = list(measure_curve(written))
     last = [each for each in points if each.refine == points[-1].refine]
     target = Target((last[0].recall + last[-1].recall) / 2, 20)
-    chosen = choose(points, target)
-    closer = list(between(written, points, target))
+    chosen = choose_point(points, target)
+    closer = list(bisect_effort(written, points, target))
     tried = sorted((each for each in (*points, *closer) if each.refine == chosen.refine), key=lambda each: each.effort)
     assert 1 <= len(closer) <= 2
     assert all(last[0].effort < each.effort < chosen.effort for each in closer)
@@ -233,26 +233,26 @@ def test_efforts_between_the_chosen_one_and_the_next_lower_one_close_in_on_the_t
     assert {tried[enough], tried[enough - 1]} & set(closer)
 
 
-def test_where_the_least_effort_reaches_the_target_or_none_does_nothing_more_is_tried(tmp_path: Path) -> None:
+def test_bisection_stops_when_the_least_effort_or_none_meets_the_target(tmp_path: Path) -> None:
     written = trial(clustered_keys(3_000), "IVF64,RaBitQ", tmp_path, 100)
-    points = list(curve(written))
-    assert list(between(written, points, Target(min(each.recall for each in points), 100))) == []
-    assert list(between(written, points, Target(1, 100))) == []
+    points = list(measure_curve(written))
+    assert list(bisect_effort(written, points, Target(min(each.recall for each in points), 100))) == []
+    assert list(bisect_effort(written, points, Target(1, 100))) == []
 
 
-# What is built.
+# Indexes that are built.
 
 
-def test_auto_compares_families_on_a_sample_and_builds_the_best_whole(
+def test_auto_compares_families_on_a_sample_and_builds_the_best_on_all_keys(
     tmp_path: Path, small_sample: None, slow_exact_search: None
 ) -> None:
     keys, target = clustered_keys(3_000), Target(0.95, 20)
     info, chosen, points = best(keys, "auto", tmp_path, target)
-    assert {each.factory for each in points if each.keys == 1_000} == set(candidates(1_000, 32))
+    assert {each.factory for each in points if each.keys == 1_000} == set(candidate_factories(1_000, 32))
     whole = [each for each in points if each.keys == 3_000]
-    assert chosen == choose(whole, target)
+    assert chosen == choose_point(whole, target)
     assert chosen.recall >= 0.95
-    assert info.factory in candidates(3_000, 32)
+    assert info.factory in candidate_factories(3_000, 32)
     assert (info.factory, info.effort, info.refine, info.keys) == (
         *(chosen.factory, chosen.effort, chosen.refine),
         3_000,
@@ -262,15 +262,15 @@ def test_auto_compares_families_on_a_sample_and_builds_the_best_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
-def test_auto_takes_exact_search_where_it_is_fast_and_tries_nothing_else(tmp_path: Path, small_sample: None) -> None:
+def test_auto_chooses_fast_exact_search_without_trying_other_families(tmp_path: Path, small_sample: None) -> None:
     info, chosen, points = best(clustered_keys(3_000), "auto", tmp_path, Target(0.98, 20))
     assert (info.factory, chosen.recall) == ("Flat", 1)
     assert {each.factory for each in points} == {"Flat"}
 
 
-def test_auto_keeps_to_the_memory_it_may_take(tmp_path: Path, small_sample: None) -> None:
+def test_auto_stays_within_the_memory_budget(tmp_path: Path, small_sample: None) -> None:
     keys = clustered_keys(3_000)
-    info, chosen, _ = best(keys, "auto", tmp_path, Target(0.9, 20, size_bytes=64 * 3_000))  # half of float32's
+    info, chosen, _ = best(keys, "auto", tmp_path, Target(0.9, 20, size_bytes=64 * 3_000))  # half the size of float32
     assert info.factory != "Flat"
     assert (tmp_path / "keys.faiss").stat().st_size <= 64 * 3_000
     assert chosen.recall >= 0.9
@@ -282,10 +282,10 @@ def test_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: None, s
     assert info.keys == 3_000
 
 
-def test_what_no_family_reaches_is_answered_with_the_one_that_comes_nearest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose_index, "ranked", lambda *_: ["PCA8,Flat", "SQ8", "RaBitQ"])  # all hoped for, all in vain
+def test_without_a_family_on_target_the_nearest_one_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        choose_index, "rank_families", lambda *_: ["PCA8,Flat", "SQ8", "RaBitQ"]
+    )  # all are built, none meets the target
     keys = clustered_keys(3_000)
     info, chosen, points = best(keys, "auto", tmp_path, Target(1, 20))
     assert {each.factory for each in points if each.keys == 3_000} == {"PCA8,Flat", "SQ8", "RaBitQ"}
@@ -295,18 +295,18 @@ def test_what_no_family_reaches_is_answered_with_the_one_that_comes_nearest(
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
-def test_auto_passes_over_a_graph_that_leaves_keys_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_index, "ranked", lambda *_: ["HNSW32,SQ8", "SQ8"])
+def test_auto_does_not_choose_a_graph_with_unreachable_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_index, "rank_families", lambda *_: ["HNSW32,SQ8", "SQ8"])
     keys = clustered_keys(3_000)
     info, _, _ = best(keys, "auto", tmp_path, Target(0.9, 20))
     assert info.factory == "HNSW32,SQ8"
-    keys[::10] = keys[0]  # as search logs repeat their queries: more copies than a key has links
+    keys[::10] = keys[0]  # more copies of one key than a key has links, as in search logs
     info, chosen, points = best(keys, "auto", tmp_path, Target(0.9, 20))
     assert {each.factory: each.reachable for each in points}["HNSW32,SQ8"] < 0.999
     assert (info.factory, chosen.reachable) == ("SQ8", 1)
 
 
-def test_a_named_index_is_built_as_it_is_named_at_the_least_effort_that_reaches_the_target(tmp_path: Path) -> None:
+def test_named_index_is_built_as_named_at_the_least_effort_on_target(tmp_path: Path) -> None:
     info, chosen, points = best(clustered_keys(3_000), "IVF64,SQ8", tmp_path, Target(0.9, 20))
     assert {each.factory for each in points} == {info.factory} == {"IVF64,SQ8"}
     assert chosen.recall >= 0.9
@@ -315,7 +315,7 @@ def test_a_named_index_is_built_as_it_is_named_at_the_least_effort_that_reaches_
 
 @pytest.mark.parametrize("kind", [*KINDS, "IVF1,RaBitQ4", "RR16,HNSW8"])
 @pytest.mark.parametrize("rows", [1, 2, 8])
-def test_fewer_keys_than_are_asked_for_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
+def test_all_keys_are_found_when_there_are_fewer_than_top_b(tmp_path: Path, kind: str, rows: int) -> None:
     info, chosen, _ = best(random_keys(rows), kind, tmp_path, Target(0.98, 200))
     assert (chosen.recall, info.keys) == (1, rows)
     assert info.effort <= rows
@@ -323,33 +323,33 @@ def test_fewer_keys_than_are_asked_for_are_all_found(tmp_path: Path, kind: str, 
 
 @pytest.mark.parametrize("kind", ["auto", "flat", "ivf", "IVF1,RaBitQ4"])
 @pytest.mark.parametrize("rows", [30, 3_000])
-def test_keys_that_are_all_equal_are_as_good_as_one_another(tmp_path: Path, kind: str, rows: int) -> None:
+def test_equal_keys_count_as_equally_good(tmp_path: Path, kind: str, rows: int) -> None:
     keys = np.repeat(random_keys(1), rows, axis=0)
-    info, chosen, _ = build_best(keys, 0, tmp_path / "keys.faiss", kind, keys[:20], Target(0.98, 200), silent)
+    info, chosen, _ = build_chosen_index(keys, 0, tmp_path / "keys.faiss", kind, keys[:20], Target(0.98, 200), silent)
     assert (chosen.recall, info.keys) == (1, rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [np.nan, 0.0, np.inf])
-def test_a_key_that_is_no_unit_vector_is_named_by_its_row_in_the_memory_sampled_or_not(
+def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(
     tmp_path: Path, small_sample: None, kind: str, value: float
 ) -> None:
     for row in (0, 1_501, 1_502, 1_503, 2_999):  # the sample holds one row of three
         keys = clustered_keys(3_000)
         keys[row] = value
         with pytest.raises(BuildError, match=f"row {7_000 + row}: expected a unit vector"):
-            build_best(keys, 7_000, tmp_path / "keys.faiss", kind, keys[5:9], Target(0.9, 5), silent)
+            build_chosen_index(keys, 7_000, tmp_path / "keys.faiss", kind, keys[5:9], Target(0.9, 5), silent)
 
 
-def test_the_sample_is_asked_for_keys_that_it_leaves_out(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_of_the_sample_are_keys_outside_it(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, asked = clustered_keys(3_000), []
 
     def trial(path: Path, info: IndexInfo, sample: np.ndarray, queries: np.ndarray, top_b: int) -> None:
         asked.append((sample, queries))
 
     monkeypatch.setattr(choose_index, "Trial", trial)
-    monkeypatch.setattr(choose_index, "curve", lambda _: [])
-    compare(keys, 0, Target(0.98, 10), silent)
+    monkeypatch.setattr(choose_index, "measure_curve", lambda _: [])
+    compare_families(keys, 0, Target(0.98, 10), silent)
     rows = {row.tobytes(): number for number, row in enumerate(keys)}
     for sample, queries in asked:
         sampled, held_out = ({rows[row.tobytes()] for row in part} for part in (sample, queries))
@@ -357,7 +357,7 @@ def test_the_sample_is_asked_for_keys_that_it_leaves_out(small_sample: None, mon
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(1, 5), (5, 5), (7, 5), (1_000, 1), (1_000, 256)])
-def test_rows_are_spread_over_all_and_none_is_taken_twice(rows: int, wanted: int) -> None:
-    spread_rows = spread(rows, wanted)
-    assert len(set(spread_rows.tolist())) == len(spread_rows) == min(rows, wanted)
-    assert 0 <= spread_rows.min() <= spread_rows.max() <= rows - 1
+def test_evenly_spaced_rows_are_distinct_and_within_range(rows: int, wanted: int) -> None:
+    chosen = evenly_spaced_rows(rows, wanted)
+    assert len(set(chosen.tolist())) == len(chosen) == min(rows, wanted)
+    assert 0 <= chosen.min() <= chosen.max() <= rows - 1

@@ -1,4 +1,4 @@
-"""`compare`: methods trained, tuned and measured by one command, which goes on where it stopped."""
+"""`recollect compare` trains, tunes and measures methods, and continues where it stopped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from index_builder.compare.quality import measure
 from index_builder.compare.queries import Queries
-from index_builder.compare.training import recollect as in_a_process
+from index_builder.compare.training import run_recollect
 from tests.conftest import write_topics
-from tests.index_builder.comparisons import USUAL, Told, here, run
+from tests.index_builder.comparisons import SMALL_TRAINING, Output, run, run_in_this_process
 from tests.index_builder.conftest import write_tiny_encoder
 from trainer.checkpoint import load_checkpoint
 from trainer.data.dataset import Dataset, open_dataset
@@ -22,24 +22,24 @@ from trainer.data.split import Split
 from trainer.memory import Memory, open_memory, write_defaults
 from trainer.metrics import report
 
-# Query 0 asks for Taxation, label 0, which is filtered for it.
+# Label 0, Taxation, is the true label of query 0 and is filtered for it.
 FILTER = "0 0\n0 1\n3 2\n6 4\n"
 VARIANT = '[near]\nmethod = "infonce"\nlabel_keys = "enriched"\nbatch_size = 7\nlearning_rate = {}\n'
 
 
 class Compared(NamedTuple):
-    """A comparison of the untrained encoder, rae and a variant, and what was told; nobody may change it."""
+    """A comparison of the untrained encoder, rae and a variant, and its output. Tests must not change it."""
 
     dataset: Path
     encoder: Path
     variants: Path
     out: Path
-    failed: Told
-    done: Told
+    failed: Output
+    done: Output
 
-    def again(self, out: Path, *more: object, methods: str = "rae") -> Told:
-        """The same command; flags given later win."""
-        usual = [self.dataset, "--out", out, "--encoder", self.encoder, "--methods", methods, *USUAL]
+    def again(self, out: Path, *more: object, methods: str = "rae") -> Output:
+        """Run the same command with more flags; later flags override earlier ones."""
+        usual = [self.dataset, "--out", out, "--encoder", self.encoder, "--methods", methods, *SMALL_TRAINING]
         return run(*usual, *more)
 
     def report(self) -> dict[str, Any]:
@@ -49,27 +49,27 @@ class Compared(NamedTuple):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    """Compared twice over: at first the variant learns so fast that it diverges.
+    """Run the comparison twice. In the first run, the variant's learning rate is so high that it diverges.
 
-    Only the variant has processes of its own: each imports torch anew.
+    Only the variant runs in separate processes, because each process imports torch again.
     """
 
-    def call(who: str, verb: str, *arguments: str) -> None:
-        in_a_process(who, verb, *arguments) if who == "near" else here(verb, *arguments)
+    def call(name: str, verb: str, *arguments: str) -> None:
+        run_recollect(name, verb, *arguments) if name == "near" else run_in_this_process(verb, *arguments)
 
     folder = tmp_path_factory.mktemp("compared")
     dataset, encoder = write_topics(folder / "topics"), write_tiny_encoder(folder / "tiny", "bert")
     (dataset / "filter_labels_test.txt").write_text(FILTER)
     variants, out = folder / "ablation.toml", folder / "out"
-    command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *USUAL]
-    told = []
+    command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *SMALL_TRAINING]
+    outputs = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("index_builder.compare.training.recollect", call)
+        patch.setattr("index_builder.compare.training.run_recollect", call)
         for learning_rate in (1e30, 1e-3):
             variants.write_text(VARIANT.format(learning_rate))
-            told.append(run(*command))
-            assert (out / "report.md").exists() == (len(told) == 2)
-    return Compared(dataset, encoder, variants, out, *told)
+            outputs.append(run(*command))
+            assert (out / "report.md").exists() == (len(outputs) == 2)
+    return Compared(dataset, encoder, variants, out, *outputs)
 
 
 @pytest.fixture
@@ -80,20 +80,20 @@ def out(compared: Compared, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Trainings and tunings run here, which spares a second import of torch each; the verbs, as they are called."""
+    """Run trainings and tunings in this process, which saves imports of torch; the list holds the called verbs."""
     called = []
 
-    def call(who: str, verb: str, *arguments: str) -> None:
-        called.append(f"{verb} {who}")
-        here(verb, *arguments)
+    def call(name: str, verb: str, *arguments: str) -> None:
+        called.append(f"{verb} {name}")
+        run_in_this_process(verb, *arguments)
 
-    monkeypatch.setattr("index_builder.compare.training.recollect", call)
+    monkeypatch.setattr("index_builder.compare.training.run_recollect", call)
     return called
 
 
 @pytest.fixture
-def nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.compare.training.recollect", pytest.fail)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.compare.training.run_recollect", pytest.fail)
 
 
 def queries(dataset: Dataset, split: Split | None = None, frozen: bool = True) -> Queries:
@@ -101,7 +101,7 @@ def queries(dataset: Dataset, split: Split | None = None, frozen: bool = True) -
 
 
 def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = False) -> dict[str, float | None]:
-    """Every metric of a memory, from all similarities of all keys, in float64."""
+    """Every metric of a memory, from the similarities of all keys, in float64."""
     test, defaults = dataset.read_split("test"), memory.defaults
     encoder, lambda_ = load_checkpoint(checkpoint, "cpu"), 0.0 if plain else defaults["lambda"]
     asked = encoder.encode(test.entries.texts.to_pylist(), 64).astype(np.float64)
@@ -123,23 +123,23 @@ def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = Fa
     return report(predictions, test.labels.to_csr(len(labels)), counts, len(relevance))
 
 
-def test_a_training_that_fails_is_told_in_one_line_and_stops_the_comparison(compared: Compared) -> None:
+def test_failed_training_stops_the_comparison_with_one_line(compared: Compared) -> None:
     assert (compared.failed.status, compared.failed.out) == (1, "")
     last = compared.failed.err.splitlines()[-1]
     assert last.startswith("recollect compare: near: step ")
     assert "expected a finite loss, gradient and vectors" in last
-    assert last.endswith("(what is done stays; mend this, and run the same command again)")
+    assert last.endswith("(finished steps are kept; fix the cause and run the command again)")
     assert "Traceback" not in compared.failed.err
     assert compared.failed.trained == ["untrained", "rae"]
 
 
-def test_the_same_command_goes_on_and_trains_nothing_twice(compared: Compared) -> None:
+def test_same_command_continues_and_trains_nothing_twice(compared: Compared) -> None:
     assert compared.done.status == 0
     assert compared.done.trained == ["near"]
 
 
-def test_a_comparison_that_is_done_is_only_told_again(
-    compared: Compared, out: Path, nothing_to_train: None, monkeypatch: pytest.MonkeyPatch
+def test_finished_comparison_only_prints_its_table_again(
+    compared: Compared, out: Path, no_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("index_builder.compare.queries.load_checkpoint", pytest.fail)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -149,7 +149,7 @@ def test_a_comparison_that_is_done_is_only_told_again(
 
 
 @pytest.mark.parametrize("name", ["untrained", "runs/rae", "runs/near"])
-def test_figures_are_those_of_scoring_by_hand(compared: Compared, name: str) -> None:
+def test_figures_equal_scoring_by_hand(compared: Compared, name: str) -> None:
     dataset = open_dataset(compared.dataset)
     path = compared.out / name
     memory = open_memory(path / "memory")
@@ -182,7 +182,7 @@ def test_figures_follow_the_memorys_defaults(
         assert (point["P@1"], point["nDCG@5"]) == pytest.approx((expected["P@1"], expected["nDCG@5"]))
 
 
-def test_scores_of_each_query_average_to_the_metrics(compared: Compared) -> None:
+def test_mean_of_query_scores_equals_the_metrics(compared: Compared) -> None:
     asked = queries(open_dataset(compared.dataset))
     found = measure(compared.out / "runs" / "rae", asked, "cpu")
     scores = found.scores(asked.sizes)
@@ -191,16 +191,16 @@ def test_scores_of_each_query_average_to_the_metrics(compared: Compared) -> None
         assert 100 * each.mean() == pytest.approx(found.tuned[metric])
 
 
-def test_what_was_measured_on_another_split_is_measured_again(compared: Compared, out: Path) -> None:
+def test_other_queries_are_measured_again(compared: Compared, out: Path) -> None:
     path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
     whole = measure(path, queries(dataset), "cpu")
     first = measure(path, queries(dataset, dataset.read_split("test").head(2)), "cpu")
     assert (len(whole.hits), len(first.hits)) == (7, 2)
-    (path / "quality.json").write_text('{"digest": "')  # as a full disk leaves it
+    (path / "quality.json").write_text('{"digest": "')  # a truncated file, as after a full disk
     assert measure(path, queries(dataset), "cpu") == whole
 
 
-def test_report_files_hold_no_path_of_the_machine(compared: Compared) -> None:
+def test_report_files_contain_no_path_of_the_machine(compared: Compared) -> None:
     for name in ("report.md", "report.html", "report.json"):
         written = (compared.out / name).read_text(encoding="utf-8")
         assert str(compared.dataset.parent) not in written
@@ -217,13 +217,13 @@ def test_stdout_holds_the_table(compared: Compared) -> None:
     assert compared.done.out.strip() in (compared.out / "report.md").read_text(encoding="utf-8")
 
 
-def test_seeds_are_trained_beside_what_is_there_and_averaged(
+def test_new_seeds_are_trained_and_averaged_with_existing_runs(
     compared: Compared, out: Path, in_this_process: list[str]
 ) -> None:
-    told = compared.again(out, "--seeds", "0,1", "--json")
-    assert told.status == 0
+    output = compared.again(out, "--seeds", "0,1", "--json")
+    assert output.status == 0
     assert in_this_process == ["train rae-seed1", "tune rae-seed1"]
-    found = json.loads(told.out)
+    found = json.loads(output.out)
     assert found == json.loads((out / "report.json").read_text(encoding="utf-8"))
     untrained, rae = found["contestants"]
     assert ([run["seed"] for run in untrained["runs"]], [run["seed"] for run in rae["runs"]]) == ([0], [0, 1])
@@ -232,31 +232,29 @@ def test_seeds_are_trained_beside_what_is_there_and_averaged(
     assert f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}" in row.replace("*", "")
 
 
-def test_another_metric_tunes_again_and_trains_nothing(
-    compared: Compared, out: Path, in_this_process: list[str]
-) -> None:
+def test_another_metric_tunes_again_without_training(compared: Compared, out: Path, in_this_process: list[str]) -> None:
     assert compared.again(out, "--metric", "P@1").status == 0
     assert in_this_process == ["tune untrained", "tune rae"]
     assert "best two by P@1" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_whole_encoders_are_compared_too(compared: Compared, tmp_path: Path, in_this_process: list[str]) -> None:
+def test_full_training_can_be_compared(compared: Compared, tmp_path: Path, in_this_process: list[str]) -> None:
     out = tmp_path / "full"
-    told = compared.again(out, "--train", "full", "--max-steps", "2", "--learning-rate", "0.01", methods="infonce")
-    assert told.status == 0
+    output = compared.again(out, "--train", "full", "--max-steps", "2", "--learning-rate", "0.01", methods="infonce")
+    assert output.status == 0
     assert in_this_process == ["train untrained", "tune untrained", "train infonce", "tune infonce"]
     dataset, path = open_dataset(compared.dataset), out / "runs" / "infonce"
     found = json.loads((path / "quality.json").read_text())
     assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
 
 
-def test_an_encoder_with_an_adapter_of_its_own_is_compared_from_there_on(
+def test_encoder_with_its_own_adapter_can_be_compared(
     compared: Compared, tmp_path: Path, in_this_process: list[str]
 ) -> None:
     checkpoint = compared.out / "runs" / "near" / "checkpoint"
     out = tmp_path / "further"
-    told = compared.again(out, "--encoder", checkpoint, "--max-steps", "1", methods="infonce")
-    assert told.status == 0
+    output = compared.again(out, "--encoder", checkpoint, "--max-steps", "1", methods="infonce")
+    assert output.status == 0
     dataset = open_dataset(compared.dataset)
     for path in (out / "untrained", out / "runs" / "infonce"):
         found = json.loads((path / "quality.json").read_text())
@@ -264,20 +262,18 @@ def test_an_encoder_with_an_adapter_of_its_own_is_compared_from_there_on(
     assert "Methods compared: topics, near" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_flags_other_than_those_a_contestant_was_trained_with_are_refused(
-    compared: Compared, out: Path, nothing_to_train: None
-) -> None:
-    told = compared.again(out, "--epochs", "3")
-    assert (told.status, told.out, len(told.err.splitlines())) == (2, "", 1)
-    assert "rae: expected rae trained with these flags, found one that differs in --epochs; give" in told.err
+def test_other_flags_for_a_trained_contestant_are_rejected(compared: Compared, out: Path, no_training: None) -> None:
+    output = compared.again(out, "--epochs", "3")
+    assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
+    assert "rae: expected rae trained with these flags, found other values of --epochs; give" in output.err
 
 
-def test_a_comparison_on_another_dataset_is_refused(
-    compared: Compared, out: Path, tmp_path: Path, nothing_to_train: None
+def test_comparison_on_another_dataset_is_rejected(
+    compared: Compared, out: Path, tmp_path: Path, no_training: None
 ) -> None:
     other = shutil.copytree(compared.dataset, tmp_path / "other")
     rows = (other / "train.jsonl").read_text(encoding="utf-8").splitlines()
     (other / "train.jsonl").write_text("\n".join(rows[1:]), encoding="utf-8")
-    told = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *USUAL)
-    assert (told.status, told.out, len(told.err.splitlines())) == (2, "", 1)
-    assert "expected a comparison on this dataset, found one on another; choose another --out" in told.err
+    output = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *SMALL_TRAINING)
+    assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
+    assert "expected a comparison on this dataset, found one on another; choose another --out" in output.err

@@ -1,4 +1,4 @@
-"""The report of standings that nobody had to train: tables, page and plots."""
+"""Report of a comparison: tables, Markdown, HTML and plots."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from index_builder.compare.markdown import markdown, markdown_table
-from index_builder.compare.page import page
-from index_builder.compare.plots import plots
-from index_builder.compare.report import Comparison
+from index_builder.compare.comparison import Comparison
+from index_builder.compare.plots import draw_plots
+from index_builder.compare.report import html_report, markdown_report, markdown_table
 from index_builder.compare.tables import Table, plain_table, quality_table
-from tests.index_builder.comparisons import standing
+from tests.index_builder.comparisons import results_of
 
 SIZES = np.array([1, 1, 2])
 
 
 @pytest.fixture
 def comparison() -> Comparison:
-    standings = [
-        standing("untrained", [40.0]),
-        standing("rae", [50.0, 52.0], 10.0),
-        standing("prime", [54.0, 55.0], 900.0, hits=[128, 192, 128]),
+    results = [
+        results_of("untrained", [40.0]),
+        results_of("rae", [50.0, 52.0], 10.0),
+        results_of("prime", [54.0, 55.0], 900.0, hits=[128, 192, 128]),
     ]
-    return Comparison.of("Methods compared: a <b> & c", "nDCG@5", standings, SIZES, {"dataset": "a <b> & c"})
+    return Comparison.of("Methods compared: a <b> & c", "nDCG@5", results, SIZES, {"dataset": "a <b> & c"})
 
 
 def column(table: Table, heading: str) -> list[tuple[str, bool]]:
@@ -33,48 +32,52 @@ def column(table: Table, heading: str) -> list[tuple[str, bool]]:
     return [(row[place].text, row[place].best) for row in table.rows]
 
 
-def test_seeds_are_told_by_mean_and_deviation_and_the_best_mean_is_marked(comparison: Comparison) -> None:
-    table = quality_table(comparison.standings)
+def test_seeds_are_shown_as_mean_and_deviation_and_the_best_mean_is_marked(comparison: Comparison) -> None:
+    table = quality_table(comparison.results)
     assert [row[0].text for row in table.rows] == ["untrained", "rae", "prime"]
     assert column(table, "nDCG@5") == [("40.00", False), ("51.00 ± 1.41", False), ("54.50 ± 0.71", True)]
 
 
-def test_of_costs_the_least_is_the_best_and_what_was_not_measured_is_a_dash(comparison: Comparison) -> None:
-    table = quality_table(comparison.standings)
+def test_lowest_cost_is_the_best_and_a_missing_figure_is_a_dash(comparison: Comparison) -> None:
+    table = quality_table(comparison.results)
     assert column(table, "seconds") == [("-", False), ("10.5 ± 0.7", True), ("900.5 ± 0.7", False)]
     assert column(table, "peak MiB")[1] == ("512 ± 0", True)
     assert column(table, "parameters")[2] == ("1,234,567 ± 0", True)
     assert column(table, "F1@5 head") == [("-", False)] * 3
 
 
-def test_what_tuning_chose_is_told_for_each_seed_and_never_the_best(comparison: Comparison) -> None:
-    table = quality_table(comparison.standings)
+def test_tuned_settings_are_shown_for_each_seed_and_never_marked_as_best(comparison: Comparison) -> None:
+    table = quality_table(comparison.results)
     assert column(table, "λ") == [("0.5", False), ("0.5 / 0.5", False), ("0.5 / 0.5", False)]
     assert column(table, "b")[0] == ("200", False)
 
 
-def test_the_second_table_tells_what_the_memory_adds(comparison: Comparison) -> None:
-    table = plain_table(comparison.standings)
+def test_second_table_shows_the_gain_from_the_memory(comparison: Comparison) -> None:
+    table = plain_table(comparison.results)
     assert column(table, "nDCG@5")[0] == ("39.00", False)
     assert column(table, "memory adds to nDCG@5")[0] == ("+1.00", True)
 
 
-def test_the_best_two_are_tested_over_scores_averaged_over_seeds(comparison: Comparison) -> None:
+def test_best_two_are_tested_with_scores_averaged_over_seeds(comparison: Comparison) -> None:
     assert comparison.best == ("prime", "rae")
     tests = {test.metric: test for test in comparison.tests}
-    # rae hits with its first label, with its second, not at all; prime with its first always, once with its second.
+    # For the three queries, rae hits with its first label, its second label, and no label. Prime always hits with its
+    # first label, and once with its second.
     assert tests["P@1"].difference == pytest.approx(100 * (3 - 1) / 3)
     assert tests["P@3"].difference == pytest.approx(100 * (4 - 2) / 9)
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else(comparison: Comparison) -> None:
-    drawn = plots(comparison.standings)
-    written = page(comparison, drawn)
+def test_html_is_well_formed_and_needs_no_other_file(comparison: Comparison) -> None:
+    plots = draw_plots(comparison.results)
+    written = html_report(comparison, plots)
     root = ElementTree.fromstring(written.removeprefix("<!DOCTYPE html>"))
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
     assert not tags & {"script", "link", "img", "image", "iframe", "object"}
     names = set(re.findall(r"https?://[^\"\s]*", written))
-    assert names <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}  # of namespaces, fetched by nobody
+    assert names <= {
+        "http://www.w3.org/1999/xlink",
+        "http://www.w3.org/2000/svg",
+    }  # names of namespaces, which no browser fetches
     ids = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(set(ids)) == len(ids)
     targets = set(re.findall(r"(?:href=\"|url\()#([^\")]*)", written))
@@ -82,8 +85,8 @@ def test_the_page_is_well_formed_and_needs_nothing_else(comparison: Comparison) 
     assert targets <= set(ids)
 
 
-def test_the_page_says_what_its_tables_and_plots_are(comparison: Comparison) -> None:
-    written = page(comparison, plots(comparison.standings))
+def test_html_tables_and_plots_have_captions_and_roles(comparison: Comparison) -> None:
+    written = html_report(comparison, draw_plots(comparison.results))
     root = ElementTree.fromstring(written.removeprefix("<!DOCTYPE html>"))
     assert root.findtext("head/title") == root.findtext("body/main/h1") == "Methods compared: a <b> & c"
     tables = root.findall(".//table")
@@ -92,51 +95,51 @@ def test_the_page_says_what_its_tables_and_plots_are(comparison: Comparison) -> 
         assert table.findtext("caption")
         assert {head.get("scope") for head in table.findall("thead/tr/th")} == {"col"}
         assert all(row[0].tag == "th" and row[0].get("scope") == "row" for row in table.findall("tbody/tr"))
-    drawn = list(root.iter("{http://www.w3.org/2000/svg}svg"))
-    assert [element.get("role") for element in drawn] == ["img"] * 3
-    assert drawn[0].get("aria-label") == "Quality against training time"
+    plots = list(root.iter("{http://www.w3.org/2000/svg}svg"))
+    assert [element.get("role") for element in plots] == ["img"] * 3
+    assert plots[0].get("aria-label") == "Quality against training time"
 
 
-def test_the_pages_plots_take_its_colours(comparison: Comparison) -> None:
-    written = page(comparison, plots(comparison.standings))
+def test_html_plots_use_the_colours_of_the_page(comparison: Comparison) -> None:
+    written = html_report(comparison, draw_plots(comparison.results))
     assert "color-scheme: light dark" in written
     assert not re.search("#(000000|ffffff)", written)
 
 
-def test_plots_name_every_contestant_and_their_axes(comparison: Comparison) -> None:
-    drawn = plots(comparison.standings)
-    assert list(drawn) == ["time", "lambda", "segments"]
-    for svg in drawn.values():
+def test_plots_name_every_contestant_and_axis(comparison: Comparison) -> None:
+    plots = draw_plots(comparison.results)
+    assert list(plots) == ["time", "lambda", "segments"]
+    for svg in plots.values():
         root = ElementTree.fromstring(svg)
-        told = {"".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")}
-        assert {"untrained", "rae", "prime"} <= told
-        assert told & {"training time in seconds", "macro F1@5 on the test split, in percent", "P@1"}
+        texts = {"".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"untrained", "rae", "prime"} <= texts
+        assert texts & {"training time in seconds", "macro F1@5 on the test split, in percent", "P@1"}
 
 
-def test_the_same_figures_make_the_same_plots(comparison: Comparison) -> None:
-    assert plots(comparison.standings) == plots(comparison.standings)
+def test_equal_results_give_equal_plots(comparison: Comparison) -> None:
+    assert draw_plots(comparison.results) == draw_plots(comparison.results)
 
 
-def test_without_a_timed_training_there_is_no_plot_of_time() -> None:
-    assert list(plots([standing("untrained", [40.0]), standing("rae", [50.0])])) == ["lambda", "segments"]
+def test_time_plot_needs_a_timed_training() -> None:
+    assert list(draw_plots([results_of("untrained", [40.0]), results_of("rae", [50.0])])) == ["lambda", "segments"]
 
 
-def test_markdown_holds_every_section_and_bold_stands_for_the_best(comparison: Comparison) -> None:
-    drawn = plots(comparison.standings)
-    written = markdown(comparison, drawn)
+def test_markdown_holds_every_section_and_marks_the_best_in_bold(comparison: Comparison) -> None:
+    plots = draw_plots(comparison.results)
+    written = markdown_report(comparison, plots)
     assert [line for line in written.splitlines() if line.startswith("## ")] == [
-        *(f"## {section.heading}" for section in comparison.sections(drawn)),
+        *(f"## {section.heading}" for section in comparison.sections(plots)),
         "## How it was made",
     ]
     assert "**54.50 ± 0.71**" in written
     assert "![The λ curve](plots/lambda.svg)" in written
     assert "- dataset: a <b> & c" in written
-    lines = markdown_table(quality_table(comparison.standings)).splitlines()
+    lines = markdown_table(quality_table(comparison.results)).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len({line.count("|") for line in lines}) == 1
 
 
-def test_json_holds_all_figures_but_no_querys(comparison: Comparison) -> None:
+def test_json_holds_all_figures_except_those_of_single_queries(comparison: Comparison) -> None:
     found = comparison.as_json()
     assert [each["name"] for each in found["contestants"]] == ["untrained", "rae", "prime"]
     first = found["contestants"][1]["runs"][0]

@@ -1,4 +1,4 @@
-"""The paired t-test, and what is said of it."""
+"""The paired t-test and its summary in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy.stats import t as student
 from index_builder.compare.significance import PairedTest, paired_test, verdict
 
 
-def test_the_statistic_is_that_of_the_written_formula() -> None:
+def test_statistic_equals_the_written_formula() -> None:
     rng = np.random.default_rng(3)
     first, second = rng.random(200), rng.random(200)
     found, differences = paired_test("P@5", first, second), first - second
@@ -19,7 +19,7 @@ def test_the_statistic_is_that_of_the_written_formula() -> None:
     assert found.significant == (found.p is not None and found.p < 0.05)
 
 
-def test_a_clear_difference_is_significant_whichever_comes_first() -> None:
+def test_clear_difference_is_significant_in_both_directions() -> None:
     rng = np.random.default_rng(4)
     worse = rng.random(500) / 2
     better = worse + 0.1 + 0.01 * rng.random(500)
@@ -29,24 +29,24 @@ def test_a_clear_difference_is_significant_whichever_comes_first() -> None:
         assert found.difference * sign > 10
 
 
-def test_identical_scores_are_no_difference_and_no_nan() -> None:
+def test_equal_scores_give_no_difference_and_no_nan() -> None:
     scores = np.array([0.2, 1.0, 0.0])
     assert paired_test("P@1", scores, scores + 1e-17) == PairedTest("P@1", 0.0, 0.0, 1.0)
 
 
-def test_queries_that_all_differ_alike_leave_nothing_to_chance() -> None:
+def test_equal_differences_of_all_queries_are_significant() -> None:
     averaged = np.full(4, 1 / 3 + 1 / 3 + 1 / 3) - np.array([0, 1e-16, 0, 0])
     found = paired_test("P@1", averaged, np.zeros(4))
     assert (found.difference, found.t, found.p) == (pytest.approx(100), None, 0.0)
     assert found.significant
 
 
-def test_one_query_is_no_sample() -> None:
+def test_one_query_gives_no_statistic() -> None:
     found = paired_test("P@1", np.array([1.0]), np.array([0.0]))
     assert (found.difference, found.t, found.p, found.significant) == (100, None, None, False)
 
 
-def test_the_verdict_names_who_is_better_in_what() -> None:
+def test_verdict_names_the_better_contestant_for_each_metric() -> None:
     tests = [
         PairedTest("P@1", 1.5, 3.0, 0.01),
         PairedTest("P@3", -0.25, -1.0, 0.3),

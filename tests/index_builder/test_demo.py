@@ -1,4 +1,4 @@
-"""`demo`: the whole road, twice over the same folder."""
+"""`recollect demo`, twice with the same folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import recollect
 from service.store.store import Store
 
 
-def test_demo_prints_table_question_and_answer_and_may_run_again(
+def test_demo_prints_table_question_and_answer_and_can_run_again(
     road: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def copy(encoder: object, folder: Path, *_: object) -> None:
@@ -25,18 +25,18 @@ def test_demo_prints_table_question_and_answer_and_may_run_again(
     monkeypatch.setattr("index_builder.demo.write_sample", lambda folder: shutil.copytree(road.dataset, folder))
     for run in (1, 2):
         assert recollect.main(["demo", str(tmp_path), "--no-serve"]) == 0
-        told = capsys.readouterr()
-        lines = told.out.splitlines()
+        printed = capsys.readouterr()
+        lines = printed.out.splitlines()
         assert lines[0] == "7 held-out sentences, in percent:"
         assert lines[1].split()[:4] == ["lambda", "tau", "b", "P@1"]
         assert [line.split()[0] for line in lines[2:7]] == ["0", "0.1", "0.5", "0.9", "1"]
         assert lines[8].endswith("':")
         assert len(lines[9:]) == 5
         assert len(Store(tmp_path / "store").versions()) == run
-        assert told.err.count("sample: ") == 2 - run
+        assert printed.err.count("sample: ") == 2 - run
 
 
-def test_demo_tells_its_url_and_serves_its_own_store(
+def test_demo_prints_its_url_and_serves_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = []
@@ -45,15 +45,15 @@ def test_demo_tells_its_url_and_serves_its_own_store(
         "service.process.server.serve", lambda settings, listener: served.append((settings.store, listener))
     )
     assert recollect.main(["demo", str(tmp_path), "--port", "0"]) == 0
-    (store, listener), told = served[0], capsys.readouterr().out
+    (store, listener), printed = served[0], capsys.readouterr().out
     assert store == tmp_path / "store"
     assert re.search(
-        r"^the table\n\nServing at http://127\.0\.0\.1:[1-9]\d+, to try at .*/docs; Ctrl-C stops\.$", told, re.M
+        r"^the table\n\nServing at http://127\.0\.0\.1:[1-9]\d+; try it at .*/docs\. Stop with Ctrl-C\.$", printed, re.M
     )
     assert listener.fileno() == -1  # closed
 
 
-def test_demo_refuses_a_taken_port_before_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_fails_at_once_if_the_port_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert recollect.main(["demo", str(tmp_path / "demo"), "--port", str(port)]) == 2

@@ -1,4 +1,4 @@
-"""`evaluate`: its numbers are those of the served answers; its grid, its filters, its labels matched by uid."""
+"""`recollect evaluate`: metrics equal those of served answers; the grid of settings, filters, and labels by uid."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from index_builder.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
+from service.predictor.searcher import KeyIndex
 from service.store.store import Store
 
 
@@ -38,7 +39,7 @@ def dataset(road: Any, tmp_path: Path) -> Path:
 
 
 def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
-    """P@1, P@3, R@10 and nDCG@3 in percent, from what the predictor answers."""
+    """P@1, P@3, R@10 and nDCG@3 in percent, from the predictor's answers."""
     predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
     chosen = resolve_options(predictor.defaults, top_k=100, **options)
     answers = predictor.predict([row["text"] for row in rows], chosen).answers
@@ -55,14 +56,14 @@ def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("options", [{}, {"lambda_": 0.0}, {"lambda_": 1.0}, {"temperature": 1.0, "top_b": 5}])
-def test_metrics_are_those_of_the_served_answers(road: Any, options: dict[str, float]) -> None:
+def test_metrics_equal_those_of_served_answers(road: Any, options: dict[str, float]) -> None:
     (row,) = measure(road, **{name.rstrip("_"): [value] for name, value in options.items()})
     expected = by_hand(road, read(road.dataset / "test.jsonl"), **options)
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["P@1"] > 50
 
 
-def test_rows_come_in_the_order_of_the_grid(road: Any) -> None:
+def test_rows_have_the_order_of_the_grid_and_equal_single_evaluations(road: Any) -> None:
     grid = {"lambda": [1, 0, 0.5], "temperature": [0.04, 1], "top_b": [3, 200]}
     rows = measure(road, **grid)
     found = [(row["lambda"], row["temperature"], row["top_b"]) for row in rows]
@@ -71,18 +72,44 @@ def test_rows_come_in_the_order_of_the_grid(road: Any) -> None:
         assert measure(road, **{name: [row[name]] for name in grid}) == [row]
 
 
-def test_limit_measures_only_the_first_texts(road: Any) -> None:
+def test_each_text_is_encoded_once_and_each_index_searched_once_for_each_number_of_keys(
+    road: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    searched: list[tuple[int, int]] = []
+    opened = Predictor.open
+
+    def open_and_watch(*arguments: Any) -> Predictor:
+        predictor = opened(*arguments)
+        encode, search = predictor.encode, KeyIndex.search
+        monkeypatch.setattr(predictor, "encode", lambda texts: encoded.extend(texts) or encode(texts))
+
+        def watch(index: KeyIndex, vectors: np.ndarray, top_b: int) -> Any:
+            searched.append((index.keys, top_b))
+            return search(index, vectors, top_b)
+
+        monkeypatch.setattr(KeyIndex, "search", watch)
+        return predictor
+
+    monkeypatch.setattr(Predictor, "open", open_and_watch)
+    rows = measure(road, **{"lambda": [0, 0.1, 0.5, 0.9, 1], "temperature": [0.04, 1], "top_b": [3, 200]})
+    assert len(rows) == 20
+    assert encoded == [row["text"] for row in read(road.dataset / "test.jsonl")]
+    assert sorted(searched) == [(8, 3), (8, 200), (28, 3), (28, 200)]
+
+
+def test_limit_uses_only_the_first_texts(road: Any) -> None:
     (row,) = measure(road, limit=3)
     assert row["P@1"] == pytest.approx(by_hand(road, read(road.dataset / "test.jsonl")[:3])["P@1"])
 
 
-def test_blocks_of_queries_change_nothing(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_the_metrics(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(road)
     monkeypatch.setattr("index_builder.evaluate._BLOCK_QUERIES", 2)
     assert measure(road) == [pytest.approx(whole[0])]
 
 
-def test_filtered_predictions_are_left_out_and_the_next_one_moves_up(road: Any, dataset: Path) -> None:
+def test_filtered_predictions_are_removed_and_later_ones_move_up(road: Any, dataset: Path) -> None:
     labels, tests = [row["uid"] for row in read(dataset / "labels.jsonl")], read(dataset / "test.jsonl")
     (plain,) = measure(road, dataset)
     pairs = [f"{row} {labels.index(test['labels'][0])}\n" for row, test in enumerate(tests)]
@@ -100,7 +127,7 @@ def test_labels_in_another_order_are_matched_by_uid(road: Any, dataset: Path) ->
     assert measure(road, dataset) == measure(road)
 
 
-def test_labels_that_the_bundle_lacks_count_as_missed(road: Any, dataset: Path) -> None:
+def test_labels_missing_from_the_bundle_count_as_missed(road: Any, dataset: Path) -> None:
     write(dataset / "labels.jsonl", [{"uid": "New", "text": "new"}, *read(dataset / "labels.jsonl")])
     tests = read(dataset / "test.jsonl")
     write(dataset / "test.jsonl", [row | {"labels": [*row["labels"], "New"]} for row in tests])
@@ -108,7 +135,7 @@ def test_labels_that_the_bundle_lacks_count_as_missed(road: Any, dataset: Path) 
     assert (row["P@1"], row["R@10"]) == pytest.approx((plain["P@1"], plain["R@10"] / 2))
 
 
-def test_bundle_that_knows_none_of_the_labels_is_refused(
+def test_dataset_without_a_label_of_the_bundle_is_rejected(
     road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("labels", "train", "test"):
@@ -118,10 +145,10 @@ def test_bundle_that_knows_none_of_the_labels_is_refused(
     assert recollect.main(["evaluate", str(dataset), "--store", str(road.store)]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
-    assert "expected labels that the bundle knows, found none" in err
+    assert "expected at least one label of the bundle, found none" in err
 
 
-def test_dataset_without_test_texts_is_refused(road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dataset_without_test_texts_is_rejected(road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for spoil in ((dataset / "test.jsonl").unlink, lambda: (dataset / "test.jsonl").write_text("")):
         spoil() if (dataset / "test.jsonl").exists() else (dataset / "test.jsonl").write_text("")
         assert recollect.main(["evaluate", str(dataset), "--store", str(road.store)]) == 2
@@ -133,14 +160,14 @@ def test_dataset_without_test_texts_is_refused(road: Any, dataset: Path, capsys:
 def test_json_holds_version_queries_and_rows(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert list(told) == ["version", "queries", "rows"]
-    assert (told["version"], told["queries"]) == (road.version, 7)
-    assert [row["lambda"] for row in told["rows"]] == [0, 0.5]
-    assert list(told["rows"][0])[:4] == ["lambda", "temperature", "top_b", "P@1"]
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["version", "queries", "rows"]
+    assert (printed["version"], printed["queries"]) == (road.version, 7)
+    assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
+    assert list(printed["rows"][0])[:4] == ["lambda", "temperature", "top_b", "P@1"]
 
 
-def test_table_has_aligned_columns_under_their_names(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_aligned_columns_with_headings(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,1"]) == 0
     title, header, *rows = capsys.readouterr().out.splitlines()
     assert title == f"version {road.version}, 7 queries, in percent"
@@ -154,14 +181,14 @@ def test_table_has_aligned_columns_under_their_names(road: Any, capsys: pytest.C
     [["--lambda", "0,1.5"], ["--lambda", ""], ["--top-b", "0"], ["--temperature", "a"], ["--propensity", "1"]]
     + [["--limit", "-1"], ["--version", "nowhere"], ["--version", "../x"]],
 )
-def test_wrong_flag_is_refused_by_name(road: Any, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+def test_error_names_the_wrong_flag(road: Any, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), *flags]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1), err
     assert flags[0].strip("-") in err
 
 
-def test_store_is_left_as_it_was(road: Any) -> None:
+def test_evaluation_does_not_change_the_store(road: Any) -> None:
     before = sorted(road.store.rglob("*"))
     measure(road)
     assert sorted(road.store.rglob("*")) == before

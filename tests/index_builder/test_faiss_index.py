@@ -1,4 +1,4 @@
-"""Indexes over unit keys: exact, inverted lists, graph or what faiss is told; what they find and what they refuse."""
+"""Indexes over unit vectors: exact, inverted lists, graphs and other factory strings; results and rejected inputs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tests.index_builder.vectors import clustered_keys, enriched, opened, random
 
 
 def silent(rows: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
-def test_short_names_stand_for_factory_strings_that_fit_the_keys() -> None:
+def test_short_names_become_factory_strings_for_the_number_of_keys() -> None:
     names = {kind: factory_string(kind, 10_000) for kind in ("flat", "ivf", "hnsw", "PCA64,HNSW16")}
     assert names == {"flat": "Flat", "ivf": "IVF256,SQ8", "hnsw": "HNSW32,SQ8", "PCA64,HNSW16": "PCA64,HNSW16"}
 
 
-def test_every_list_has_the_keys_that_its_centre_is_trained_on() -> None:
+def test_every_list_has_enough_keys_to_train_its_centroid() -> None:
     assert [lists(keys) for keys in (1, 38, 39, 78, 1_600, 1_000_000)] == [1, 1, 1, 2, 41, 4_000]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_flat_finds_what_exact_search_finds(tmp_path: Path, dtype: str) -> None:
+def test_flat_index_finds_the_exact_neighbours(tmp_path: Path, dtype: str) -> None:
     keys, queries = random_keys(500, dtype=dtype), random_keys(20)
     found = opened(keys, "flat", tmp_path).search(queries, 10)
     exact = queries.astype(np.float64) @ keys.astype(np.float64).T
@@ -48,7 +48,7 @@ def test_flat_finds_what_exact_search_finds(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_approximate_kinds_find_nearly_all(tmp_path: Path, kind: str) -> None:
+def test_approximate_indexes_find_most_neighbours(tmp_path: Path, kind: str) -> None:
     keys = random_keys(3_000)
     index = opened(keys, kind, tmp_path)
     assert index.shape == (3_000, 16)
@@ -80,7 +80,7 @@ def test_few_keys_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
         ("RR16,HNSW8,SQ8", "hnsw", HNSW_EFFORT, 1),
     ],
 )
-def test_any_factory_string_is_described_by_what_a_search_walks(
+def test_manifest_entry_of_any_factory_string_holds_kind_and_effort(
     factory: str, kind: str, effort: int, refine: float
 ) -> None:
     _, info = build_index(random_keys(3_000), factory, 0, silent)
@@ -98,7 +98,7 @@ def test_any_factory_string_is_described_by_what_a_search_walks(
         ("LSH", "'metric == METRIC_L2' failed"),
     ],
 )
-def test_factory_string_that_faiss_rejects_is_told_with_its_reason(factory: str, reason: str) -> None:
+def test_error_of_a_rejected_factory_string_holds_the_reason_of_faiss(factory: str, reason: str) -> None:
     with pytest.raises(BuildError) as refused:
         build_index(random_keys(100), factory, 0, silent)
     expected = "expected auto, flat, ivf, hnsw or a faiss factory string for keys of 16 dimensions, faiss says: "
@@ -110,16 +110,16 @@ def test_factory_string_that_faiss_rejects_is_told_with_its_reason(factory: str,
 @pytest.mark.parametrize(
     ("factory", "found"),
     [
-        ("HNSW0", "found that it dies of SIG"),
-        ("HNSW1,SQ8", "found that it dies of SIG"),
-        ("IVF4_HNSW1,SQ8", "found that it dies of SIG"),
-        ("IVF4,PQ8x4fs_0", "found that it dies of SIG"),
+        ("HNSW0", "found that faiss crashes with SIG"),
+        ("HNSW1,SQ8", "found that faiss crashes with SIG"),
+        ("IVF4_HNSW1,SQ8", "found that faiss crashes with SIG"),
+        ("IVF4,PQ8x4fs_0", "found that faiss crashes with SIG"),
         ("IVF0,Flat", "expected"),
         ("nonsense", "expected auto, flat, ivf, hnsw or a faiss factory string for keys of 16 dimensions, faiss says"),
         ("ZnLattice2x10_4", "expected an index that faiss can build, write and read back, found: "),
     ],
 )
-def test_a_factory_string_that_ends_faiss_is_refused_before_it_ends_the_builder(factory: str, found: str) -> None:
+def test_factory_string_that_crashes_faiss_is_rejected_without_a_crash(factory: str, found: str) -> None:
     with pytest.raises(BuildError) as refused:
         check_factory(factory, 16)
     assert str(refused.value).startswith(f"--index {factory!r}: ")
@@ -129,7 +129,7 @@ def test_a_factory_string_that_ends_faiss_is_refused_before_it_ends_the_builder(
 @pytest.mark.parametrize(
     "factory", ["Flat", "IVF100000,SQ8", "OPQ8,IVF64,PQ8x4fs,RFlat", "HNSW32,SQ8", "IVF64_HNSW8,PQ8"]
 )
-def test_a_factory_string_is_tried_on_few_keys_and_lists(factory: str) -> None:
+def test_valid_factory_string_is_accepted_with_few_keys(factory: str) -> None:
     check_factory(factory, 16)
 
 
@@ -145,7 +145,7 @@ def test_a_factory_string_is_tried_on_few_keys_and_lists(factory: str) -> None:
         ("SQ8,RFlat", 2),
     ],
 )
-def test_room_for_all_codes_of_one_array_is_made_at_once(
+def test_code_arrays_are_reserved_once_and_never_move(
     factory: str, stores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faiss_index, "_BLOCK_KEYS", 100)
@@ -154,37 +154,39 @@ def test_room_for_all_codes_of_one_array_is_made_at_once(
 
     def watch(index: Any, *rest: Any) -> None:
         add(index, *rest)
-        places.append([int(store.codes.data()) for store in faiss_index._stores(index)])
+        places.append([int(store.codes.data()) for store in faiss_index._code_arrays(index)])
 
     monkeypatch.setattr(faiss_index, "_add", watch)
     build_index(random_keys(3_000), factory, 0, silent)
     assert [len(each) for each in places] == [stores] * 30
-    assert places[0] == places[-1]  # never moved
+    assert places[0] == places[-1]
 
 
 @pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,SQ8", "IVF1,PQ4", "PQ8x4fs", "OPQ8,IVF64,PQ8x4fs,RFlat"])
-def test_fewer_keys_than_clusters_are_told_with_what_to_do(factory: str) -> None:
-    expected = r"expected keys enough to train it, found 15: .*number of clusters.*; ask for fewer clusters, or build "
+def test_error_of_fewer_keys_than_clusters_says_what_to_do(factory: str) -> None:
+    expected = r"expected enough keys to train it, found 15: .*number of clusters.*; use fewer clusters, or build "
     with pytest.raises(BuildError, match=expected):
         build_index(random_keys(15), factory, 0, silent)
 
 
 @pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF4,Flat,IDMap2"])
-def test_index_that_takes_no_keys_without_ids_is_refused(factory: str) -> None:
-    expected = "expected an index that takes keys block by block, faiss says: add does not make sense with IndexIDMap"
+def test_index_that_needs_ids_is_rejected(factory: str) -> None:
+    expected = "expected an index that accepts keys block by block, faiss says: add does not make sense with IndexIDMap"
     with pytest.raises(BuildError, match=expected):
         build_index(random_keys(200), factory, 0, silent)
 
 
-def test_index_that_takes_no_second_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_that_accepts_no_second_block_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 100)
-    with pytest.raises(BuildError, match="expected an index that takes keys block by block.* build with --index auto"):
+    with pytest.raises(
+        BuildError, match="expected an index that accepts keys block by block.* build with --index auto"
+    ):
         build_index(random_keys(200), "NSG8", 0, silent)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw", "IVF2,RaBitQ4", "PCA8,HNSW8"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, 0.2])
-def test_key_that_is_no_unit_vector_is_named_by_its_row_in_the_memory(kind: str, value: float) -> None:
+def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(kind: str, value: float) -> None:
     keys = random_keys(100)
     keys[42] = value if value != 0.2 else keys[42] * 1.01
     expected = "row 1042: expected a unit vector, found length .*train --overwrite"
@@ -194,7 +196,7 @@ def test_key_that_is_no_unit_vector_is_named_by_its_row_in_the_memory(kind: str,
         check_units(keys, 1_000)
 
 
-def test_bad_key_behind_the_first_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_a_bad_key_after_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
     keys = random_keys(100)
     keys[99] = 0
@@ -202,27 +204,25 @@ def test_bad_key_behind_the_first_block_is_named(monkeypatch: pytest.MonkeyPatch
         build_index(keys, "flat", 0, silent)
 
 
-def test_blocks_change_nothing_and_progress_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, told = random_keys(100), []
-    whole, _ = build_index(keys, "hnsw", 0, told.append)
-    assert told == [100]
+def test_block_size_does_not_change_the_index_and_progress_covers_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, reported = random_keys(100), []
+    whole, _ = build_index(keys, "hnsw", 0, reported.append)
+    assert reported == [100]
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
-    told.clear()
-    parts, info = build_index(keys, "flat", 0, told.append)
-    assert (sum(told), len(told), info.keys) == (100, 7, 100)
+    reported.clear()
+    parts, info = build_index(keys, "flat", 0, reported.append)
+    assert (sum(reported), len(reported), info.keys) == (100, 7, 100)
     np.testing.assert_array_equal(parts.reconstruct_n(0, 100), keys)
     assert whole.ntotal == parts.ntotal
 
 
-def test_few_lists_take_nothing_from_what_the_codes_are_trained_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_codes_of_an_index_with_few_lists_get_enough_training_keys(capfd: pytest.CaptureFixture[str]) -> None:
     build_index(clustered_keys(12_000, 8), "IVF4,PQ2", 0, silent)
     assert "please provide at least" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_enriched_label_keys_are_indexed_as_they_are_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_mixed_label_keys_are_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 64)
     keys, queries = enriched(300), random_keys(20)
     index = opened(keys, kind, tmp_path)
@@ -232,33 +232,33 @@ def test_enriched_label_keys_are_indexed_as_they_are_mixed(
     expected = np.take_along_axis(queries @ keys[:].T, found.keys, axis=1)
     np.testing.assert_allclose(
         found.similarities, expected, atol=1e-5 if kind == "flat" else 0.02
-    )  # eight bits a number
+    )  # eight bits per number
 
 
-def test_full_disk_is_an_error_of_the_system() -> None:
+def test_full_disk_raises_os_error() -> None:
     with pytest.raises(OSError, match="No space left"):
         write_index(faiss.IndexFlatIP(16), Path("/dev/full"))
 
 
-# A GPU that is asked for.
+# GPU builds.
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 
-@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.skipif(HAS_GPU, reason="the machine has a GPU")
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8"])
-def test_without_a_gpu_the_same_index_is_built_and_what_is_missing_is_said(
+def test_without_a_gpu_the_cpu_builds_the_same_index_and_a_message_says_why(
     factory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked, plain = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
     np.testing.assert_array_equal(faiss.serialize_index(asked), faiss.serialize_index(plain))
-    lacking = "this faiss is built without GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
+    lacking = "this faiss does not support GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
     assert capsys.readouterr().err == f"{factory}: built on the CPU: {lacking}\n"
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU, and faiss-gpu")
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU and faiss-gpu")
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,PQ8x4fs,Refine(SQ8)", "HNSW8"])
-def test_a_gpu_builds_as_good_an_index(factory: str) -> None:
+def test_gpu_builds_an_equally_good_index(factory: str) -> None:
     keys = clustered_keys(4_000)
     found = []
     for device in ("cuda", "cpu"):

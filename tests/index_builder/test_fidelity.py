@@ -1,4 +1,4 @@
-"""What precision and indexes cost: each query is left out of its own answer, and what is lost is told apart."""
+"""Fidelity: each query's own key is left out, and the effects of encoder and index are measured separately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def predictor(tiny_run: Path, quick_export: None, tmp_path: Path) -> Predictor:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
-def test_exact_search_looks_at_the_part_of_the_memory_that_lambda_gives_a_vote(memory: Memory, lambda_: float) -> None:
+def test_exact_search_covers_the_parts_that_vote_at_this_lambda(memory: Memory, lambda_: float) -> None:
     instances = memory.plan.instances
     voting = memory.keys if 0 < lambda_ < 1 else memory.keys[:instances] if lambda_ else memory.keys[instances:]
     found = exact_search(memory, memory.keys[:5], 7, lambda_)
@@ -38,9 +38,7 @@ def test_exact_search_looks_at_the_part_of_the_memory_that_lambda_gives_a_vote(m
     assert ((found.keys >= instances) == (lambda_ == 0)).all() or lambda_ == 0.5
 
 
-def test_exact_search_by_the_trained_encoders_own_precision_changes_nothing(
-    memory: Memory, predictor: Predictor
-) -> None:
+def test_exact_indexes_and_full_precision_change_no_metric(memory: Memory, predictor: Predictor) -> None:
     changes = quality_changes(memory, predictor)
     parity = {changes.pop("left_out_mean_cosine"), changes.pop("left_out_worst_cosine")}
     assert all(0.99999 < cosine < 1.00001 for cosine in parity)
@@ -48,13 +46,13 @@ def test_exact_search_by_the_trained_encoders_own_precision_changes_nothing(
     assert set(changes.values()) == {0.0}
 
 
-def test_what_is_lost_to_the_encoder_and_what_to_the_index_are_told_apart(
+def test_effects_of_encoder_and_index_are_separate(
     memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, search = predictor.encode, predictor.searcher.search
 
     def encode_badly(texts: list[str]) -> np.ndarray:
-        return encode(texts)[::-1]  # each text gets another's vector
+        return encode(texts)[::-1]  # each text gets the vector of another text
 
     def search_badly(*arguments: object) -> object:
         found = search(*arguments)
@@ -80,7 +78,7 @@ def test_no_query_finds_its_own_key(memory: Memory, predictor: Predictor, monkey
 
     monkeypatch.setattr(fidelity, "cast_votes", watch)
     quality_changes(memory, predictor)
-    own = np.arange(memory.plan.instances)[:, None]  # so few that all are asked
+    own = np.arange(memory.plan.instances)[:, None]  # all instances are queries
     assert len(seen) == 3
     for keys in seen:
         assert not (keys == own).any()

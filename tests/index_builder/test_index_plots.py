@@ -1,4 +1,4 @@
-"""The plots that `--report` leaves: valid SVG in which every family and the chosen point can be read."""
+"""Plots of `--report`: valid SVG that names every family and the chosen point."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 import recollect
-from index_builder.index_plots import write_report
+from index_builder.index_plots import write_index_plots
 from service.bundle.manifest import Point
 
 FAMILIES = ["Flat", "HNSW32,SQ8", "IVF894,RaBitQ4", "IVF894,PQ192x4fs,Refine(SQ8)"]
@@ -24,7 +24,7 @@ def curve(factory: str, keys: int) -> list[Point]:
 
 
 def texts(path: Path) -> list[str]:
-    """What a reader sees written in an SVG."""
+    """All texts of an SVG file."""
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     return ["".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -32,7 +32,7 @@ def texts(path: Path) -> list[str]:
 
 @pytest.fixture
 def measured() -> tuple[dict[str, Point], dict[str, list[Point]]]:
-    """A sample of four families, and one of them whole, for each part."""
+    """For each part, points of four families on a sample and of one family on all keys."""
     curves = {
         part: [*(point for factory in FAMILIES for point in curve(factory, 50_000)), *curve("HNSW32,SQ8", keys)]
         for part, keys in (("labels", 1_300_000), ("instances", 2_200_000))
@@ -40,10 +40,10 @@ def measured() -> tuple[dict[str, Point], dict[str, list[Point]]]:
     return {part: points[-2] for part, points in curves.items()}, curves
 
 
-def test_each_part_has_a_plot_that_names_every_family_and_the_chosen_point(
+def test_plot_of_each_part_names_every_family_and_the_chosen_point(
     tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
 ) -> None:
-    write_report(tmp_path, *measured, top_b=200, recall_target=0.98)
+    write_index_plots(tmp_path, *measured, top_b=200, recall_target=0.98)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["instances.svg", "labels.svg"]
     for part, keys in (("labels", "1,300,000"), ("instances", "2,200,000")):
         written = texts(tmp_path / f"{part}.svg")
@@ -54,25 +54,23 @@ def test_each_part_has_a_plot_that_names_every_family_and_the_chosen_point(
         assert "target: 0.98" in written
 
 
-def test_axes_are_named_with_their_units(
-    tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
-) -> None:
-    write_report(tmp_path, *measured, top_b=200, recall_target=0.98)
+def test_axes_have_names_and_units(tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]) -> None:
+    write_index_plots(tmp_path, *measured, top_b=200, recall_target=0.98)
     written = texts(tmp_path / "labels.svg")
-    assert "time of a query alone on one thread, in milliseconds" in written
-    assert "recall, as a share of the exact top 200" in written
+    assert "search time of a single query on one thread, in milliseconds" in written
+    assert "recall of the exact top 200 keys" in written
 
 
-def test_the_same_measurements_make_the_same_plot(
+def test_equal_measurements_give_equal_plots(
     tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
 ) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        write_report(tmp_path / name, *measured, top_b=200, recall_target=0.98)
+        write_index_plots(tmp_path / name, *measured, top_b=200, recall_target=0.98)
     assert (tmp_path / "first" / "labels.svg").read_bytes() == (tmp_path / "second" / "labels.svg").read_bytes()
 
 
-def test_build_leaves_a_report_where_it_is_told_to_even_when_nothing_is_published(
+def test_build_writes_the_report_even_when_it_publishes_nothing(
     tiny_run: Path, quick_export: None, tmp_path: Path
 ) -> None:
     report = tmp_path / "new" / "report"
@@ -82,10 +80,10 @@ def test_build_leaves_a_report_where_it_is_told_to_even_when_nothing_is_publishe
     assert "Flat, 8 keys" in texts(report / "labels.svg")
 
 
-def test_report_that_cannot_be_written_is_told_before_the_work(
+def test_report_folder_that_cannot_be_written_fails_before_the_build(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("index_builder.build.write_tables", pytest.fail)
+    monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
     (tmp_path / "file").write_text("")
     for name in ("file", "file/below"):
         flags = ["--report", str(tmp_path / name)]

@@ -1,4 +1,4 @@
-"""The exported graph gives PyTorch's vectors, whatever the batch and the length."""
+"""The exported graph gives the same vectors as PyTorch for every batch size and length."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TITLES = ["tax", "the sea", "small birds", "Rome", "printing", "steam engines", 
 
 
 def export(encoder: Encoder, folder: Path, precision: Precision, texts: list[str] = TEXTS) -> QueryEncoder:
-    """Export an encoder, and open it as it is served."""
+    """Export an encoder and open it as the service does."""
     info = describe_encoder(encoder, precision)
     export_encoder(encoder, folder, info, Sample(texts, encoder.encode(texts, info.max_length)))
     return QueryEncoder(folder, info, threads=1)
 
 
 def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
-    """The worst cosine over these lengths, batches of 1 to 7, and masks that leave out some of the tokens."""
+    """The least cosine over these lengths, batches of 1 to 7 rows, and masks that hide some tokens."""
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     random, worst = np.random.default_rng(7), 1.0
     for length in lengths:
@@ -56,7 +56,7 @@ def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("distilbert", "mean")])
-def test_tiny_encoders_export_for_every_length_and_batch(tmp_path: Path, kind: str, pooling: Any) -> None:
+def test_tiny_encoders_export_for_every_length_and_batch_size(tmp_path: Path, kind: str, pooling: Any) -> None:
     folder = write_tiny_encoder(tmp_path / "encoder", kind)
     encoder = load_pretrained(str(folder), pooling, 128, 32, "cpu")
     export(encoder, tmp_path, "fp32")
@@ -64,7 +64,7 @@ def test_tiny_encoders_export_for_every_length_and_batch(tmp_path: Path, kind: s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder", "encoder.onnx", "tokenizer.json"]
 
 
-def test_encoder_with_an_adapter_exports_with_it(tmp_path: Path) -> None:
+def test_adapter_is_part_of_the_exported_graph(tmp_path: Path) -> None:
     folder = write_tiny_encoder(tmp_path / "encoder", "bert")
     frozen = load_pretrained(str(folder), "mean", 128, 32, "cpu")
     torch.manual_seed(7)
@@ -76,13 +76,13 @@ def test_encoder_with_an_adapter_exports_with_it(tmp_path: Path) -> None:
     assert compare(frozen, tmp_path / "encoder.onnx", [8]) < 0.9
 
 
-def test_minilm_exports_for_every_length_and_batch(road: Any) -> None:
+def test_minilm_exports_for_every_length_and_batch_size(road: Any) -> None:
     encoder = load_checkpoint(road.run / "checkpoint", "cpu")
     graph = road.store / "bundles" / road.version / "encoder.onnx"
     assert compare(encoder, graph, [1, 2, 3, 7, 8, 33, 64, 127, 128]) >= 0.999999
 
 
-def test_served_vectors_are_those_of_the_memory(road: Any) -> None:
+def test_served_vectors_equal_those_of_the_trained_encoder(road: Any) -> None:
     encoder = load_checkpoint(road.run / "checkpoint", "cpu")
     folder = road.store / "bundles" / road.version
     info = EncoderInfo(name="minilm", pooling="mean", precision="fp32", max_length=128, pad_id=0)
@@ -91,12 +91,12 @@ def test_served_vectors_are_those_of_the_memory(road: Any) -> None:
     assert cosines(vectors, encoder.encode(TEXTS, 128)).min() >= 0.999999
 
 
-def test_cosines_are_exact_in_float64() -> None:
+def test_cosines_are_computed_in_float64() -> None:
     first, second = np.array([[3, 4], [1, 0]], dtype=np.float32), np.array([[6, 8], [1, 1]], dtype=np.float32)
     np.testing.assert_allclose(cosines(first, second), [1, 1 / np.sqrt(2)], rtol=1e-15)
 
 
-def test_export_is_silent(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_export_prints_nothing(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
     capfd.readouterr()
     export(encoder, tmp_path, "int8")
@@ -108,7 +108,7 @@ def test_export_is_silent(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureF
 
 
 def products(graph: Path) -> dict[str, int]:
-    """How many products of each kind a graph has."""
+    """Number of matrix products of each kind in a graph."""
     return dict(Counter(node.op_type for node in onnx.load(graph).graph.node if "MatMul" in node.op_type))
 
 
@@ -119,18 +119,18 @@ def minilm(road: Any) -> Encoder:
 
 @pytest.fixture
 def quick_graph(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MiniLM's graph is copied from the bundle that has it."""
+    """Copy the graph of MiniLM from an existing bundle."""
     exported = road.store / "bundles" / road.version / "encoder.onnx"
     monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))
 
 
 @pytest.fixture(scope="module")
 def titles() -> list[str]:
-    """Short texts, which lose most."""
+    """Short texts, because they lose most precision."""
     return [f"{first} of {second}" for first in ("history", "law", "music", "chairs") for second in TITLES]
 
 
-def test_int8_is_as_close_as_its_bound_on_texts_that_it_was_not_tried_on(
+def test_int8_meets_its_bound_on_texts_outside_the_sample(
     minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path
 ) -> None:
     served = export(minilm, tmp_path, "int8", titles[::2])
@@ -140,7 +140,7 @@ def test_int8_is_as_close_as_its_bound_on_texts_that_it_was_not_tried_on(
 
 
 @pytest.mark.parametrize(("enough", "in_blocks"), [(0, 0), (1, 1), (4, 4), (9, 9), (36, 36)])
-def test_int8_is_as_coarse_as_the_sample_allows(
+def test_int8_quantises_as_coarsely_as_the_sample_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, in_blocks: int
 ) -> None:
     config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=64)
@@ -160,7 +160,7 @@ def test_int8_is_as_coarse_as_the_sample_allows(
     assert len(tried) <= 6 + 1
 
 
-def test_the_more_is_quantised_in_blocks_the_closer_it_is(
+def test_int8_is_closer_when_more_products_are_quantised_in_blocks(
     minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worst = []
@@ -171,18 +171,18 @@ def test_the_more_is_quantised_in_blocks_the_closer_it_is(
     assert worst[0] < worst[1] > 0.995
 
 
-def test_fp16_halves_the_graph_and_keeps_its_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
+def test_fp16_halves_the_graph_and_keeps_the_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
     served = export(minilm, tmp_path, "fp16")
     texts = [*titles, *TEXTS]
     vectors = served.encode(served.tokenise(texts))
     assert vectors.dtype == np.float32
     assert cosines(vectors, minilm.encode(texts, 128)).min() >= WORST_COSINE["fp16"]
     assert (tmp_path / "encoder.onnx").stat().st_size < 47e6
-    assert next(minilm.model.parameters()).dtype == torch.float32  # what was trained is as it was
+    assert next(minilm.model.parameters()).dtype == torch.float32  # the trained model is unchanged
 
 
 @pytest.mark.parametrize(("precision", "close"), [("fp16", 0), ("int8", 0), ("int8", 1.1)])
-def test_an_adapter_is_exported_in_every_precision(
+def test_adapter_is_exported_in_every_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, close: float
 ) -> None:
     monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
@@ -197,7 +197,7 @@ def test_an_adapter_is_exported_in_every_precision(
 
 
 @pytest.mark.parametrize(("precision", "close"), [("fp32", 0), ("fp16", 0), ("int8", 0), ("int8", 1.1)])
-def test_a_classifiers_query_is_exported_beside_the_dual_encoders(
+def test_classifier_vector_is_exported_next_to_the_dual_encoder_vector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, close: float
 ) -> None:
     monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
@@ -217,7 +217,7 @@ def test_a_classifiers_query_is_exported_beside_the_dual_encoders(
     assert cosines(vectors[:, bare.dim :], bare.encode(TEXTS, 128)).min() < 0.9
 
 
-def test_a_prototype_head_leaves_queries_as_they_are(tmp_path: Path) -> None:
+def test_prototype_head_does_not_change_query_vectors(tmp_path: Path) -> None:
     bare = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
     encoder = bare.with_adapter(None, Prototypes(bare.dim, 5, ("text", "free", "centroid"), 2))
     export(encoder, tmp_path, "fp32")

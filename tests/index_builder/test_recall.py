@@ -1,4 +1,4 @@
-"""How good an index is: recall against a brute force that reads the keys block by block."""
+"""Recall against exact search, search times and reachable keys."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 from index_builder.faiss_index import build_index
-from index_builder.recall import exact_neighbours, milliseconds, reachable
+from index_builder.recall import exact_neighbours, reachable_share, search_milliseconds
 from service.predictor.searcher import unwrapped
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of, unit
 
 
 @pytest.mark.parametrize("block", [7, 64, 1_000])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_exact_neighbours_are_those_of_a_float64_brute_force(
-    monkeypatch: pytest.MonkeyPatch, block: int, dtype: str
-) -> None:
+def test_exact_neighbours_equal_a_float64_brute_force(monkeypatch: pytest.MonkeyPatch, block: int, dtype: str) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", block)
     keys, queries = random_keys(300, dtype=dtype), random_keys(320)[300:]
     similarities = queries.astype(np.float64) @ keys.astype(np.float64).T
@@ -31,14 +29,14 @@ def test_exact_neighbours_are_those_of_a_float64_brute_force(
     np.testing.assert_allclose(found.similarities, np.take_along_axis(similarities, expected, axis=1), atol=1e-6)
 
 
-def test_exact_neighbours_of_fewer_keys_than_asked_for_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_neighbours_are_all_keys_when_there_are_fewer_than_top_b(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 4)
     found = exact_neighbours(random_keys(10), random_keys(3), 200)
     assert [sorted(row) for row in found.keys.tolist()] == [list(range(10))] * 3
     assert (np.diff(found.similarities, axis=1) <= 0).all()
 
 
-def test_recall_counts_what_the_index_misses(tmp_path: Path) -> None:
+def test_recall_falls_with_missed_keys(tmp_path: Path) -> None:
     keys = random_keys(40)
     half = opened(keys[:20], "flat", tmp_path)
     expected = (np.argsort(-(keys @ keys.T), axis=1)[:, :10] < 20).mean()
@@ -46,22 +44,22 @@ def test_recall_counts_what_the_index_misses(tmp_path: Path) -> None:
     assert recall_of(half, keys, keys, exact_neighbours(keys, keys, 10)) == pytest.approx(expected)
 
 
-def test_a_key_as_similar_as_the_last_of_the_best_counts_as_found(tmp_path: Path) -> None:
+def test_key_as_similar_as_the_last_exact_neighbour_counts_as_found(tmp_path: Path) -> None:
     keys = np.repeat(random_keys(4), 5, axis=0)  # each key five times
-    index = opened(keys[::-1].copy(), "flat", tmp_path)  # whose ties fall the other way
+    index = opened(keys[::-1].copy(), "flat", tmp_path)  # ties have the opposite order
     exact = exact_neighbours(keys, keys[::5], 3)
     assert not np.isin(exact.keys, 19 - index.search(keys[::5], 3).keys).all()
     assert recall_of(index, keys[::-1], keys[::5], exact) == 1
 
 
-def test_places_where_no_key_was_found_are_missed(tmp_path: Path) -> None:
-    keys = unit(np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10)  # fifteen about one centre, one at another
+def test_places_without_a_key_count_as_missed(tmp_path: Path) -> None:
+    keys = unit(np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10)  # fifteen near one centre, one near another
     lists = opened(keys, "IVF2,Flat", tmp_path)
     assert (lists.search(keys[15:], 5).keys >= 0).sum() == 1
     assert recall_of(lists, keys, keys[15:], exact_neighbours(keys, keys[15:], 5)) == pytest.approx(1 / 5)
 
 
-def test_recall_of_enriched_label_keys_is_that_of_the_same_keys_in_an_array(
+def test_recall_of_mixed_label_keys_equals_recall_of_the_same_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 7)
@@ -75,7 +73,7 @@ def test_recall_of_enriched_label_keys_is_that_of_the_same_keys_in_an_array(
     assert recall_of(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
 
 
-def test_every_query_is_timed_alone_on_one_thread_unless_there_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_query_is_timed_alone_on_one_thread_until_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ticks = itertools.count(step=0.25)  # each search takes a quarter of a second
     monkeypatch.setattr("index_builder.recall.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
@@ -86,19 +84,19 @@ def test_every_query_is_timed_alone_on_one_thread_unless_there_is_no_time(monkey
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(2)
     try:
-        assert milliseconds(search, random_keys(5), most_seconds=60).tolist() == [250] * 5
-        assert milliseconds(search, random_keys(5), most_seconds=0).tolist() == [250]
+        assert search_milliseconds(search, random_keys(5), most_seconds=60).tolist() == [250] * 5
+        assert search_milliseconds(search, random_keys(5), most_seconds=0).tolist() == [250]
         assert faiss.omp_get_max_threads() == 2
     finally:
         faiss.omp_set_num_threads(before)
     assert asked == [(1, 1)] * (1 + 5 + 1 + 1)
 
 
-# Keys within reach.
+# Reachable keys.
 
 
 def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") -> Any:
-    """A graph over 40 keys whose lowest level has these links and no others."""
+    """A graph over 40 keys with exactly these links on its lowest level."""
     index, _ = build_index(random_keys(40), factory, 0, lambda rows: None)
     hnsw = unwrapped(index).hnsw
     neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
@@ -113,28 +111,28 @@ def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") ->
 
 @pytest.mark.parametrize("block", [1, 3, 1_000])
 @pytest.mark.parametrize("factory", ["HNSW8", "HNSW8,SQ8", "PCA8,HNSW8", "HNSW8,SQ8,Refine(Flat)"])
-def test_keys_within_reach_are_those_to_which_links_lead_from_the_entry(
+def test_reachable_keys_are_linked_from_the_entry_point(
     monkeypatch: pytest.MonkeyPatch, factory: str, block: int
 ) -> None:
     monkeypatch.setattr("index_builder.recall._FOLLOWED_KEYS", block)
     chain = {key: [key + 1] for key in range(39)}
-    assert reachable(graph_of(chain, 0, factory)) == 1
-    assert reachable(graph_of(chain, 30, factory)) == 10 / 40
-    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # nothing leads to 39
-    assert reachable(graph_of(star, 7, factory)) == 9 / 40
-    assert reachable(graph_of({}, 39, factory)) == 1 / 40
+    assert reachable_share(graph_of(chain, 0, factory)) == 1
+    assert reachable_share(graph_of(chain, 30, factory)) == 10 / 40
+    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # no link leads to 39
+    assert reachable_share(graph_of(star, 7, factory)) == 9 / 40
+    assert reachable_share(graph_of({}, 39, factory)) == 1 / 40
 
 
-def test_all_keys_of_a_whole_graph_are_within_reach_until_its_links_are_cut() -> None:
+def test_all_keys_of_a_graph_are_reachable_until_links_are_cut() -> None:
     index, _ = build_index(clustered_keys(1_000), "HNSW32", 0, lambda rows: None)
-    assert reachable(index) == 1
+    assert reachable_share(index) == 1
     hnsw = index.hnsw
     neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
     lost = [key for key in range(100) if key != hnsw.entry_point]
     neighbours[np.isin(neighbours, lost)] = -1
-    assert reachable(index) == 1 - len(lost) / 1_000
+    assert reachable_share(index) == 1 - len(lost) / 1_000
 
 
 @pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,SQ8", "IVF4_HNSW8,Flat", "PCA8,Flat"])
-def test_an_index_that_is_no_graph_reaches_all_its_keys(factory: str) -> None:
-    assert reachable(build_index(random_keys(200), factory, 0, lambda rows: None)[0]) == 1
+def test_all_keys_of_an_index_without_a_graph_are_reachable(factory: str) -> None:
+    assert reachable_share(build_index(random_keys(200), factory, 0, lambda rows: None)[0]) == 1

@@ -1,4 +1,4 @@
-"""`build --sign`: what is signed, with which keys, and that a private key stays where it is."""
+"""`recollect build --sign`: signatures, accepted keys, and private keys that never leave their file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def every_sort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(run: Path, store: Path, *flags: object) -> Path:
-    """Build the run through the door; the published bundle's folder."""
+    """Run `recollect build` and return the folder of the published bundle."""
     assert recollect.main(["build", str(run), "--store", str(store), "--activate", *map(str, flags)]) == 0
     return Store(store).path(Store(store).require_current())
 
@@ -42,12 +42,12 @@ def openssl(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True)
 
 
-def test_a_signed_build_opens_with_its_public_key_and_no_other(
+def test_signed_bundle_opens_only_with_its_public_key(
     tiny_run: Path, quick_export: None, tmp_path: Path, keys: Pair, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bundle = build(tiny_run, tmp_path / "store", "--sign", keys.private)
-    told = "".join(capfd.readouterr())
-    assert not any(secret in told for secret in secrets(keys.private))
+    printed = "".join(capfd.readouterr())
+    assert not any(secret in printed for secret in secrets(keys.private))
     assert (bundle / SIGNATURE).stat().st_size == 64
     assert Store(tmp_path / "store", keys.public).open(bundle.name).manifest.version == bundle.name
     (tmp_path / "others").mkdir()
@@ -56,11 +56,11 @@ def test_a_signed_build_opens_with_its_public_key_and_no_other(
         Store(tmp_path / "store", others.public).open(bundle.name)
 
 
-def test_a_build_is_signed_only_when_asked_to(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_build_signs_only_with_the_sign_flag(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     assert not (build(tiny_run, tmp_path) / SIGNATURE).exists()
 
 
-def test_the_signing_key_may_come_from_the_environment(
+def test_signing_key_can_come_from_the_environment(
     tiny_run: Path, quick_export: None, tmp_path: Path, keys: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_SIGN", str(keys.private))
@@ -68,7 +68,7 @@ def test_the_signing_key_may_come_from_the_environment(
 
 
 @needs_openssl
-def test_openssl_makes_the_keys_and_checks_the_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_openssl_can_make_the_keys_and_verify_the_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
     assert openssl("genpkey", "-algorithm", "ed25519", "-out", private).returncode == 0
     assert openssl("pkey", "-in", private, "-pubout", "-out", public).returncode == 0
@@ -91,14 +91,14 @@ def test_openssl_makes_the_keys_and_checks_the_signature(tiny_run: Path, quick_e
         (("ecparam", "-name", "prime256v1", "-genkey"), "EC PARAMETERS"),
     ],
 )
-def test_other_keys_that_openssl_makes_are_refused(tmp_path: Path, command: tuple[str, ...], found: str) -> None:
+def test_other_kinds_of_keys_from_openssl_are_rejected(tmp_path: Path, command: tuple[str, ...], found: str) -> None:
     assert openssl(*command, "-out", tmp_path / "key").returncode == 0
     with pytest.raises(KeyFileError, match=f"expected an Ed25519 private key in PEM, found: .*{found}"):
         read_signing_key(tmp_path / "key")
 
 
 @pytest.mark.parametrize("name", NO_PRIVATE_KEY)
-def test_a_file_that_holds_no_private_key_is_refused_before_any_work(
+def test_file_without_a_private_key_fails_before_the_build(
     every_sort: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     command = ["build", str(tmp_path / "no run"), "--store", str(tmp_path / "store"), "--sign", str(every_sort / name)]
@@ -115,14 +115,14 @@ def test_a_file_that_holds_no_private_key_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("word", ["", "null", "None"])
-def test_a_key_that_is_given_as_nothing_does_not_mean_an_unsigned_build(
+def test_empty_signing_key_does_not_mean_an_unsigned_build(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
     assert recollect.main(["build", str(tmp_path / "no run"), "--store", str(tmp_path), "--sign", word]) == 2
     assert "expected an Ed25519 private key" in capsys.readouterr().err
 
 
-def test_evaluate_wants_the_signature_that_serve_wants(
+def test_evaluate_verifies_the_signature_as_serve_does(
     road: Any, keys: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["evaluate", str(road.dataset), "--store", str(road.store)]

@@ -1,4 +1,4 @@
-"""Proof before publishing: what is measured is right, and what is not good enough is not published."""
+"""Verification before publishing: checks are right, and bundles that fail a check are not published."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import recollect
 from index_builder.build import build
 from index_builder.errors import CheckFailed
-from index_builder.evaluate import evaluate, quality
+from index_builder.evaluate import default_metrics, evaluate
 from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings, EvaluateSettings
-from index_builder.verify import check, golden_queries, sample_of, table
+from index_builder.verify import check, encode_sample, format_checks, golden_queries
 from service.bundle.manifest import Check, Manifest
 from service.predictor.golden import agreement, read_golden
 from service.predictor.predictor import Predictor
@@ -36,11 +36,11 @@ GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@
 @pytest.fixture(scope="module")
 def tiny_memory(tiny_run: Path) -> tuple[Memory, Sample]:
     memory = open_memory(tiny_run / "memory")
-    return memory, sample_of(memory, load_checkpoint(tiny_run / "checkpoint", "cpu"))
+    return memory, encode_sample(memory, load_checkpoint(tiny_run / "checkpoint", "cpu"))
 
 
 def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> list[str]:
-    """A query's labels by the formula itself: all keys, in float64, the dense product with the values."""
+    """A query's labels by the written formula, in float64: all keys, and a dense product with the values."""
     instances, labels = memory.plan.instances, memory.plan.labels
     values = np.zeros((instances + labels, labels))
     for row in range(instances):
@@ -57,7 +57,7 @@ def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: fl
 
 @pytest.mark.parametrize("top_b", [4, 200])
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
-def test_golden_labels_are_those_of_a_float64_brute_force(
+def test_golden_labels_equal_a_float64_brute_force(
     tiny_memory: tuple[Memory, Sample], lambda_: float, top_b: int
 ) -> None:
     memory, sample = tiny_memory
@@ -68,34 +68,34 @@ def test_golden_labels_are_those_of_a_float64_brute_force(
         assert each.labels == answered(memory, vector, lambda_, 0.3, top_b)[:4]  # half of the eight
 
 
-def test_a_text_that_no_key_answers_is_no_golden_query(tiny_memory: tuple[Memory, Sample]) -> None:
+def test_text_without_an_answer_is_no_golden_query(tiny_memory: tuple[Memory, Sample]) -> None:
     memory, sample = tiny_memory
     nothing = np.zeros_like(memory.value_indptr), memory.value_indices[:0]
-    voiceless = dataclasses.replace(
+    without_votes = dataclasses.replace(
         memory, value_indptr=nothing[0], value_indices=nothing[1], defaults=memory.defaults | {"lambda": 1.0}
     )
-    assert golden_queries(voiceless, sample) == []
+    assert golden_queries(without_votes, sample) == []
 
 
-def test_a_bundle_whose_index_was_sabotaged_agrees_less_with_its_golden_queries(road: Any, tmp_path: Path) -> None:
-    def turn_round(folder: Path, manifest: dict[str, Any]) -> None:
+def test_golden_agreement_falls_when_an_index_is_tampered_with(road: Any, tmp_path: Path) -> None:
+    def reverse_keys(folder: Path, manifest: dict[str, Any]) -> None:
         path = str(folder / "instance_keys.faiss")
         keys = faiss.read_index(path).reconstruct_n(0, 28)
-        turned = faiss.IndexFlatIP(keys.shape[1])
-        turned.add(keys[::-1].copy())
-        faiss.write_index(turned, path)
+        reversed_index = faiss.IndexFlatIP(keys.shape[1])
+        reversed_index.add(keys[::-1].copy())
+        faiss.write_index(reversed_index, path)
         rehash(folder, manifest)
 
     store = copy_store(road.store, tmp_path / "store")
-    add_version(store, road.version, "sabotaged", turn_round)
-    good, bad = (Predictor.open(Store(store).open(version), threads=1) for version in (road.version, "sabotaged"))
+    add_version(store, road.version, "tampered", reverse_keys)
+    good, bad = (Predictor.open(Store(store).open(version), threads=1) for version in (road.version, "tampered"))
     golden = read_golden(store / "bundles" / road.version)
     assert len(golden) == 28
     assert agreement(good, golden) == 1
     assert agreement(bad, golden) < 0.95
 
 
-# What is held against a bound.
+# Checks.
 
 
 @pytest.mark.parametrize(
@@ -109,23 +109,23 @@ def test_a_bundle_whose_index_was_sabotaged_agrees_less_with_its_golden_queries(
         (float("nan"), {"most": 0.5}, False),
     ],
 )
-def test_a_check_passes_within_its_bounds(found: float, bounds: dict[str, float], passed: bool) -> None:
-    held = check("share", found, **bounds)
-    assert held.passed is passed
-    assert held.found == (None if np.isnan(found) else found)
+def test_check_passes_within_its_bounds(found: float, bounds: dict[str, float], passed: bool) -> None:
+    checked = check("share", found, **bounds)
+    assert checked.passed is passed
+    assert checked.found == (None if np.isnan(found) else found)
 
 
-def test_the_table_says_what_was_found_what_was_expected_and_what_failed() -> None:
+def test_table_shows_found_values_bounds_and_failures() -> None:
     checks = [
         check("recall at 200, labels (Flat)", 0.98765432, least=0.98),
         check("search", 3.5, most=2.0),
         check("open, seconds", 0.25),
         check("both", float("nan"), least=0.1, most=1),
     ]
-    assert list(table(checks)) == [
+    assert list(format_checks(checks)) == [
         "recall at 200, labels (Flat)    0.987654  >= 0.98         ok",
         "search                               3.5  <= 2            FAILED",
-        "open, seconds                       0.25  told            ok",
+        "open, seconds                       0.25  no limit        ok",
         "both                                   -  >= 0.1 and <= 1  FAILED",
     ]
 
@@ -134,7 +134,7 @@ def checks_of(store: Path, version: str) -> dict[str, Check]:
     return {each.name: each for each in Store(store).manifest(version).checks}
 
 
-def test_the_manifest_keeps_every_check(road: Any) -> None:
+def test_manifest_holds_every_check(road: Any) -> None:
     checks = checks_of(road.store, road.version)
     assert list(checks) == [
         "worst cosine to the trained encoder (fp32)",
@@ -161,13 +161,13 @@ def test_the_manifest_keeps_every_check(road: Any) -> None:
 
 @pytest.fixture
 def store(road: Any, tmp_path: Path) -> Path:
-    """A copy of the road's store, its bundle the current one."""
+    """A copy of the store; its bundle is current."""
     return copy_store(road.store, tmp_path / "store")
 
 
 @pytest.fixture
 def worse_run(road: Any, tmp_path: Path) -> Path:
-    """The road's run with the labels of its instances shuffled."""
+    """A copy of the run with shuffled labels."""
     run = shutil.copytree(road.run, tmp_path / "run")
     path = run / "memory" / "value_indices.npy"
     np.save(path, np.random.default_rng(7).permutation(np.load(path)))
@@ -178,26 +178,26 @@ def gated(run: Path, store: Path, road: Any, **settings: Any) -> BuildSettings:
     return BuildSettings(run=run, store=store, index="flat", gate_dataset=road.dataset, threads=1, **settings)
 
 
-def test_a_bundle_as_good_as_the_current_one_passes_the_gate(road: Any, store: Path, quick_road_export: None) -> None:
+def test_gate_passes_a_bundle_as_good_as_the_current_one(road: Any, store: Path, quick_road_export: None) -> None:
     version = build(gated(road.run, store, road, max_drop=0))
     checks = checks_of(store, version)
     assert [(name, checks[name].found, checks[name].most) for name in GATED] == [(name, 0, 0) for name in GATED]
 
 
-def test_a_bundle_worse_than_the_current_one_is_not_published(
+def test_gate_rejects_a_bundle_worse_than_the_current_one(
     road: Any, store: Path, worse_run: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CheckFailed, match=r"P@1 on dataset, points lost.*--force") as failed:
         build(gated(worse_run, store, road))
     assert failed.value.exit_status == 1
-    assert "golden" not in str(failed.value)  # it answers as its memory does, which is the fault
+    assert "golden" not in str(failed.value)  # golden queries pass: the memory itself is worse
     assert Store(store).versions() == [road.version]
     table_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("P@1 on dataset")]
     assert len(table_lines) == 1
     assert table_lines[0].endswith("<= 0.5          FAILED")
 
 
-def test_the_gate_says_how_much_worse_a_forced_bundle_is(
+def test_manifest_of_a_forced_bundle_holds_the_points_lost(
     road: Any, store: Path, worse_run: Path, quick_road_export: None
 ) -> None:
     version = build(gated(worse_run, store, road, force=True))
@@ -213,23 +213,23 @@ def test_the_gate_says_how_much_worse_a_forced_bundle_is(
     assert checks["P@1 on dataset, points lost"].found > 20
 
 
-def test_a_drop_that_is_allowed_passes(road: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
+def test_gate_passes_a_drop_within_max_drop(road: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
     checks = checks_of(store, build(gated(worse_run, store, road, max_drop=100)))
     assert all(checks[name].passed for name in GATED)
 
 
-def test_where_no_version_is_current_the_gate_says_so_and_stands_open(
+def test_gate_is_skipped_with_a_message_without_a_current_version(
     road: Any, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = build(gated(road.run, tmp_path / "empty", road))
     assert not checks_of(tmp_path / "empty", version).keys() & set(GATED)
-    assert f"gate: no version of {tmp_path / 'empty'} is current" in capsys.readouterr().err
+    assert f"gate: {tmp_path / 'empty'} has no current version" in capsys.readouterr().err
 
 
-def test_a_gate_without_a_dataset_is_told_before_the_work(
+def test_missing_gate_dataset_fails_before_the_build(
     road: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("index_builder.build.write_tables", pytest.fail)
+    monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
     gate = str(tmp_path / "nowhere")
     assert recollect.main(["build", str(road.run), "--store", str(store), "--gate-dataset", gate]) == 2
     out, err = capsys.readouterr()
@@ -237,16 +237,18 @@ def test_a_gate_without_a_dataset_is_told_before_the_work(
     assert gate in err
 
 
-def test_quality_is_what_evaluate_says_of_the_bundles_own_defaults(road: Any) -> None:
+def test_default_metrics_equal_evaluate_without_settings(road: Any) -> None:
     predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
     (row,) = evaluate(EvaluateSettings(dataset=road.dataset, store=road.store, threads=1)).rows
-    metrics = quality(predictor, road.dataset)
+    metrics = default_metrics(predictor, road.dataset)
     assert metrics == {name: row[name] for name in metrics}
     assert {"P@1", "P@5", "nDCG@5", "R@100"} <= metrics.keys()
 
 
-def test_checks_survive_the_manifest(road: Any) -> None:
+def test_nan_check_can_be_written_to_the_manifest(road: Any) -> None:
     manifest = Store(road.store).manifest(road.version)
-    held = check("a cosine that is none", float("nan"), least=0.5)
-    again = Manifest.model_validate_json(manifest.model_copy(update={"checks": [held]}).model_dump_json(by_alias=True))
-    assert again.checks == [held]
+    checked = check("an undefined cosine", float("nan"), least=0.5)
+    again = Manifest.model_validate_json(
+        manifest.model_copy(update={"checks": [checked]}).model_dump_json(by_alias=True)
+    )
+    assert again.checks == [checked]

@@ -1,4 +1,4 @@
-"""Keys to index: random, clustered and mixed unit vectors; and an index as it is served, from a file."""
+"""Test keys: random, clustered and mixed unit vectors, and an index that is opened from a file as in the service."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def near(keys: np.ndarray, queries: int) -> np.ndarray:
 
 
 def enriched(labels: int) -> LabelKeys:
-    """Label keys, half text and half instances: two instances a label, none for each seventh."""
+    """Label keys that are half text and half instances. Each label has two instances, each seventh label has none."""
     vectors, rows = random_keys(3 * labels, dtype="float16"), np.arange(2 * labels, dtype=np.int32) % labels
     kept = rows % 7 != 0
     sets = LabelSets(np.concatenate([[0], np.cumsum(kept)]), rows[kept])
@@ -41,12 +41,12 @@ def enriched(labels: int) -> LabelKeys:
 
 
 def opened(keys: Keys, kind: str, folder: Path) -> KeyIndex:
-    """An index of the keys, built, written, and mapped from its file."""
+    """Build and write an index, and map its file."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
     return KeyIndex(folder / "keys.faiss", info)
 
 
 def recall_of(index: KeyIndex, keys: Keys, queries: np.ndarray, exact: Neighbours) -> float:
-    """The recall of what an index finds."""
+    """Recall of the keys that an index finds."""
     return recall(index.search(queries, exact.keys.shape[1]).keys, keys, queries, exact)

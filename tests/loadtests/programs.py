@@ -1,4 +1,4 @@
-"""The load tests' programs, run as a user runs them: in processes of their own, as locust patches the one it is in."""
+"""Run the load test programs in separate processes, as a user does. Locust patches the process it runs in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.test_architecture import REPOSITORY
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    """Run Python on something of this repository."""
+    """Run Python in the repository root."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=REPOSITORY,
@@ -23,6 +23,6 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(result: subprocess.CompletedProcess[str]) -> Any:
-    """The JSON that a program ends with."""
+    """Parse the JSON in the last line of a program's output."""
     assert result.stdout, result.stderr
     return json.loads(result.stdout.splitlines()[-1])

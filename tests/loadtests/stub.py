@@ -1,4 +1,4 @@
-"""A stand-in service that answers as a test wants, wrongly above all."""
+"""A stub service whose answers a test chooses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from loadtests.client import Address
 
 
-class Said(NamedTuple):
-    """A stub's answer; status 0 hangs up instead."""
+class StubAnswer(NamedTuple):
+    """An answer of the stub. Status 0 closes the connection instead."""
 
     status: int
     body: Any
@@ -21,21 +21,21 @@ class Said(NamedTuple):
 
 
 @contextlib.contextmanager
-def stub(answer: Callable[[dict[str, Any]], Said]) -> Iterator[Address]:
-    """A real HTTP server whose answers to what is posted are `answer`'s."""
+def stub(answer: Callable[[dict[str, Any]], StubAnswer]) -> Iterator[Address]:
+    """Run a real HTTP server that answers POST requests with `answer`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            said = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            if not said.status:
+            chosen = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if not chosen.status:
                 self.close_connection = True
                 return
-            body = json.dumps(said.body).encode()
-            self.send_response(said.status)
-            for name, value in {"Content-Length": str(len(body)), **said.headers}.items():
+            body = json.dumps(chosen.body).encode()
+            self.send_response(chosen.status)
+            for name, value in {"Content-Length": str(len(body)), **chosen.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

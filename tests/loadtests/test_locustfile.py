@@ -1,15 +1,19 @@
-"""The locust file: it fails a service that answers wrongly, and refuses what it cannot test in one line."""
+"""The locust file: wrong answers fail the test, and bad input fails with one line."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtests.client import Address
 from tests.loadtests.programs import last_line, run
-from tests.loadtests.stub import Said, stub
+from tests.loadtests.stub import StubAnswer, stub
+from tests.test_architecture import REPOSITORY
 
 NOWHERE = Address("127.0.0.1", 9)
 
@@ -20,11 +24,11 @@ def locust(address: Address, *options: object) -> subprocess.CompletedProcess[st
     return run(*fixed, "--seconds", 0.5, *options)
 
 
-def test_a_service_that_answers_wrongly_fails(road: Any) -> None:
-    def answer(body: dict[str, Any]) -> Said:
+def test_wrong_answers_fail_every_stage(road: Any) -> None:
+    def answer(body: dict[str, Any]) -> StubAnswer:
         result = {"labels": [{"uid": "Law", "score": 0.5, "because": [{"share": 0.5}]}]}
         whole = {"results": [result] * len(body["queries"])} if "queries" in body else result
-        return Said(200, {"version": road.version, **whole}, {"X-Index-Version": road.version})
+        return StubAnswer(200, {"version": road.version, **whole}, {"X-Index-Version": road.version})
 
     with stub(answer) as address:
         result = locust(address, "--store", road.store, "--stages", "steady,overload", "--rate", 50)
@@ -36,15 +40,24 @@ def test_a_service_that_answers_wrongly_fails(road: Any) -> None:
     assert "UNEXPECTED" in result.stderr
 
 
+def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
+    locustfile = REPOSITORY / "loadtests" / "locustfile.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "locust", "-f", str(locustfile), "--list", "--store", "none"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "StageUser" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stages", "bliss"], "expected stages among steady"),
+        (["--stages", "unknown"], "expected stages among steady"),
         (["--stages", "swap_storm"], "expected two versions for a swap storm"),
         (["--stages", "steady", "--queries", "no-such-file"], "no-such-file"),
     ],
 )
-def test_what_cannot_be_tested_is_refused_in_one_line(road: Any, options: list[str], message: str) -> None:
+def test_bad_input_fails_with_one_line(road: Any, options: list[str], message: str) -> None:
     result = locust(NOWHERE, "--store", road.store, *options)
     assert result.returncode == 2
     assert message in result.stderr

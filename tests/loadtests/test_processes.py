@@ -1,4 +1,4 @@
-"""CPU and memory of a family of processes."""
+"""CPU time and memory of a process tree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from loadtests.processes import cpu_seconds, family, memory
+from loadtests.processes import cpu_seconds, memory, process_tree
 
 PARENT = """
 import subprocess, sys
@@ -17,14 +17,14 @@ child.wait()
 """
 
 
-def test_children_count_with_their_parent() -> None:
+def test_child_processes_are_included() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdin
     assert parent.stdout
     with parent:
         parent.stdout.readline()
         deadline = time.monotonic() + 30
-        while len(family(parent.pid)) < 2 or memory(parent.pid).anonymous_mb < 50 or cpu_seconds(parent.pid) == 0:
+        while len(process_tree(parent.pid)) < 2 or memory(parent.pid).anonymous_mb < 50 or cpu_seconds(parent.pid) == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         alone = memory(os.getpid())
@@ -32,7 +32,7 @@ def test_children_count_with_their_parent() -> None:
         parent.stdin.close()
 
 
-def test_a_process_that_ended_has_used_nothing() -> None:
+def test_ended_process_has_no_cpu_time() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert cpu_seconds(process.pid) == 0

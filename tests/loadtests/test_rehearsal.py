@@ -1,4 +1,4 @@
-"""The rehearsal: a whole deployment goes through every stage, and nothing is lost or wrong."""
+"""The rehearsal: a deployment passes every stage without a lost request or a wrong answer."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 import pytest
 
-from loadtests.stages import NAMES
+from loadtests.stages import STAGE_NAMES
 from tests.loadtests.programs import last_line, run
 
-LACKS = [name for name in ("redis-server", "nginx") if shutil.which(name) is None]
+MISSING = [name for name in ("redis-server", "nginx") if shutil.which(name) is None]
 
 
-@pytest.mark.skipif(bool(LACKS), reason=f"not installed: {', '.join(LACKS)}")
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
-    given = ["--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1]
-    # A rate that any machine serves: a share of the measured saturation would depend on the machine's load.
-    result = run("-m", "loadtests.rehearsal", *given, "--rate", 50)
+    flags = ["--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1]
+    # A rate that any machine can serve, because a share of the measured saturation depends on the machine's load.
+    result = run("-m", "loadtests.rehearsal", *flags, "--rate", 50)
     assert result.returncode == 0, result.stderr
     summary = last_line(result)
     assert not summary["failed"]
     assert not summary["faults"]
-    assert tuple(stage["stage"] for stage in summary["stages"]) == NAMES
+    assert tuple(stage["stage"] for stage in summary["stages"]) == STAGE_NAMES
     versions = {version for stage in summary["stages"] for version in stage["versions"]}
     assert versions == {f"{road.version}-a", f"{road.version}-b"}
 
 
-def test_a_store_that_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
+def test_store_that_cannot_be_served_fails_with_one_line(tmp_path: Path) -> None:
     result = run("-m", "loadtests.rehearsal", "--store", tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")

@@ -1,4 +1,4 @@
-"""The soak: memory over swaps and requests, as figures and a plot."""
+"""The soak test: memory over swaps and requests, as figures and a plot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tests.loadtests.programs import last_line, run
 
 
-def test_memory_is_told_over_swaps_and_requests(road: Any, tmp_path: Path) -> None:
+def test_soak_reports_memory_over_swaps_and_requests(road: Any, tmp_path: Path) -> None:
     plot = tmp_path / "soak.png"
     result = run("-m", "loadtests.soak", "--store", road.store, "--swaps", 2, "--requests", 300, "--plot", plot)
     assert result.returncode == 0, result.stderr

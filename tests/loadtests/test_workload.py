@@ -1,4 +1,4 @@
-"""Workloads: all kinds of requests by their shares, few of them asked often."""
+"""Workloads: all kinds of requests by their shares, with Zipf frequencies."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections import Counter
 
 import pytest
 
-from loadtests.workload import SHARES, requests, spread, zipf
+from loadtests.workload import SHARES, make_requests, sample_texts, zipf_ranks
 
 TEXTS = [f"query {number} " + "word " * (number % 60) for number in range(500)]
 UIDS = [f"label {number}" for number in range(100)]
 
 
-def test_the_same_seed_gives_the_same_requests_and_another_does_not() -> None:
-    assert requests(TEXTS, UIDS, 50, seed=1) == requests(TEXTS, UIDS, 50, seed=1)
-    assert requests(TEXTS, UIDS, 50, seed=1) != requests(TEXTS, UIDS, 50, seed=2)
+def test_equal_seeds_give_equal_requests_and_others_do_not() -> None:
+    assert make_requests(TEXTS, UIDS, 50, seed=1) == make_requests(TEXTS, UIDS, 50, seed=1)
+    assert make_requests(TEXTS, UIDS, 50, seed=1) != make_requests(TEXTS, UIDS, 50, seed=2)
 
 
-def test_every_kind_comes_by_its_share() -> None:
-    kinds = Counter(request.kind for request in requests(TEXTS, UIDS, 4_000, seed=0))
+def test_every_kind_has_its_share() -> None:
+    kinds = Counter(request.kind for request in make_requests(TEXTS, UIDS, 4_000, seed=0))
     assert set(kinds) == set(SHARES)
     assert all(kinds[kind] / 4_000 == pytest.approx(share, abs=0.03) for kind, share in SHARES.items())
 
 
-def test_lengths_differ_and_bodies_are_what_the_service_takes() -> None:
-    made = requests(TEXTS, UIDS, 400, seed=0)
+def test_lengths_differ_and_bodies_match_the_service() -> None:
+    made = make_requests(TEXTS, UIDS, 400, seed=0)
     words = {
         kind: [len(request.queries[0].split()) for request in made if request.kind == kind]
         for kind in ("short", "medium", "long")
@@ -46,14 +46,14 @@ def test_lengths_differ_and_bodies_are_what_the_service_takes() -> None:
             assert set(named) <= set(UIDS)
 
 
-def test_frequencies_fall_with_the_rank_as_zipf_says() -> None:
-    drawn = Counter(zipf(200, 200_000, seed=0))
+def test_frequencies_follow_zipfs_law() -> None:
+    drawn = Counter(zipf_ranks(200, 200_000, seed=0))
     assert drawn[0] / drawn[1] == pytest.approx(2, rel=0.1)
     assert drawn[0] / drawn[9] == pytest.approx(10, rel=0.15)
     assert set(drawn) == set(range(200))
 
 
-def test_texts_are_taken_evenly_and_empty_ones_left_out() -> None:
-    assert spread(["a", " ", "b", "", "c"], 5) == ["a", "b", "c"]
-    assert spread([str(number) for number in range(101)], 3) == ["0", "50", "100"]
-    assert spread(["a"], 10) == ["a"]
+def test_sampled_texts_are_evenly_spaced_and_not_empty() -> None:
+    assert sample_texts(["a", " ", "b", "", "c"], 5) == ["a", "b", "c"]
+    assert sample_texts([str(number) for number in range(101)], 3) == ["0", "50", "100"]
+    assert sample_texts(["a"], 10) == ["a"]

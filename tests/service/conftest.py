@@ -1,6 +1,6 @@
-"""What the service's tests share: small bundles that are quick to write, and the road's real bundle, opened once.
+"""Fixtures of the service's tests: small bundles that are quick to write, and one real bundle, opened once.
 
-The shapes and types in the signatures of what computes are checked while these tests run.
+While these tests run, the shapes and types in the signatures of `service.bundle` and `service.predictor` are checked.
 """
 
 from __future__ import annotations
@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook(
-    [
-        f"service.{name}"
-        for name in (
-            *("arrays", "strings", "bundle", "comparison", "searcher"),
-            *("scoring", "filters", "encoder", "predictor"),
-        )
-    ],
-    "beartype.beartype",
-)
+install_import_hook(["service.bundle", "service.predictor"], "beartype.beartype")
 
 INSTANCE_KEYS, LABEL_KEYS = np.eye(3, 4, dtype=np.float32), np.eye(2, 4, dtype=np.float32)
 VOTES = ([0], [0, 1], [])
@@ -30,7 +21,7 @@ VOTES = ([0], [0, 1], [])
 
 @pytest.fixture(scope="session")
 def write_bundle() -> Callable[..., Path]:
-    """Writes a bundle that opens; its encoder is mere bytes, its keys and what they vote for can be chosen."""
+    """Writes a bundle with chosen keys and votes that can be opened; its encoder is a placeholder."""
     from index_builder.faiss_index import build_index, write_index
     from service.bundle.files import MANIFEST
     from service.bundle.integrity import describe_files

@@ -1,4 +1,4 @@
-"""Stores whose versions open in milliseconds and are told apart by how many labels they answer with."""
+"""Stores whose versions open in milliseconds and differ in the number of labels in an answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import httpx
 
 from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, light_encoder
 
-# Each version's labels in an answer.
+# Number of labels in an answer of each version.
 TOP_K = {"v3": 3, "v5": 5}
 
 
 def light_store(source: Path, version: str, to: Path) -> Path:
-    """Versions v3 and v5 of a real bundle, under an encoder that weighs nothing; v3 is current."""
+    """Write a store with versions v3 and v5 of a real bundle, with a tiny encoder; v3 is current."""
     store = copy_store(source, to)
     add_version(store, version, "light", light_encoder)
     for name, top_k in TOP_K.items():
@@ -26,5 +26,5 @@ def light_store(source: Path, version: str, to: Path) -> Path:
 def until_serves(client: httpx.Client, version: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while client.get("/version").json()["version"] != version:
-        assert time.monotonic() < deadline, f"{version} was not taken"
+        assert time.monotonic() < deadline, f"{version} is not served"
         time.sleep(0.01)

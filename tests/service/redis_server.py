@@ -1,4 +1,4 @@
-"""A real Redis on a port of its own, to stop, to start again and to hold up."""
+"""A real Redis server on its own port, which tests can stop, restart and suspend."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="r
 
 
 class RedisServer:
-    """`redis-server`, which forgets everything when it stops."""
+    """A `redis-server` process without persistence: it restarts empty."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            self.port = unused.getsockname()[1]
         self.url = f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,12 +47,12 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
-    def hold_up(self) -> None:
-        """Leave its connections open, and answer nothing."""
+    def suspend(self) -> None:
+        """Keep the connections open, but do not answer."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self._process
         self._process.send_signal(signal.SIGCONT)
 

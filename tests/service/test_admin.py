@@ -1,4 +1,4 @@
-"""The operators' interface: on a port of its own, for those who may."""
+"""The admin interface on its own port, and its access control."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_refused(response: httpx.Response, status: int, code: str) -> dict[str, An
     return problem
 
 
-def test_versions_are_listed_broken_ones_with_what_is_wrong(admin: httpx.Client, store: Path) -> None:
+def test_versions_are_listed_and_broken_ones_with_their_problem(admin: httpx.Client, store: Path) -> None:
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
     listed = admin.get("/admin/versions").json()
     assert listed["current"] == "v3"
@@ -42,7 +42,7 @@ def test_versions_are_listed_broken_ones_with_what_is_wrong(admin: httpx.Client,
     assert "manifest.json" in rows["v5"]["problem"]
 
 
-def test_activation_waits_until_every_replica_serves_and_rollback_goes_back(admin: httpx.Client) -> None:
+def test_activation_waits_until_every_replica_serves_and_rollback_returns(admin: httpx.Client) -> None:
     switched = admin.post("/admin/activate", json={"version": "v5", "wait_seconds": PATIENCE_SECONDS}).json()
     assert switched["version"] == "v5"
     assert [replica["version"] for replica in switched["replicas"]] == ["v5"]
@@ -52,7 +52,7 @@ def test_activation_waits_until_every_replica_serves_and_rollback_goes_back(admi
     assert admin.post("/admin/activate", json={"version": "v5"}).json() == {"version": "v5", "replicas": None}
 
 
-def test_a_version_that_is_refused_is_told_with_the_reason(admin: httpx.Client, store: Path) -> None:
+def test_refused_version_is_reported_with_the_reason(admin: httpx.Client, store: Path) -> None:
     flip_bit(store / "bundles" / "v5" / "label_keys.faiss")
     asked = {"version": "v5", "wait_seconds": PATIENCE_SECONDS}
     problem = is_refused(admin.post("/admin/activate", json=asked), 504, "not_served")
@@ -63,7 +63,7 @@ def test_a_version_that_is_refused_is_told_with_the_reason(admin: httpx.Client, 
     assert (replica["version"], replica["refused"]["version"]) == ("v3", "v5")
 
 
-def test_what_cannot_be_done_is_a_problem(admin: httpx.Client, store: Path) -> None:
+def test_errors_are_problems(admin: httpx.Client, store: Path) -> None:
     is_refused(admin.post("/admin/activate", json={"version": "nowhere"}), 404, "unknown_version")
     is_refused(admin.post("/admin/activate", json={"version": "../v5"}), 404, "unknown_version")
     is_refused(admin.post("/admin/activate", json={}), 422, "invalid_request")
@@ -74,8 +74,8 @@ def test_what_cannot_be_done_is_a_problem(admin: httpx.Client, store: Path) -> N
     is_refused(admin.post("/admin/activate", json={"version": "v5"}), 409, "broken_bundle")
     (store / "CURRENT").write_bytes(b"\xff")
     for path in ("/admin/versions", "/admin/status"):
-        told = admin.get(path).json()
-        assert (told["current"], "expected a version's name" in told["problem"]) == (None, True)
+        answer = admin.get(path).json()
+        assert (answer["current"], "expected a version's name" in answer["problem"]) == (None, True)
     (store / "CURRENT").write_text("v3\n")
     (store / "HISTORY").unlink()
     is_refused(admin.post("/admin/rollback", json={}), 404, "unknown_version")
@@ -85,23 +85,23 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize("host", ["shop.example", "127.0.0.1.shop.example", "[2001:db8::1]:80", ""])
-def test_without_a_token_no_page_of_another_name_gets_in(admin: httpx.Client, host: str) -> None:
+def test_without_a_token_other_host_names_are_refused(admin: httpx.Client, host: str) -> None:
     is_refused(admin.get("/admin/status", headers={"Host": host}), 403, "forbidden")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_without_a_token_no_form_of_a_page_switches_versions(admin: httpx.Client, content_type: str | None) -> None:
+def test_without_a_token_only_json_switches_versions(admin: httpx.Client, content_type: str | None) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     refused = admin.post("/admin/rollback", content=b"{}", headers=headers)
     is_refused(refused, 422, "invalid_request")
 
 
 @pytest.mark.parametrize("host", ["localhost:8001", "127.0.0.1", "[::1]:8001", "127.0.0.2:99"])
-def test_this_machine_gets_in_by_any_of_its_names(admin: httpx.Client, host: str) -> None:
+def test_loopback_host_names_are_accepted(admin: httpx.Client, host: str) -> None:
     assert admin.get("/admin/status", headers={"Host": host}).status_code == 200
 
 
-def test_a_token_lets_in_whoever_has_it_and_is_never_told(store: Path) -> None:
+def test_token_gives_access_and_is_never_revealed(store: Path) -> None:
     flags = ("--admin-port", "0", "--admin-host", "0.0.0.0", "--poll-seconds", "600")
     with serving(store, *flags, RECOLLECT_ADMIN_TOKEN=TOKEN, RECOLLECT_REDIS_PREFIX="shop") as server:
         base = server.wait_for("serving")["admin"].replace("0.0.0.0", "127.0.0.1")

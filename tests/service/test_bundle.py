@@ -24,14 +24,14 @@ def refuses(folder: Path, name: str, expected: str) -> None:
 
 
 @every_file
-def test_a_truncated_file_is_named(bundle_folder: Path, name: str) -> None:
+def test_error_names_a_truncated_file(bundle_folder: Path, name: str) -> None:
     path = bundle_folder / name
     os.truncate(path, path.stat().st_size - 1)
     refuses(bundle_folder, name, "expected .* bytes, found")
 
 
 @every_file
-def test_one_flipped_bit_is_found_and_its_file_named(bundle_folder: Path, name: str) -> None:
+def test_error_names_a_file_with_one_flipped_bit(bundle_folder: Path, name: str) -> None:
     path = bundle_folder / name
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -40,19 +40,19 @@ def test_one_flipped_bit_is_found_and_its_file_named(bundle_folder: Path, name: 
 
 
 @every_file
-def test_a_missing_file_is_named(bundle_folder: Path, name: str) -> None:
+def test_error_names_a_missing_file(bundle_folder: Path, name: str) -> None:
     (bundle_folder / name).unlink()
     refuses(bundle_folder, name, "expected a file of the bundle, found: No such file")
 
 
 @every_file
-def test_a_link_to_the_very_same_content_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
+def test_link_to_the_same_content_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
     (bundle_folder / name).rename(tmp_path / "elsewhere")
     (bundle_folder / name).symlink_to(tmp_path / "elsewhere")
     refuses(bundle_folder, name, "expected a file of the bundle, found a link")
 
 
-def test_a_folder_in_place_of_a_file_is_refused(bundle_folder: Path) -> None:
+def test_folder_instead_of_a_file_is_refused(bundle_folder: Path) -> None:
     (bundle_folder / "tokenizer.json").unlink()
     (bundle_folder / "tokenizer.json").mkdir()
     refuses(bundle_folder, "tokenizer.json", "expected a file of the bundle, found a folder")
@@ -62,9 +62,7 @@ def test_a_folder_in_place_of_a_file_is_refused(bundle_folder: Path) -> None:
     ("count", "value", "name"),
     [("instances", 4, "value_indptr.npy"), ("labels", 3, "label_counts.npy"), ("pairs", 2, "value_indptr.npy")],
 )
-def test_counts_that_the_files_do_not_bear_out_are_refused(
-    bundle_folder: Path, count: str, value: int, name: str
-) -> None:
+def test_counts_that_differ_from_the_files_are_refused(bundle_folder: Path, count: str, value: int, name: str) -> None:
     path = bundle_folder / MANIFEST
     content = json.loads(path.read_text())
     content["counts"][count] = value
@@ -110,7 +108,7 @@ FORGED = [
 
 
 def forge(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
-    """Replace an array by what `change` makes of it, or leaves of it in place, and make its checksum right."""
+    """Change an array, by the result of `change` or in place, and correct its checksum in the manifest."""
     array = np.load(folder / name)
     changed = change(array)
     np.save(folder / name, array if changed is None else changed)
@@ -123,12 +121,12 @@ def rehash(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("name", "change", "told"), FORGED)
-def test_contents_that_lead_out_of_an_array_are_refused_although_the_checksum_is_right(
-    bundle_folder: Path, name: str, change: Callable[[np.ndarray], Any], told: str
+@pytest.mark.parametrize(("name", "change", "message"), FORGED)
+def test_forged_values_that_point_outside_of_an_array_are_refused(
+    bundle_folder: Path, name: str, change: Callable[[np.ndarray], Any], message: str
 ) -> None:
     forge(bundle_folder, name, change)
-    refuses(bundle_folder, name, told)
+    refuses(bundle_folder, name, message)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(BUNDLE_FILES) if name.endswith(".npy")])
@@ -142,7 +140,7 @@ def test_contents_that_lead_out_of_an_array_are_refused_although_the_checksum_is
     ],
     ids=["type", "byte order", "dimensions", "scalar"],
 )
-def test_an_array_of_another_type_or_shape_is_refused_although_its_checksum_is_right(
+def test_forged_array_of_another_type_or_shape_is_refused(
     bundle_folder: Path, name: str, change: Callable[[np.ndarray], Any], found: str
 ) -> None:
     forge(bundle_folder, name, change)
@@ -150,51 +148,51 @@ def test_an_array_of_another_type_or_shape_is_refused_although_its_checksum_is_r
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(BUNDLE_FILES) if name.endswith(".npy")])
-def test_an_array_with_a_row_too_few_is_refused_although_its_checksum_is_right(bundle_folder: Path, name: str) -> None:
+def test_forged_array_with_a_missing_row_is_refused(bundle_folder: Path, name: str) -> None:
     forge(bundle_folder, name, lambda array: array[:-1])
     table = name.removesuffix(".utf8.npy")
     refuses(bundle_folder, name if table == name else f"{table}.offsets.npy", "expected ")
 
 
-def test_bytes_that_are_no_text_fail_no_answer(bundle_folder: Path) -> None:
+def test_forged_bytes_that_are_not_utf8_do_not_fail_a_request(bundle_folder: Path) -> None:
     forge(bundle_folder, "label_texts.utf8.npy", first(0xFF))
     assert open_bundle(bundle_folder).labels.texts[0] == "\ufffdext of label 0"
 
 
-@pytest.mark.parametrize(("name", "most"), [("tokenizer.json", 64 << 20), ("encoder.onnx", 2 << 30)])
-def test_a_file_too_large_to_be_read_whole_is_refused_unread(bundle_folder: Path, name: str, most: int) -> None:
+@pytest.mark.parametrize(("name", "max_bytes"), [("tokenizer.json", 64 << 20), ("encoder.onnx", 2 << 30)])
+def test_too_large_file_is_refused_before_it_is_read(bundle_folder: Path, name: str, max_bytes: int) -> None:
     content = json.loads((bundle_folder / MANIFEST).read_text())
-    content["files"][name]["size"] = most + 1
+    content["files"][name]["size"] = max_bytes + 1
     (bundle_folder / MANIFEST).write_text(json.dumps(content))
-    os.truncate(bundle_folder / name, most + 1)  # sparse: it takes no room
-    refuses(bundle_folder, name, f"expected at most {most:,} bytes, manifest says {most + 1:,}")
+    os.truncate(bundle_folder / name, max_bytes + 1)  # a sparse file, which uses no disk space
+    refuses(bundle_folder, name, f"expected at most {max_bytes:,} bytes, manifest says {max_bytes + 1:,}")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "encoder.onnx.data", ".hidden", "manifest.json~"])
-def test_a_file_that_is_no_bundles_own_is_refused(bundle_folder: Path, name: str) -> None:
+def test_unexpected_file_in_a_bundle_is_refused(bundle_folder: Path, name: str) -> None:
     (bundle_folder / name).write_text("kept by an operator")
     refuses(bundle_folder, name, "expected only the files of a bundle, found this file; move it away")
 
 
-def test_a_folder_in_a_bundle_is_refused(bundle_folder: Path) -> None:
+def test_unexpected_folder_in_a_bundle_is_refused(bundle_folder: Path) -> None:
     (bundle_folder / "scratch").mkdir()
     refuses(bundle_folder, "scratch", "expected only the files of a bundle")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
-def test_a_manifest_or_signature_that_is_a_link_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
+def test_manifest_or_signature_that_is_a_link_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
     (bundle_folder / SIGNATURE).write_bytes(bytes(64))
     (bundle_folder / name).rename(tmp_path / "elsewhere")
     (bundle_folder / name).symlink_to(tmp_path / "elsewhere")
     refuses(bundle_folder, name, "expected a file of the bundle, found a link")
 
 
-def test_a_signature_that_nobody_asks_for_changes_nothing(bundle_folder: Path) -> None:
+def test_signature_is_ignored_without_a_key(bundle_folder: Path) -> None:
     (bundle_folder / SIGNATURE).write_bytes(b"anything")
     assert open_bundle(bundle_folder).manifest.version == "v1"
 
 
-def test_an_opened_bundle_maps_what_was_written(bundle_folder: Path) -> None:
+def test_open_bundle_maps_the_written_arrays(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
     assert isinstance(bundle.value_indices, np.memmap)
     assert bundle.value_indptr.tolist() == [0, 1, 3, 3]
@@ -203,13 +201,20 @@ def test_an_opened_bundle_maps_what_was_written(bundle_folder: Path) -> None:
     assert list(bundle.instance_texts) == [f"text of instance {row}" for row in range(3)]
 
 
-def test_voters_are_the_values_transposed(bundle_folder: Path) -> None:
+def test_pause_is_called_between_steps_and_does_not_change_the_bundle(bundle_folder: Path) -> None:
+    pauses: list[None] = []
+    bundle = open_bundle(bundle_folder, pause=lambda: pauses.append(None))
+    assert len(pauses) >= len(BUNDLE_FILES)
+    assert bundle.manifest == open_bundle(bundle_folder).manifest
+
+
+def test_voters_are_the_transposed_values(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
     assert bundle.voter_indptr.tolist() == [0, 2, 3]
     assert bundle.voter_indices.tolist() == [0, 1, 1]
 
 
-def test_voters_that_are_not_as_many_as_a_labels_training_instances_are_refused(bundle_folder: Path) -> None:
+def test_number_of_voters_that_differs_from_the_label_count_is_refused(bundle_folder: Path) -> None:
     forge(bundle_folder, "voter_indptr.npy", lambda offsets: offsets.__setitem__(1, 1))
     refuses(bundle_folder, "voter_indptr.npy", r"row 0: expected 2 voters, the number in label_counts\.npy, found 1;")
 
@@ -219,10 +224,10 @@ def test_labels_are_found_by_uid(bundle_folder: Path) -> None:
     assert [labels.position(uid) for uid in ("label 1", "label 0", "label", "")] == [1, 0, None, None]
 
 
-def test_a_bundle_without_a_single_vote_opens(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
+def test_bundle_without_any_vote_opens(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
     bundle = open_bundle(write_bundle(tmp_path / "bundle", votes=([], [], [])))
     assert len(bundle.value_indices) == 0
 
 
-def test_a_bundle_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_bundle_folder(tmp_path: Path) -> None:
     refuses(tmp_path / "gone", MANIFEST, "expected a file of the bundle, found: No such file")

@@ -32,32 +32,30 @@ def encode(encoder: QueryEncoder, texts: list[str]) -> np.ndarray:
     return encoder.encode(encoder.tokenise(texts))
 
 
-def test_vectors_are_finite_and_of_length_one(encoder: QueryEncoder) -> None:
+def test_vectors_are_finite_unit_vectors(encoder: QueryEncoder) -> None:
     vectors = encode(encoder, TEXTS)
     assert vectors.shape == (len(TEXTS), encoder.dim)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_a_batch_of_all_lengths_equals_its_texts_one_by_one(encoder: QueryEncoder) -> None:
+def test_batch_of_mixed_lengths_equals_single_texts(encoder: QueryEncoder) -> None:
     alone = np.concatenate([encode(encoder, [text]) for text in TEXTS[:8]])
     np.testing.assert_allclose(encode(encoder, TEXTS), np.tile(alone, (5, 1)), atol=1e-5)
 
 
-def test_no_text_gives_no_vector(encoder: QueryEncoder) -> None:
+def test_empty_batch_gives_no_vector(encoder: QueryEncoder) -> None:
     assert encode(encoder, []).shape == (0, encoder.dim)
 
 
-def test_instances_are_encoded_as_their_keys_in_the_memory(encoder: QueryEncoder, road: Any) -> None:
+def test_instance_texts_are_encoded_as_their_keys_in_the_memory(encoder: QueryEncoder, road: Any) -> None:
     memory = open_memory(road.run / "memory")
     lines = (memory.folder / "instances.jsonl").read_text(encoding="utf-8").splitlines()
     vectors = encode(encoder, [json.loads(line)["text"] for line in lines])
     np.testing.assert_allclose(vectors, memory.keys[: len(lines)], atol=1e-5)
 
 
-def test_a_text_is_truncated_only_beyond_the_length_that_the_encoder_reads(
-    encoder: QueryEncoder, predictor: Predictor
-) -> None:
+def test_text_is_truncated_only_beyond_the_limit_of_the_encoder(encoder: QueryEncoder, predictor: Predictor) -> None:
     words = predictor.manifest.encoder.max_length - 2  # [CLS] and [SEP]
     tokens = encoder.tokenise(["tax " * words, "tax " * (words + 1), "tax"])
     assert tokens.truncated == [False, True, False]
@@ -65,12 +63,12 @@ def test_a_text_is_truncated_only_beyond_the_length_that_the_encoder_reads(
     assert tokens.ids[0] == tokens.ids[1]
 
 
-def test_what_is_cut_off_does_not_count(encoder: QueryEncoder) -> None:
+def test_truncated_words_do_not_change_the_vector(encoder: QueryEncoder) -> None:
     vectors = encode(encoder, ["tax " * 200, "tax " * 200 + "telescope"])
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
-def test_truncation_and_padding_in_the_tokenizers_file_do_not_count(
+def test_truncation_and_padding_in_the_tokenizer_file_are_ignored(
     predictor: Predictor, encoder: QueryEncoder, tmp_path: Path
 ) -> None:
     for file in predictor.bundle.folder.iterdir():

@@ -1,4 +1,4 @@
-"""Filters, against the dense formula in float64 over all keys of a memory."""
+"""Label filters, compared with the dense formula in float64 over all keys of a memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Open = Callable[..., Predictor]
 
 @pytest.fixture(scope="module")
 def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """Opens a bundle of chosen keys and votes, its encoder a light one."""
+    """Opens a bundle with chosen keys and votes and a tiny encoder."""
 
     def open_(
         instance_keys: np.ndarray, label_keys: np.ndarray, votes: Sequence[Sequence[int]], kind: str
@@ -47,12 +47,12 @@ def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: 
 
 
 def random_votes(rng: np.random.Generator, instances: int, labels: int) -> list[list[int]]:
-    """Up to four labels an instance, the last label none's."""
+    """Up to four labels for each instance; the last label gets no vote."""
     return [np.unique(rng.integers(0, labels - 1, size=rng.integers(0, 5))).tolist() for _ in range(instances)]
 
 
 class Dense:
-    """A memory in float64, and the predictor of its bundle."""
+    """A dense memory in float64, and the predictor of its bundle."""
 
     def __init__(self, open_memory: Open, instances: int, labels: int, dim: int, kind: str) -> None:
         rng = np.random.default_rng(3)
@@ -67,7 +67,7 @@ class Dense:
         self.votes[instances:] = np.eye(labels)
 
     def answer(self, query: str, admitted: Sequence[int], lambda_: float, temperature: float, top_b: int) -> np.ndarray:
-        """The score of every label; NaN of one that is not admitted, or that no key votes for."""
+        """The score of every label; NaN for a label that is not admitted or gets no vote."""
         voting = np.flatnonzero([lambda_ > 0] * self.instances + [lambda_ < 1] * self.labels)
         similarities = self.keys @ self.predictor.encode([query])[0].astype(np.float64)
         found = voting[np.argsort(-similarities[voting], kind="stable")[:top_b]]
@@ -76,8 +76,8 @@ class Dense:
         weights = np.exp((similarities[keys] - similarities[keys].max()) / temperature)
         weights *= np.where(keys < self.instances, lambda_, 1 - lambda_) / weights.sum()
         scores = np.full(self.labels, np.nan)
-        answerable = [label for label in admitted if self.votes[voting, label].any()]
-        scores[answerable] = weights @ self.votes[np.ix_(keys, answerable)]
+        rankable = [label for label in admitted if self.votes[voting, label].any()]
+        scores[rankable] = weights @ self.votes[np.ix_(keys, rankable)]
         return scores
 
 
@@ -90,7 +90,7 @@ def ask(predictor: Predictor, query: str = QUERY, **chosen: Any) -> Answer:
 
 
 def agrees(answer: Answer, scores: np.ndarray, top_k: int, tolerance: float) -> None:
-    """The answer's labels are the best k, in order but for near ties, each with its score."""
+    """Check that the labels of an answer are the best k with their scores, in order except for near ties."""
     found = [label.position for label in answer.labels]
     assert len(found) == len(set(found)) == min(top_k, int(np.isfinite(scores).sum()))
     assert answer.exhausted == (np.isfinite(scores).sum() < top_k)
@@ -106,11 +106,11 @@ def small(open_memory: Open) -> Dense:
 
 @pytest.fixture(scope="module")
 def dense(open_memory: Open) -> Callable[[str], Dense]:
-    """A memory of 1,000 instances and 40 labels in an index of any kind, built once."""
+    """Builds a memory of 1,000 instances and 40 labels with an index of any kind; each kind once."""
     return functools.cache(lambda kind: Dense(open_memory, 1_000, 40, 32, kind))
 
 
-lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # some of them of other versions
+lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # some labels do not exist
 
 
 @settings(max_examples=150, deadline=None)
@@ -122,7 +122,7 @@ lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # some of them of
     top_b=st.integers(1, 90),
     top_k=st.integers(1, 30),
 )
-def test_a_filter_is_answered_from_every_key_that_votes_for_what_it_admits(
+def test_filtered_scores_equal_the_dense_formula_over_all_voting_keys(
     small: Dense,
     allow: list[int] | None,
     deny: list[int],
@@ -154,30 +154,35 @@ def test_a_filter_is_answered_from_every_key_that_votes_for_what_it_admits(
 
 
 @pytest.fixture
-def looked(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many keys each search of the small memory asks for."""
-    looked: list[int] = []
+def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The top_b of each search of the small memory."""
+    searched_top_b: list[int] = []
     search = small.predictor.searcher.search
-    monkeypatch.setattr(small.predictor.searcher, "search", lambda *asked: looked.append(asked[1]) or search(*asked))
-    return looked
+
+    def record(vectors: np.ndarray, top_b: int, lambda_: float) -> Any:
+        searched_top_b.append(top_b)
+        return search(vectors, top_b, lambda_)
+
+    monkeypatch.setattr(small.predictor.searcher, "search", record)
+    return searched_top_b
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_many_votes_are_counted_where_a_search_to_the_end_finds_too_few_labels(
-    small: Dense, looked: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
+def test_exhaustive_ranking_follows_if_the_largest_search_finds_too_few_labels(
+    small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 0)
-    monkeypatch.setattr("service.predictor.filters._BLOCK_VOTES", 10)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
+    monkeypatch.setattr("service.predictor.exhaustive._BLOCK_VOTES", 10)
     monkeypatch.setattr("service.predictor.predictor.MOST_KEYS", 5)
     answer = ask(small.predictor, deny=uids([0]), lambda_=lambda_, temperature=0.3, top_b=1, top_k=24)
     agrees(answer, small.answer(QUERY, range(1, LABELS), lambda_, 0.3, 1), 24, 1e-5)
-    assert looked == [1, 4, 5]
+    assert searched_top_b == [1, 4, 5]
 
 
-def test_a_wide_filter_is_answered_by_the_search_that_finds_enough(
+def test_wide_filter_stops_at_the_first_search_that_finds_enough_labels(
     small: Dense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 0)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     everything = ask(small.predictor, top_b=20, top_k=30)
     denied = everything.labels[-1].uid
     kept = ask(small.predictor, top_b=20, top_k=len(everything.labels) - 1, deny=(denied,))
@@ -185,14 +190,14 @@ def test_a_wide_filter_is_answered_by_the_search_that_finds_enough(
     assert not kept.exhausted
 
 
-def test_a_label_that_no_key_votes_for_is_not_looked_for(
-    small: Dense, looked: list[int], monkeypatch: pytest.MonkeyPatch
+def test_label_without_any_vote_does_not_enlarge_the_search(
+    small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 0)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     allow = uids([0, LABELS - 1])  # the last label has no instance
     answer = ask(small.predictor, allow=allow, lambda_=1.0, top_b=60)
     assert [label.uid for label in answer.labels] == ["label 0"]
-    assert (answer.exhausted, looked) == (True, [60])
+    assert (answer.exhausted, searched_top_b) == (True, [60])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +214,7 @@ def test_a_label_that_no_key_votes_for_is_not_looked_for(
     ],
 )
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_every_kind_of_index_answers_few_labels_as_the_dense_formula(
+def test_few_labels_get_the_scores_of_the_dense_formula_in_every_kind_of_index(
     dense: Callable[[str], Dense], kind: str, tolerance: float, lambda_: float
 ) -> None:
     memory = dense(kind)
@@ -222,7 +227,7 @@ def test_every_kind_of_index_answers_few_labels_as_the_dense_formula(
 
 @pytest.fixture(scope="module")
 def far(open_memory: Open) -> Predictor:
-    """A memory of 12,000 instances around the query, with label 0, and one at its far end, with label 1 alone."""
+    """A memory of 12,000 instances near the query with label 0, and one dissimilar instance with label 1."""
     query = open_memory(np.eye(DIM, dtype=np.float32), np.eye(3, DIM, dtype=np.float32), [[]] * DIM, "flat")
     vector = query.encode([QUERY])[0]
     noise = np.random.default_rng(5).normal(size=(12_000, DIM)) / 4
@@ -232,7 +237,7 @@ def far(open_memory: Open) -> Predictor:
 
 
 @pytest.mark.parametrize("lambda_", [0.5, 1.0])
-def test_a_label_whose_only_voter_is_farther_than_ten_thousand_keys_is_found(far: Predictor, lambda_: float) -> None:
+def test_label_whose_only_voter_is_behind_ten_thousand_keys_is_found(far: Predictor, lambda_: float) -> None:
     for filter_ in ({"allow": uids([1])}, {"deny": uids([0, 2])}, {"deny": uids([0]), "allow": uids([0, 1])}):
         answer = ask(far, lambda_=lambda_, top_k=1, **filter_)
         assert ([label.uid for label in answer.labels], answer.exhausted) == (["label 1"], False)
@@ -240,24 +245,22 @@ def test_a_label_whose_only_voter_is_farther_than_ten_thousand_keys_is_found(far
 
 
 @pytest.mark.parametrize("lambda_", [0.5, 1.0])
-def test_a_label_beyond_ten_thousand_keys_is_found_beside_one_with_many_votes(
+def test_label_behind_ten_thousand_keys_is_found_together_with_a_frequent_label(
     far: Predictor, monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 11_000)
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
     answer = ask(far, lambda_=lambda_, allow=uids([0, 1]), top_k=2)
     assert [label.uid for label in answer.labels] == ["label 0", "label 1"]
     assert not answer.exhausted
 
 
-def test_an_explanation_with_more_terms_than_may_be_told_is_refused(
-    far: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.predictor.filters.FEW_VOTES", 11_000)
-    with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; ask for fewer"):
+def test_explanation_with_too_many_terms_is_refused(far: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
+    with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; set a smaller top_k"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)
 
 
-def test_thousands_of_allowed_labels_are_answered_as_one_request(open_memory: Open) -> None:
+def test_request_with_thousands_of_allowed_labels_is_answered(open_memory: Open) -> None:
     memory = Dense(open_memory, 3_000, 6_000, 16, "flat")
     admitted = list(range(0, 6_000, 2))
     answer = ask(memory.predictor, allow=uids(admitted), temperature=0.1, top_b=10, top_k=1_000)
@@ -267,7 +270,7 @@ def test_thousands_of_allowed_labels_are_answered_as_one_request(open_memory: Op
 
 
 @pytest.mark.parametrize("filter_", [{"allow": uids([1, 5, 7])}, {"deny": uids(range(20))}])
-def test_a_filtered_batch_equals_its_queries_one_by_one(small: Dense, filter_: dict[str, Any]) -> None:
+def test_filtered_batch_equals_single_queries(small: Dense, filter_: dict[str, Any]) -> None:
     queries = [QUERY, "x", "Photographs of galaxies", "x"]
     options = resolve_options(small.predictor.defaults, top_b=3, temperature=0.3, **filter_)
     together = small.predictor.predict(queries, options).answers
@@ -278,7 +281,7 @@ def test_a_filtered_batch_equals_its_queries_one_by_one(small: Dense, filter_: d
         assert [label.score for label in answer.labels] == pytest.approx(expected, abs=1e-5)
 
 
-def test_equal_scores_come_in_the_order_of_their_labels(open_memory: Open) -> None:
+def test_equal_scores_are_sorted_by_label_position(open_memory: Open) -> None:
     keys = np.repeat(np.eye(1, DIM, dtype=np.float32), 6, axis=0)
     predictor = open_memory(keys, keys, [[5, 3], [3, 5], [1], [1], [0], [4]], "flat")
     answer = ask(predictor, allow=uids([5, 4, 3, 1, 0]), top_b=1)

@@ -1,4 +1,4 @@
-"""Golden queries: kept as they were written, refused when damaged, and agreed with by share of their labels."""
+"""Golden queries: reading, writing, and the share of their labels that a bundle answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.service.http_helpers import add_version, copy_store, rehash
 QUERY = "How doctors treat high blood pressure"
 
 
-def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
+def test_written_golden_queries_are_read_back_unchanged(tmp_path: Path) -> None:
     golden = [GoldenQuery(query='a "tax"\n on bread', labels=["1", "音楽"]), GoldenQuery(query="", labels=["x"])]
     write_golden(tmp_path, golden)
     assert read_golden(tmp_path) == golden
@@ -49,7 +49,7 @@ def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
         (b'[{"query": "x", "labels": ["1"], "more": 1}]', "Extra inputs are not permitted at 0.more"),
     ],
 )
-def test_what_are_no_golden_queries_is_refused_by_the_files_name(tmp_path: Path, content: bytes, found: str) -> None:
+def test_error_names_a_file_without_golden_queries(tmp_path: Path, content: bytes, found: str) -> None:
     (tmp_path / GOLDEN).write_bytes(content)
     with pytest.raises(BundleError) as refused:
         read_golden(tmp_path)
@@ -59,19 +59,19 @@ def test_what_are_no_golden_queries_is_refused_by_the_files_name(tmp_path: Path,
     assert "\n" not in str(refused.value)
 
 
-def test_the_road_s_bundle_agrees_with_all_its_golden_queries(predictor: Predictor) -> None:
+def test_real_bundle_answers_all_its_golden_labels(predictor: Predictor) -> None:
     golden = read_golden(predictor.bundle.folder)
     assert {len(each.labels) for each in golden} == {4}
     assert agreement(predictor, golden) == check_golden(predictor) == 1
 
 
-def test_agreement_is_the_share_of_labels_answered_as_far_down_as_each_query_names_them(predictor: Predictor) -> None:
+def test_agreement_compares_as_many_answers_as_a_query_has_golden_labels(predictor: Predictor) -> None:
     best = [label.uid for label in predictor.predict([QUERY], resolve_options(predictor.defaults)).answers[0].labels]
     assert len(best) == 8
     for labels, kept in [
         (best[:1], 1),
-        (best[1:2], 0),  # answered, but not first
-        (best[:4][::-1], 4),  # in whatever order
+        (best[1:2], 0),  # among the answers, but not the best one
+        (best[:4][::-1], 4),  # in any order
         ([*best[:2], best[7]], 2),
         (["no such label"], 0),
     ]:
@@ -80,13 +80,13 @@ def test_agreement_is_the_share_of_labels_answered_as_far_down_as_each_query_nam
     assert agreement(predictor, both) == 3 / 4
 
 
-def test_where_nothing_is_asked_for_all_is_answered(predictor: Predictor) -> None:
+def test_agreement_without_golden_queries_is_one(predictor: Predictor) -> None:
     assert agreement(predictor, []) == 1
 
 
 @pytest.fixture
 def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
-    """Opens the road's bundle with other golden queries and another bound."""
+    """Opens the real bundle with other golden queries and another bound."""
 
     def forge(golden: list[GoldenQuery], checks: list[dict[str, Any]]) -> Predictor:
         def change(folder: Path, manifest: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
     return forge
 
 
-def test_fewer_golden_labels_than_the_manifest_s_own_bound_are_wrong_answers(
+def test_agreement_below_the_bound_of_the_manifest_is_refused(
     forged: Callable[..., Predictor],
 ) -> None:
     wrong = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
@@ -114,7 +114,7 @@ def test_fewer_golden_labels_than_the_manifest_s_own_bound_are_wrong_answers(
 
 
 @pytest.mark.parametrize("least", [0.5, None])
-def test_as_many_as_the_bound_pass_and_so_do_any_where_there_is_none(
+def test_agreement_at_the_bound_or_without_a_bound_passes(
     forged: Callable[..., Predictor], least: float | None
 ) -> None:
     golden = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
@@ -122,5 +122,5 @@ def test_as_many_as_the_bound_pass_and_so_do_any_where_there_is_none(
     assert check_golden(forged(golden, checks)) == 0.5
 
 
-def test_a_bundle_without_golden_queries_or_checks_has_none_to_miss(forged: Callable[..., Predictor]) -> None:
+def test_bundle_without_golden_queries_passes(forged: Callable[..., Predictor]) -> None:
     assert check_golden(forged([], [])) == 1

@@ -1,4 +1,4 @@
-"""A GPU that is asked for: used where it is, and where it is not, the CPU answers and says why."""
+"""A requested GPU is used if there is one; else the CPU answers and gives the reason."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU, and faiss-
 needs_cuda_runtime = pytest.mark.skipif(
     "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
 )
-needs_no_gpu = pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+needs_no_gpu = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 
 
 @needs_no_gpu
-def test_without_a_gpu_the_cpu_answers_as_it_always_does_and_says_what_is_missing(road: Any) -> None:
+def test_cpu_gives_the_same_answers_and_a_reason_if_there_is_no_gpu(road: Any) -> None:
     bundle = Store(road.store).open(road.version)
-    asked, plain = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
-    assert plain.on_cpu == []
-    encoder, instances, labels = asked.on_cpu
-    assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU, or is built without; pip install")
+    on_gpu, on_cpu = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
+    assert on_cpu.cpu_reasons == []
+    encoder, instances, labels = on_gpu.cpu_reasons
+    assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU or does not support CUDA; pip install")
     assert instances.startswith("instance_keys.faiss (Flat): ")
     assert labels.startswith("label_keys.faiss (Flat): ")
     first, second = (
-        each.predict(["Who must pay tax"], resolve_options(each.defaults)).answers for each in (asked, plain)
+        each.predict(["Who must pay tax"], resolve_options(each.defaults)).answers for each in (on_gpu, on_cpu)
     )
     assert first == second
 
 
 @needs_no_gpu
-def test_the_reason_is_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoGpuError, match=r"this faiss is built without GPUs; pip install 'recollect\[serve-gpu\]'"):
+def test_error_names_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoGpuError, match=r"this faiss does not support GPUs; pip install 'recollect\[serve-gpu\]'"):
         GpuIndex(faiss.IndexFlatIP(4))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
@@ -52,17 +52,17 @@ def test_the_reason_is_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_no_gpu
-def test_the_service_logs_what_is_on_the_cpu_once_a_version(road: Any) -> None:
+def test_opener_logs_each_part_on_the_cpu_once_a_version(road: Any) -> None:
     with structlog.testing.capture_logs() as logs:
         Opener(Store(road.store), 1, "cuda").open(road.version, [])
-    told = [each for each in logs if each["event"] == "on_cpu"]
-    assert len(told) == 3
-    assert {each["version"] for each in told} == {road.version}
-    assert all(each["why"] for each in told)
+    events = [each for each in logs if each["event"] == "on_cpu"]
+    assert len(events) == 3
+    assert {each["version"] for each in events} == {road.version}
+    assert all(each["why"] for each in events)
 
 
 @pytest.mark.parametrize(("top_b", "lists", "can"), [(2_048, 0, True), (2_049, 0, False), (200, 2_049, False)])
-def test_what_is_too_much_for_a_gpu_stays_on_the_cpu(top_b: int, lists: int, can: bool) -> None:
+def test_search_beyond_the_limits_of_a_gpu_stays_on_the_cpu(top_b: int, lists: int, can: bool) -> None:
     assert GpuIndex.can_search(top_b, lists) == can
 
 
@@ -82,30 +82,30 @@ def written(keys: np.ndarray, factory: str, folder: Any) -> Any:
 
 @needs_gpu
 @pytest.mark.parametrize(("factory", "kind", "effort"), [("Flat", "flat", 0), ("IVF64,SQ8", "ivf", 16)])
-def test_a_gpu_finds_what_the_cpu_finds(keys: np.ndarray, tmp_path: Any, factory: str, kind: Any, effort: int) -> None:
+def test_gpu_finds_the_keys_of_the_cpu(keys: np.ndarray, tmp_path: Any, factory: str, kind: Any, effort: int) -> None:
     path = written(keys, factory, tmp_path)
     info = IndexInfo(kind=kind, factory=factory, keys=5_000, effort=effort)
     there, here = KeyIndex(path, info, "cuda"), KeyIndex(path, info)
-    assert there.on_cpu == ""
-    for top_b in (1, 200, 3_000):  # the last is more than a GPU can
+    assert there.cpu_reason == ""
+    for top_b in (1, 200, 3_000):  # the last exceeds the limit of a GPU
         first, second = there.search(keys[:50], top_b), here.search(keys[:50], top_b)
         np.testing.assert_allclose(first.similarities, second.similarities, atol=1e-3)
         assert (first.keys == second.keys).mean() > 0.98
 
 
 @needs_gpu
-def test_a_graph_stays_on_the_cpu_beside_a_gpu(keys: np.ndarray, tmp_path: Any) -> None:
+def test_graph_stays_on_the_cpu(keys: np.ndarray, tmp_path: Any) -> None:
     info = IndexInfo(kind="hnsw", factory="HNSW16", keys=5_000, effort=64)
     index = KeyIndex(written(keys, "HNSW16", tmp_path), info, "cuda")
-    assert "faiss cannot take it to the GPU" in index.on_cpu
+    assert "faiss cannot copy the index to the GPU" in index.cpu_reason
     assert index.search(keys[:1], 5).keys[0, 0] == 0
 
 
 @pytest.mark.skipif(
     "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
 )
-def test_the_encoder_runs_on_the_gpu(road: Any) -> None:
+def test_encoder_runs_on_the_gpu(road: Any) -> None:
     bundle = Store(road.store).open(road.version)
     there, here = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
-    assert there.encoder.on_cpu == ""
+    assert there.encoder.cpu_reason == ""
     np.testing.assert_allclose(there.encode(["a tax"]), here.encode(["a tax"]), atol=1e-2)

@@ -1,4 +1,4 @@
-"""POST /predict and its siblings, over a real server."""
+"""The public HTTP interface of a real server."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_because_lists_the_terms_largest_first_and_they_add_up_to_the_score(clie
     assert {reason["kind"] for reason in labels[0]["because"]} == {"instance", "label"}
 
 
-def test_answer_says_where_the_time_went(client: httpx.Client) -> None:
+def test_server_timing_lists_the_stages(client: httpx.Client) -> None:
     def stages() -> dict[str, float]:
-        told = client.post("/predict", json={"query": "asked here alone"}).headers["server-timing"].split(", ")
-        return {stage: float(spent) for stage, spent in (each.split(";dur=") for each in told)}
+        header = client.post("/predict", json={"query": "asked here alone"}).headers["server-timing"].split(", ")
+        return {stage: float(spent) for stage, spent in (each.split(";dur=") for each in header)}
 
-    made, kept = stages(), stages()
-    assert list(made) == ["queue", "tokenize", "encode", "search", "combine"]
-    assert list(kept) == ["cache"]
-    assert min([*made.values(), *kept.values()]) >= 0
+    computed, cached = stages(), stages()
+    assert list(computed) == ["queue", "tokenize", "encode", "search", "combine"]
+    assert list(cached) == ["cache"]
+    assert min([*computed.values(), *cached.values()]) >= 0
 
 
 @pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
@@ -85,7 +85,7 @@ def test_request_id_is_echoed(client: httpx.Client, given: str) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", "has space", "x" * 129, "é"])
-def test_request_id_is_made_when_absent_or_malformed(client: httpx.Client, given: str | None) -> None:
+def test_request_id_is_generated_if_absent_or_malformed(client: httpx.Client, given: str | None) -> None:
     headers = {} if given is None else {"X-Request-Id": given.encode()}
     made = client.get("/version", headers=headers).headers.get_list("x-request-id")  # type: ignore[arg-type]
     assert len(made) == 1
@@ -112,7 +112,7 @@ def test_options_change_the_answer(client: httpx.Client) -> None:
     assert len({label["score"] for label in ask(temperature=100)["labels"]}) > 1
 
 
-def test_lists_as_long_as_a_body_holds_are_answered(client: httpx.Client) -> None:
+def test_filters_as_long_as_the_body_limit_are_answered(client: httpx.Client) -> None:
     unknown = [f"{number:06}" for number in range(100_000)]
     allowed = client.post("/predict", json={"query": QUERY, "allow": [*unknown, "Law", "Law"]})
     assert [label["uid"] for label in allowed.json()["labels"]] == ["Law"]
@@ -121,7 +121,7 @@ def test_lists_as_long_as_a_body_holds_are_answered(client: httpx.Client) -> Non
 
 
 def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(road: Any) -> None:
-    bounds = "from service.predictor import filters, predictor; filters.FEW_VOTES = predictor.MOST_KEYS = 3"
+    bounds = "from service.predictor import exhaustive, predictor; exhaustive.MAX_CHEAP_VOTES = predictor.MOST_KEYS = 3"
     with serving(road.store, prelude=bounds) as bounded:
         body = {"query": QUERY, "deny": ["Law"], "top_b": 1, "top_k": 7}
         assert len(httpx.post(f"{bounded.url}/predict", json=body).json()["labels"]) == 7
@@ -151,7 +151,7 @@ def test_batch_has_a_limit(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("uid", UIDS)
-def test_label_is_found_by_any_uid(client: httpx.Client, uid: str) -> None:
+def test_label_is_found_by_every_kind_of_uid(client: httpx.Client, uid: str) -> None:
     response = client.get(f"/labels/{quote(uid, safe='')}")
     count = {"Never seen": 0, "Law": 6}.get(uid, 4)
     assert list(response.json()) == ["version", "uid", "text", "training_count"]
@@ -163,7 +163,7 @@ def test_unknown_label_is_not_found(client: httpx.Client, path: str) -> None:
     is_problem(client.get(f"/labels/{path}"), 404, "unknown_label")
 
 
-def test_version_tells_what_is_served(client: httpx.Client) -> None:
+def test_version_describes_the_bundle_that_serves(client: httpx.Client) -> None:
     about = client.get("/version").json()
     assert about["version"] == "v1"
     assert about["counts"] == {"instances": 28, "labels": 8, "pairs": 30}
@@ -197,7 +197,7 @@ def test_docs_describe_every_error_as_a_problem(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("query", ["\ud83d", "ok \udc00"])
-def test_half_a_character_is_refused(client: httpx.Client, query: str) -> None:
+def test_half_of_a_surrogate_pair_is_refused(client: httpx.Client, query: str) -> None:
     problem = is_problem(client.post("/predict", content=json.dumps({"query": query})), 422, "invalid_request")
     assert problem["detail"].startswith("body: expected JSON: ")
 
@@ -230,26 +230,26 @@ def test_field_out_of_its_range_or_unknown_is_refused_by_name(client: httpx.Clie
     [b"", b"[]", b'["x"]', b"null", b"3", b'"text"', b"{", b'{"query": "x"', b'{"query": "x"} y', b"\xff\xfe", b"{}"]
     + [b'{"query": "\xff"}', b"[" * 100_000, b'{"query": ' + b"[" * 100_000, b'{"top_k": ' + b"9" * 5000 + b"}"],
 )
-def test_body_that_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+def test_invalid_body_is_refused(client: httpx.Client, body: bytes) -> None:
     is_problem(client.post("/predict", content=body), 422, "invalid_request")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_body_of_another_content_type_is_refused_and_told_so(client: httpx.Client, content_type: str) -> None:
+def test_other_content_type_is_refused_and_the_message_names_json(client: httpx.Client, content_type: str) -> None:
     body, headers = json.dumps({"query": QUERY}), {"Content-Type": content_type}
     problem = is_problem(client.post("/predict", content=body, headers=headers), 422, "invalid_request")
     assert "application/json" in problem["detail"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_huge_body_gets_an_answer_and_the_connection_goes_on(client: httpx.Client, chunked: bool) -> None:
+def test_huge_body_gets_413_and_the_connection_stays_open(client: httpx.Client, chunked: bool) -> None:
     body = b'{"query": "' + b"x" * 10_000_000 + b'"}'
     content = (body[start : start + 65_536] for start in range(0, len(body), 65_536)) if chunked else body
     is_problem(client.post("/predict", content=content), 413, "too_large")
     assert client.post("/predict", json={"query": QUERY}).status_code == 200
 
 
-def test_deadline_that_passes_is_told(client: httpx.Client) -> None:
+def test_passed_deadline_gets_504(client: httpx.Client) -> None:
     body = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
     is_problem(client.post("/predict/batch", json=body), 504, "deadline_passed")
     assert client.post("/predict", json={"query": QUERY, "timeout_ms": 60_000}).status_code == 200
@@ -275,7 +275,7 @@ def test_every_script_is_answered(client: httpx.Client, query: str) -> None:
     assert len(answer.json()["labels"]) == 8
 
 
-def test_query_longer_than_the_encoder_reads_is_cut_and_told(client: httpx.Client) -> None:
+def test_query_longer_than_the_encoder_reads_is_truncated_and_marked(client: httpx.Client) -> None:
     answer = client.post("/predict", json={"query": "bread oven " * 20_000}).json()
     assert list(answer) == ["version", "labels", "truncated"]
     assert answer["truncated"] is True
@@ -291,7 +291,7 @@ JSON = st.recursive(
 
 @settings(max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=JSON | st.fixed_dictionaries({"query": st.text()}, optional=dict.fromkeys(FIELDS[2:], JSON)))
-def test_no_body_makes_the_service_fail(client: httpx.Client, body: object) -> None:
+def test_no_body_causes_a_server_error(client: httpx.Client, body: object) -> None:
     for path in ("/predict", "/predict/batch"):
         assert client.post(path, content=json.dumps(body)).status_code in (200, 413, 422, 504)
 
@@ -300,12 +300,12 @@ def test_misspelled_environment_variable_is_warned_about(server: Server) -> None
     assert [event["name"] for event in server.events("unknown_environment_variable")] == ["RECOLLECT_MAX_BACH"]
 
 
-def test_log_holds_no_query(server: Server, client: httpx.Client) -> None:
+def test_log_contains_no_query(server: Server, client: httpx.Client) -> None:
     client.post("/predict", json={"query": "zyzzyva, in private"})
     assert "zyzzyva" not in server.log()
 
 
-def test_no_request_may_have_more_explained_than_an_answer_can_carry(client: httpx.Client) -> None:
+def test_request_to_explain_too_many_keys_is_refused(client: httpx.Client) -> None:
     problem = is_problem(
         client.post("/predict", json={"query": QUERY, "explain": True, "top_b": 2_001}), 422, "invalid_request"
     )
@@ -315,7 +315,7 @@ def test_no_request_may_have_more_explained_than_an_answer_can_carry(client: htt
     assert client.post("/predict", json={"query": QUERY, "explain": True, "top_b": 2_000}).status_code == 200
 
 
-def test_refusal_repeats_little_of_a_request_that_is_wrong_in_many_places(client: httpx.Client) -> None:
+def test_problem_of_a_request_with_many_errors_stays_small(client: httpx.Client) -> None:
     wrong = {f"{number}" + "x" * 500: 1 for number in range(1_000)}
     response = client.post("/predict", json={"query": QUERY, **wrong})
     assert len(is_problem(response, 422, "invalid_request")["errors"]) == 10

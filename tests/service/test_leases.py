@@ -12,7 +12,7 @@ import pytest
 from service.errors import NotReadyError
 from service.predictor.predictor import Predictor
 from service.store.store import Store
-from service.versions.leases import Leases
+from service.versions.model_manager import Leases
 from tests.service.http_helpers import copy_store
 
 

@@ -59,7 +59,7 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.fixture
 def change(bundle_folder: Path) -> Callable[[str, Any], None]:
-    """Sets one field of the bundle's manifest, or removes it."""
+    """Sets or removes one field of the manifest."""
 
     def change(field: str, value: Any) -> None:
         path = bundle_folder / MANIFEST
@@ -78,7 +78,7 @@ def change(bundle_folder: Path) -> Callable[[str, Any], None]:
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
-def test_a_wrong_field_is_refused_by_name(
+def test_error_names_a_field_with_a_wrong_value(
     bundle_folder: Path, change: Callable[[str, Any], None], field: str, value: Any
 ) -> None:
     change(field, value)
@@ -90,7 +90,7 @@ def test_a_wrong_field_is_refused_by_name(
 
 
 @pytest.mark.parametrize("found", [0, 1, 2, 3.5, 4, "3", None, [], MISSING])
-def test_an_unknown_format_version_says_which_is_known(
+def test_error_for_an_unknown_format_version_names_the_known_one(
     bundle_folder: Path, change: Callable[[str, Any], None], found: Any
 ) -> None:
     change("format_version", found)
@@ -98,7 +98,7 @@ def test_an_unknown_format_version_says_which_is_known(
         read_manifest(bundle_folder)
 
 
-def test_what_was_written_is_what_is_read(bundle_folder: Path) -> None:
+def test_written_manifest_is_read_back_unchanged(bundle_folder: Path) -> None:
     manifest = read_manifest(bundle_folder)
     assert manifest.defaults.lambda_ == 0.5
     assert (manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs) == (3, 2, 3)
@@ -110,37 +110,37 @@ def test_what_was_written_is_what_is_read(bundle_folder: Path) -> None:
     [b"", b"{", b"not JSON", b"\xff\xfe", b"[]", b'"manifest"', b"null", b"[" * 100_000],
     ids=["empty", "cut", "text", "bytes", "list", "string", "null", "deep"],
 )
-def test_what_is_no_manifest_is_refused(bundle_folder: Path, content: bytes) -> None:
+def test_content_that_is_not_a_manifest_is_refused(bundle_folder: Path, content: bytes) -> None:
     (bundle_folder / MANIFEST).write_bytes(content)
     with pytest.raises(BundleError, match=r"manifest\.json: expected"):
         read_manifest(bundle_folder)
 
 
-def test_a_manifest_of_two_megabytes_is_refused_unread(bundle_folder: Path) -> None:
+def test_manifest_of_two_megabytes_is_refused_before_it_is_parsed(bundle_folder: Path) -> None:
     (bundle_folder / MANIFEST).write_bytes(b" " * (2 << 20))
     with pytest.raises(BundleError, match=r"manifest\.json: expected at most 1,048,576 bytes"):
         read_manifest(bundle_folder)
 
 
-def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_manifest(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"manifest\.json: expected a file of the bundle, found: No such file"):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["20260102-030405-abcdef", "v1", "A", "0", "a_b-c", "x" * 64])
-def test_a_plain_name_is_a_version(name: str) -> None:
+def test_plain_name_is_a_valid_version(name: str) -> None:
     assert check_version(name) == name
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "-x", "_x", "a b", "a\n", "é", "a.b", "x" * 65]
 )
-def test_a_name_that_could_lead_elsewhere_is_no_version(name: str) -> None:
+def test_name_that_could_leave_the_store_is_not_a_valid_version(name: str) -> None:
     with pytest.raises(StoreError, match="expected letters, digits"):
         check_version(name)
 
 
-def test_a_long_version_is_cut_in_the_message() -> None:
+def test_error_shortens_a_long_version_name() -> None:
     with pytest.raises(StoreError) as error:
         check_version("x" * 10_000)
     assert len(str(error.value)) < 200

@@ -1,4 +1,4 @@
-"""Swapping versions under load, refusing broken ones, stopping; and what a server says when it fails."""
+"""The model manager: swaps under load, broken versions, shutdown, and errors of a running server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def following(root: Path, poll_seconds: float) -> ModelManager:
 
 
 class Load:
-    """Threads that ask without pause; `wrong` collects every answer that is not as its version says."""
+    """Threads that send requests without pause; `wrong` collects every answer that does not fit its version."""
 
     def __init__(self, url: str, threads: int = 4) -> None:
         self._url, self._stop = url, threading.Event()
@@ -70,8 +70,8 @@ class Load:
 
     def _check(self, answer: httpx.Response) -> None:
         body = answer.json()
-        as_it_says = (answer.status_code, len(body["labels"])) == (200, TOP_K[body["version"]])
-        if not as_it_says or answer.headers["x-index-version"] != body["version"]:
+        matches_version = (answer.status_code, len(body["labels"])) == (200, TOP_K[body["version"]])
+        if not matches_version or answer.headers["x-index-version"] != body["version"]:
             self.wrong.append(f"{answer.status_code} {answer.headers} {answer.text}")
         self.versions.append(body["version"])
 
@@ -81,7 +81,7 @@ class Load:
         return self
 
     def stop(self) -> None:
-        """Ask no more, once the present request is answered."""
+        """Send no more requests after the current ones."""
         self._stop.set()
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ def test_fifty_activations_under_load_fail_no_request_and_mix_no_versions(store:
     assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
 
 
-def test_versions_go_while_nobody_asks(store: Path, server: Server) -> None:
+def test_retired_versions_are_unmapped_without_any_request(store: Path, server: Server) -> None:
     def mapped() -> set[str]:
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         return set(re.findall(r"/bundles/(v\d)/", maps))
@@ -119,19 +119,19 @@ def test_versions_go_while_nobody_asks(store: Path, server: Server) -> None:
             time.sleep(0.02)
 
 
-FAULTY_STORE = """
+FAILING_STORE = """
 from service.versions import current
 version, times = current.StoreCurrent.version, iter(range(3))
-def faulty(self):
+def failing_version(self):
     if next(times, None) is not None:
-        raise KeyError("a fault of a driver's")
+        raise KeyError("an error of a driver")
     return version(self)
-current.StoreCurrent.version = faulty
+current.StoreCurrent.version = failing_version
 """
 
 
-def test_a_fault_while_following_is_logged_and_following_goes_on(store: Path) -> None:
-    with serving(store, *POLL, prelude=FAULTY_STORE) as server, httpx.Client(base_url=server.url) as client:
+def test_error_while_following_is_logged_and_following_continues(store: Path) -> None:
+    with serving(store, *POLL, prelude=FAILING_STORE) as server, httpx.Client(base_url=server.url) as client:
         assert "KeyError" in server.wait_for("store_unreadable")["exception"]
         Store(store).activate("v5")
         until_serves(client, "v5")
@@ -151,15 +151,15 @@ def no_onnx(folder: Path, manifest: dict[str, Any]) -> None:
     rehash(folder, manifest)
 
 
-def test_broken_version_is_refused_once_and_a_later_good_one_is_taken(store: Path, server: Server) -> None:
+def test_broken_version_is_refused_once_and_a_later_good_one_is_served(store: Path, server: Server) -> None:
     breaks = {"bit_flipped": "label_keys.faiss", "wrong_dim": "383", "no_onnx": ""}
     with httpx.Client(base_url=server.url) as client:
-        for nth, (name, told) in enumerate(breaks.items(), start=1):
+        for nth, (name, reason) in enumerate(breaks.items(), start=1):
             add_version(store, "v5", name, globals()[name])
             Store(store).activate(name)
             refused = server.wait_for("bundle_refused", nth)
             assert (refused["version"], refused["serving"], refused["level"]) == (name, "v3", "error")
-            assert told in refused["error"]
+            assert reason in refused["error"]
             assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
         time.sleep(0.3)
         assert len(server.events("bundle_refused")) == len(breaks)
@@ -168,7 +168,7 @@ def test_broken_version_is_refused_once_and_a_later_good_one_is_taken(store: Pat
 
 
 @pytest.mark.parametrize("garbage", [b"../v5\n", b"/etc\n", b"\xff\xfe", b"", b"v5\nv3\n", b"a" * 5000])
-def test_current_that_names_no_version_is_logged_and_survived(store: Path, server: Server, garbage: bytes) -> None:
+def test_invalid_current_file_is_logged_and_the_old_version_stays(store: Path, server: Server, garbage: bytes) -> None:
     (store / "CURRENT").write_bytes(garbage)
     unreadable = server.wait_for("store_unreadable")
     assert unreadable["serving"] == "v3"
@@ -178,14 +178,14 @@ def test_current_that_names_no_version_is_logged_and_survived(store: Path, serve
         until_serves(client, "v5")
 
 
-def test_version_that_is_not_there_is_refused(store: Path, server: Server) -> None:
+def test_missing_version_is_refused(store: Path, server: Server) -> None:
     (store / "CURRENT").write_text("nowhere\n")
     assert "nowhere" in server.wait_for("bundle_refused")["error"]
     (store / "CURRENT").write_text("v5\n")
     assert server.wait_for("bundle_swapped")["version"] == "v5"
 
 
-def test_current_that_goes_missing_changes_nothing(store: Path, server: Server) -> None:
+def test_missing_current_file_changes_nothing(store: Path, server: Server) -> None:
     (store / "CURRENT").unlink()
     time.sleep(0.3)
     assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
@@ -209,27 +209,27 @@ def test_sigterm_stops_the_server_after_its_last_answer(server: Server) -> None:
     assert "Traceback" not in server.log()
 
 
-FAULT = """
+ERROR = """
 from service.predictor.predictor import Predictor
 answer = Predictor.predict_together
 def predict_together(self, requests):
     if any(query.startswith("zyzzyva") for queries, _ in requests for query in queries):
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("deliberate error")
     return answer(self, requests)
 Predictor.predict_together = predict_together
 """
 
 
-def test_fault_of_ours_is_logged_once_without_the_query(store: Path) -> None:
-    with serving(store, prelude=FAULT) as server:
+def test_internal_error_is_logged_once_without_the_query(store: Path) -> None:
+    with serving(store, prelude=ERROR) as server:
         query = {"query": "zyzzyva, in private"}
         failed = httpx.post(f"{server.url}/predict", json=query, headers={"X-Request-Id": "r-1"})
         assert (failed.status_code, failed.json()["code"]) == (500, "internal")
-        assert "a fault of ours" not in failed.text
+        assert "deliberate error" not in failed.text
         assert (failed.headers["x-request-id"], failed.headers["x-index-version"]) == ("r-1", "v3")
         event = server.wait_for("request_failed")
         assert (event["request_id"], event["path"]) == ("r-1", "/predict")
-        assert "a fault of ours" in event["exception"]
+        assert "deliberate error" in event["exception"]
         assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).status_code == 200
         assert "zyzzyva" not in server.log()
         assert server.log().count("Traceback") == 1
@@ -240,8 +240,8 @@ def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-            asked = [await client.get(path) for path in ("/health/ready", "/version", "/labels/x", "/health/live")]
-            return [await client.post("/predict", json={"query": "bread"}), *asked]
+            answers = [await client.get(path) for path in ("/health/ready", "/version", "/labels/x", "/health/live")]
+            return [await client.post("/predict", json={"query": "bread"}), *answers]
 
     *refused, alive = anyio.run(ask)
     for response in refused:
@@ -251,56 +251,56 @@ def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None
     assert alive.json() == {"status": "live"}
 
 
-def test_log_is_one_json_event_a_line(server: Server) -> None:
+def test_log_has_one_json_event_a_line(server: Server) -> None:
     lines = [json.loads(line) for line in server.log().splitlines()]
     assert [line["event"] for line in lines] == ["bundle_opened", "thread_budget", "serving"]
     assert all({"timestamp", "level"} <= line.keys() for line in lines)
 
 
-def test_refused_version_is_tried_again_after_a_while(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.versions.model_manager._RETRY_SECONDS", 0.0)
-    live = following(store, poll_seconds=0.02)
-    live.open_current()
-    before, broken = live.version(), store / "bundles" / "v5" / "tokenizer.json"
+    manager = following(store, poll_seconds=0.02)
+    manager.open_current()
+    before, broken = manager.version(), store / "bundles" / "v5" / "tokenizer.json"
     content = broken.read_bytes()
     broken.write_bytes(b"{}")
-    live.follow()
+    manager.follow()
     try:
         (store / "CURRENT").write_text("v5\n")
         time.sleep(0.2)
-        assert live.version() == before
+        assert manager.version() == before
         broken.write_bytes(content)
         deadline = time.monotonic() + 20
-        while live.version() != "v5":
+        while manager.version() != "v5":
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
-        live.close()
+        manager.close()
 
 
-# A full queue, and clients that leave.
+# A full queue, and clients that disconnect.
 
-# Answers take their time; what is asked is written down.
+# Slows every batch down, and writes its queries to a file.
 SLOW = """
 import pathlib, time
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def slowly(self, requests):
-    with pathlib.Path({asked!r}).open("a") as asked:
-        asked.writelines(query + "\\n" for queries, _ in requests for query in queries)
+def predict_slowly(self, requests):
+    with pathlib.Path({queries_file!r}).open("a") as file:
+        file.writelines(query + "\\n" for queries, _ in requests for query in queries)
     time.sleep({seconds})
     return answer(self, requests)
-predictor.Predictor.predict_together = slowly
+predictor.Predictor.predict_together = predict_slowly
 """
 
 
-def test_more_than_may_wait_is_told_to_come_again_and_the_rest_is_answered(store: Path, tmp_path: Path) -> None:
-    prelude = SLOW.format(asked=str(tmp_path / "asked"), seconds=0.3)
+def test_requests_beyond_the_queue_get_503_and_the_others_are_answered(store: Path, tmp_path: Path) -> None:
+    prelude = SLOW.format(queries_file=str(tmp_path / "queries"), seconds=0.3)
     flags = ("--max-queue", "2")
     with serving(store, *flags, prelude=prelude) as server, httpx.Client(timeout=PATIENCE_SECONDS) as client:
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(client.post, f"{server.url}/predict", json={"query": f"q{n}"}) for n in range(8)]
-            answers = [each.result() for each in asked]
+            requests = [pool.submit(client.post, f"{server.url}/predict", json={"query": f"q{n}"}) for n in range(8)]
+            answers = [request.result() for request in requests]
         assert {answer.status_code for answer in answers} == {200, 503}
         refused = [answer for answer in answers if answer.status_code == 503]
         assert {answer.json()["code"] for answer in refused} == {"overloaded"}
@@ -308,20 +308,20 @@ def test_more_than_may_wait_is_told_to_come_again_and_the_rest_is_answered(store
         assert client.post(f"{server.url}/predict", json={"query": "later"}).status_code == 200
 
 
-def test_a_client_that_has_gone_costs_no_answer(store: Path, tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    with serving(store, prelude=SLOW.format(asked=str(asked), seconds=1.5)) as server:
+def test_query_of_a_disconnected_client_is_not_computed(store: Path, tmp_path: Path) -> None:
+    queries_file = tmp_path / "queries"
+    with serving(store, prelude=SLOW.format(queries_file=str(queries_file), seconds=1.5)) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
-            asked.write_text("")
+            queries_file.write_text("")
             first = pool.submit(client.post, "/predict", json={"query": "first"})
-            while "first" not in asked.read_text():
+            while "first" not in queries_file.read_text():
                 time.sleep(0.01)
             with socket.create_connection((host, int(port))) as leaving:
                 body = b'{"query": "leaving"}'
                 head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 leaving.sendall(b"POST /predict HTTP/1.1\r\n" + head.encode() + body)
-                time.sleep(0.4)  # it waits behind the first, and is looked after
+                time.sleep(0.4)  # the request waits behind the first one, long enough for a look at its connection
             assert first.result().status_code == 200
             assert client.post("/predict", json={"query": "last"}).status_code == 200
-        assert asked.read_text().split() == ["first", "last"]
+        assert queries_file.read_text().split() == ["first", "last"]

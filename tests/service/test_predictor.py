@@ -33,7 +33,7 @@ def scores(answer: Answer) -> dict[str, float]:
 
 
 def reference(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> np.ndarray:
-    """Scores by the dense formula in float64, over the part of the memory that lambda gives a vote."""
+    """Scores of the dense formula in float64, over the parts of the memory to which lambda gives weight."""
     instances, labels = memory.plan.instances, memory.plan.labels
     votes = np.zeros((instances, labels))
     for row in range(instances):
@@ -49,7 +49,7 @@ def reference(memory: Memory, vector: np.ndarray, lambda_: float, temperature: f
 @pytest.mark.parametrize("top_b", [1, 5, 20, 200])
 @pytest.mark.parametrize("temperature", [0.01, 0.04, 1.0])
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.5, 1.0])
-def test_scores_are_those_of_the_dense_formula_over_the_memorys_own_keys(
+def test_scores_equal_the_dense_formula_over_the_keys_of_the_memory(
     predictor: Predictor, memory: Memory, lambda_: float, temperature: float, top_b: int
 ) -> None:
     options = resolve_options(predictor.defaults, lambda_=lambda_, temperature=temperature, top_b=top_b)
@@ -66,7 +66,7 @@ def test_test_queries_get_their_own_label_first(predictor: Predictor, road: Any)
     assert [[answer.labels[0].uid] for answer in answers] == [row["labels"] for row in rows]
 
 
-def test_an_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor: Predictor) -> None:
+def test_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor: Predictor) -> None:
     labels = ask(predictor, QUERIES[0], top_k=3).labels
     assert [label.uid for label in labels] == [predictor.bundle.labels.uids[label.position] for label in labels]
     assert [label.score for label in labels] == sorted((label.score for label in labels), reverse=True)
@@ -74,7 +74,7 @@ def test_an_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_the_terms_of_an_explanation_add_up_to_the_score_largest_first(predictor: Predictor, lambda_: float) -> None:
+def test_explanation_terms_sum_to_the_score_largest_first(predictor: Predictor, lambda_: float) -> None:
     options = resolve_options(predictor.defaults, lambda_=lambda_, explain=True)
     for answer in predictor.predict(QUERIES, options).answers:
         for label in answer.labels:
@@ -86,7 +86,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_score_largest_first(predictor
             assert kinds <= {0.0: {"label"}, 1.0: {"instance"}}.get(lambda_, {"label", "instance"})
 
 
-def test_an_explanation_names_the_instances_that_voted(predictor: Predictor) -> None:
+def test_explanation_names_the_instances_that_voted(predictor: Predictor) -> None:
     best = ask(predictor, "A bill to lower the income tax of small farms", explain=True).labels[0].because
     assert best is not None
     assert (best[0].kind, best[0].uid) == ("instance", "Taxation/0")
@@ -101,7 +101,7 @@ def test_labels_below_the_threshold_are_left_out(predictor: Predictor) -> None:
     assert "Law" in scores(ask(predictor, QUERIES[0], threshold=exactly))
 
 
-def test_denied_labels_make_room_for_others_found_further_away(predictor: Predictor) -> None:
+def test_denied_labels_are_replaced_by_less_similar_labels(predictor: Predictor) -> None:
     first = ask(predictor, QUERIES[0], top_b=1, lambda_=1.0)
     assert list(scores(first)) == ["Taxation"]
     denied = ask(predictor, QUERIES[0], top_b=1, lambda_=1.0, top_k=3, deny=("Taxation",))
@@ -110,13 +110,13 @@ def test_denied_labels_make_room_for_others_found_further_away(predictor: Predic
     assert not denied.exhausted
 
 
-def test_only_allowed_labels_are_answered_however_far_away(predictor: Predictor) -> None:
+def test_only_allowed_labels_are_returned_even_if_they_are_dissimilar(predictor: Predictor) -> None:
     answer = ask(predictor, QUERIES[0], top_b=1, top_k=2, allow=("Football", "Cooking"))
     assert scores(answer).keys() == {"Football", "Cooking"}
     assert not answer.exhausted
 
 
-def test_a_filter_that_admits_fewer_labels_than_asked_for_is_exhausted(predictor: Predictor) -> None:
+def test_answer_is_exhausted_if_the_filter_admits_fewer_than_top_k_labels(predictor: Predictor) -> None:
     allow = ("Taxation", "Law", "a label of another version")
     fewer = ask(predictor, QUERIES[0], top_k=3, allow=allow)
     assert (scores(fewer).keys(), fewer.exhausted) == ({"Taxation", "Law"}, True)
@@ -129,14 +129,14 @@ def test_a_filter_that_admits_fewer_labels_than_asked_for_is_exhausted(predictor
     assert (untrained.labels, untrained.exhausted) == ([], True)
 
 
-def test_without_a_filter_nothing_is_exhausted(predictor: Predictor) -> None:
+def test_answer_without_a_filter_is_never_exhausted(predictor: Predictor) -> None:
     assert not ask(predictor, QUERIES[0], top_b=1, top_k=500).exhausted
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_a_batch_equals_its_queries_one_by_one(predictor: Predictor, filtered: bool) -> None:
+def test_batch_equals_single_queries(predictor: Predictor, filtered: bool) -> None:
     chosen: dict[str, Any] = {"explain": True}
-    if filtered:  # the first query finds its label at once, the others look further
+    if filtered:  # the first query finds its label at once, the others need more keys
         chosen |= {"top_b": 1, "top_k": 1, "allow": ("Taxation",)}
     together = predictor.predict(QUERIES, resolve_options(predictor.defaults, **chosen)).answers
     for query, answer in zip(QUERIES, together, strict=True):
@@ -145,12 +145,12 @@ def test_a_batch_equals_its_queries_one_by_one(predictor: Predictor, filtered: b
         assert list(scores(answer)) == list(scores(alone))
 
 
-def test_a_query_longer_than_the_encoder_reads_is_marked_truncated(predictor: Predictor) -> None:
+def test_query_beyond_the_limit_of_the_encoder_is_marked_truncated(predictor: Predictor) -> None:
     answers = predictor.predict(["tax", "tax " * 500], resolve_options(predictor.defaults)).answers
     assert [answer.truncated for answer in answers] == [False, True]
 
 
-def test_no_query_gets_no_answer(predictor: Predictor) -> None:
+def test_empty_batch_gets_no_answer(predictor: Predictor) -> None:
     assert predictor.predict([], resolve_options(predictor.defaults)).answers == []
 
 
@@ -160,7 +160,7 @@ def test_every_stage_is_timed(predictor: Predictor) -> None:
     assert min(stages.values()) >= 0
 
 
-def test_threads_at_once_get_the_answers_of_one(predictor: Predictor) -> None:
+def test_concurrent_threads_get_the_answers_of_one_thread(predictor: Predictor) -> None:
     options = resolve_options(predictor.defaults, explain=True)
     alone = [predictor.predict([query], options).answers[0] for query in QUERIES]
     with ThreadPoolExecutor(2) as pool:
@@ -168,7 +168,7 @@ def test_threads_at_once_get_the_answers_of_one(predictor: Predictor) -> None:
     assert answers == alone * 10
 
 
-def test_every_thread_searches_with_the_number_of_threads_it_was_told(predictor: Predictor) -> None:
+def test_every_calling_thread_searches_with_the_given_number_of_threads(predictor: Predictor) -> None:
     found: list[int] = []
 
     def search() -> None:
@@ -182,7 +182,7 @@ def test_every_thread_searches_with_the_number_of_threads_it_was_told(predictor:
     assert found == [1]
 
 
-def test_options_are_the_bundles_own_but_for_those_chosen(predictor: Predictor) -> None:
+def test_options_that_are_not_chosen_come_from_the_bundle(predictor: Predictor) -> None:
     options = resolve_options(predictor.defaults, top_k=3, lambda_=None)
     assert (options.lambda_, options.temperature, options.top_b, options.top_k) == (0.5, 0.04, 200, 3)
 
@@ -191,7 +191,9 @@ def test_options_are_the_bundles_own_but_for_those_chosen(predictor: Predictor) 
     ("change", "file"),
     [({"dim": 383}, "encoder.onnx"), ({"counts": {"instances": 27}}, "instance_keys.faiss")],
 )
-def test_a_bundle_whose_parts_disagree_is_not_served(predictor: Predictor, change: dict[str, Any], file: str) -> None:
+def test_bundle_with_parts_of_different_shapes_is_refused(
+    predictor: Predictor, change: dict[str, Any], file: str
+) -> None:
     manifest = predictor.manifest
     if "counts" in change:
         change = {"counts": manifest.counts.model_copy(update=change["counts"])}
@@ -200,10 +202,10 @@ def test_a_bundle_whose_parts_disagree_is_not_served(predictor: Predictor, chang
         Predictor(bundle, threads=1)
 
 
-def test_large_batch_is_answered_in_parts_and_alike(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_is_ranked_in_blocks(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     queries = [f"a query about taxes, number {number}" for number in range(9)]
     whole = predictor.predict(queries, resolve_options(predictor.defaults)).answers
-    monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys at a time
+    monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys each
     for parts, expected in zip(
         predictor.predict(queries, resolve_options(predictor.defaults)).answers, whole, strict=True
     ):

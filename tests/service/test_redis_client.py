@@ -1,4 +1,4 @@
-"""Replicas that share a real Redis: one current version, answers kept for each other, a Redis that goes and comes."""
+"""Replicas that share a real Redis: the current version, cached answers, rate limits, and a Redis that fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.redis_server import PASSWORD, RedisServer, needs_redis, runni
 
 pytestmark = needs_redis
 
-# Only an announcement makes a replica look before the test is over.
+# Such a replica looks at the current version only after an announcement.
 NEVER_POLLS = ("--poll-seconds", "600")
 POLLS = ("--poll-seconds", "0.05")
 
@@ -45,9 +45,9 @@ def run(*arguments: str) -> int:
     return main(list(arguments))
 
 
-def until(true: Callable[[], Any]) -> Any:
+def until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := true()):
+    while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
@@ -58,7 +58,7 @@ def metric(client: httpx.Client, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_activation_is_announced_to_a_replica_that_has_a_store_of_its_own(
+def test_activation_reaches_a_replica_with_its_own_store(
     store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = copy_store(store, tmp_path / "elsewhere")
@@ -76,7 +76,7 @@ def test_activation_is_announced_to_a_replica_that_has_a_store_of_its_own(
         assert {client.get("/version").json()["version"] for client in (near, far)} == {"v3"}
 
 
-def test_a_version_that_one_replica_lacks_is_told_by_replica_and_reason(
+def test_wait_names_the_replica_whose_store_lacks_the_version(
     store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.service.http_helpers import add_version, answers_with
@@ -85,31 +85,31 @@ def test_a_version_that_one_replica_lacks_is_told_by_replica_and_reason(
     with replica(store, redis_server, *POLLS) as (_, near), replica(elsewhere, redis_server, *POLLS) as (_, far):
         add_version(store, "v3", "v7", answers_with(7))
         assert run("activate", "v7", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 1
-        told = capsys.readouterr().err
-        assert "v7 is current, but 1 of 2 replicas do not serve it:" in told
-        assert "serves v3:" in told
-        assert "found no 'v7'" in told
+        error = capsys.readouterr().err
+        assert "v7 is current, but 1 of 2 replicas do not serve it:" in error
+        assert "serves v3:" in error
+        assert "found no 'v7'" in error
         assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
 
 
-def test_a_lost_announcement_costs_a_poll_and_a_redis_that_forgot_is_told_again(
+def test_lost_announcement_is_found_by_polling_and_empty_redis_is_filled_again(
     store: Path, redis_server: RedisServer
 ) -> None:
     with replica(store, redis_server, *POLLS) as (_, client), redis_server.client() as redis_client:
-        redis_client.set("recollect:current", "v5")  # nobody is told
+        redis_client.set("recollect:current", "v5")  # without an announcement
         until_serves(client, "v5")
         redis_client.delete("recollect:current")
         until(lambda: redis_client.get("recollect:current") == "v5")
 
 
-def test_the_service_goes_on_without_redis_says_so_and_recovers(store: Path, redis_server: RedisServer) -> None:
+def test_service_answers_without_redis_reports_it_and_recovers(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
         redis_server.stop()
         degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
         assert "Redis does not answer: it cannot be reached" in degraded[0]
         assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
         assert metric(client, "recollect_redis_up") == 0
-        Store(store).activate("v5")  # followed all the same
+        Store(store).activate("v5")  # replicas follow the store
         until_serves(client, "v5")
         redis_server.start()
         until(lambda: "degraded" not in client.get("/health/ready").json())
@@ -120,27 +120,27 @@ def test_the_service_goes_on_without_redis_says_so_and_recovers(store: Path, red
         assert PASSWORD not in server.log()
 
 
-def test_a_version_activated_while_redis_was_away_is_not_undone_by_it(store: Path, redis_server: RedisServer) -> None:
+def test_version_activated_while_redis_was_unreachable_stays_current(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
         until(lambda: redis_server.client().get("recollect:current") == "v3")
-        redis_server.hold_up()  # it will remember v3
+        redis_server.suspend()  # Redis still contains v3
         server.wait_for("redis_down")
         Store(store).activate("v5")
         until_serves(client, "v5")
-        redis_server.go_on()
+        redis_server.resume()
         until(lambda: redis_server.client().get("recollect:current") == "v5")
         assert client.get("/version").json()["version"] == "v5"
 
 
-def test_a_redis_that_hangs_holds_up_no_request_for_long(store: Path, redis_server: RedisServer) -> None:
+def test_redis_that_hangs_delays_no_request_for_long(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *NEVER_POLLS) as (server, client):
-        redis_server.hold_up()
+        redis_server.suspend()
         for number in range(5):
             assert client.post("/predict", json={"query": f"bread {number}"}).status_code == 200
         assert len(server.events("redis_down")) == 1
 
 
-def test_answers_are_kept_for_other_replicas(store: Path, redis_server: RedisServer) -> None:
+def test_cached_answers_are_shared_between_replicas(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *POLLS) as (_, first), replica(store, redis_server, *POLLS) as (_, second):
         made = first.post("/predict", json={"query": "bread", "top_k": 2})
         until(lambda: redis_server.client().keys("recollect:answer:*"))
@@ -154,7 +154,7 @@ def test_answers_are_kept_for_other_replicas(store: Path, redis_server: RedisSer
         assert len(second.post("/predict", json={"query": "bread"}).json()["labels"]) == TOP_K["v5"]
 
 
-def test_rates_are_counted_over_replicas_and_by_each_without_redis(
+def test_rate_limit_counts_all_replicas_or_each_one_without_redis(
     store: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -174,39 +174,37 @@ def test_rates_are_counted_over_replicas_and_by_each_without_redis(
         assert 200 in [ask(first).status_code for _ in range(3)]
 
 
-def test_a_version_that_the_store_lacks_does_not_keep_a_replica_from_starting(
-    store: Path, redis_server: RedisServer
-) -> None:
+def test_replica_starts_if_redis_names_a_version_that_its_store_lacks(store: Path, redis_server: RedisServer) -> None:
     redis_server.client().set("recollect:current", "removed")
     with replica(store, redis_server, *POLLS) as (server, client):
         assert client.get("/version").json()["version"] == "v3"
         assert "removed" not in [event["version"] for event in server.events("bundle_opened")]
 
 
-def test_a_redis_that_refuses_to_keep_answers_is_told_without_them(store: Path, redis_server: RedisServer) -> None:
+def test_full_redis_is_logged_without_the_answers(store: Path, redis_server: RedisServer) -> None:
     with redis_server.client() as owner, replica(store, redis_server, *NEVER_POLLS) as (server, client):
         owner.config_set("maxmemory", "1")
         answer = client.post("/predict", json={"query": "bread"}).json()
         refused = server.wait_for("redis_refuses")
         assert "OutOfMemory" in refused["error"]
-        told = client.get("/health/ready").text + server.log()
-        assert answer["labels"][0]["uid"] not in told
-        assert str(redis_server.port) not in told
+        output = client.get("/health/ready").text + server.log()
+        assert answer["labels"][0]["uid"] not in output
+        assert str(redis_server.port) not in output
         assert metric(client, "recollect_redis_errors_total") >= 1
 
 
-def test_many_requests_at_once_take_turns(store: Path, redis_server: RedisServer) -> None:
+def test_many_concurrent_requests_share_the_connections(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *NEVER_POLLS) as (server, client), ThreadPoolExecutor(150) as pool:
         limits = httpx.Limits(max_connections=200)
         with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, limits=limits) as many:
-            asked = [pool.submit(many.post, "/predict", json={"query": f"bread {n % 7}"}) for n in range(600)]
-            assert {each.result().status_code for each in asked} <= {200, 503}
+            requests = [pool.submit(many.post, "/predict", json={"query": f"bread {n % 7}"}) for n in range(600)]
+            assert {each.result().status_code for each in requests} <= {200, 503}
         assert server.events("redis_down") == []
         assert metric(client, "recollect_redis_errors_total") == 0
 
 
 @pytest.mark.parametrize("kept", ["", '{"labels":1', "[]", "\x00"])
-def test_what_is_no_answer_in_redis_is_made_anew(store: Path, redis_server: RedisServer, kept: str) -> None:
+def test_invalid_cached_answer_in_redis_is_computed_again(store: Path, redis_server: RedisServer, kept: str) -> None:
     with (
         replica(store, redis_server, "--cache-seconds", "1", *NEVER_POLLS) as (_, client),
         redis_server.client() as owner,
@@ -214,11 +212,11 @@ def test_what_is_no_answer_in_redis_is_made_anew(store: Path, redis_server: Redi
         made = client.post("/predict", json={"query": "bread"})
         key = until(lambda: owner.keys("recollect:answer:*"))[0]
         owner.set(key, kept)
-        time.sleep(1.1)  # until the process itself has forgotten
+        time.sleep(1.1)  # until the answer in the cache of the process expires
         assert client.post("/predict", json={"query": "bread"}).json() == made.json()
 
 
-def test_a_rate_outlives_a_clock_that_is_set_back(store: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+def test_rate_limit_works_if_the_clock_is_set_back(store: Path, redis_server: RedisServer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("front 0123456789abcdef 2\n")
     with replica(store, redis_server, "--api-keys", str(keys)) as (_, client):
@@ -230,7 +228,7 @@ def test_a_rate_outlives_a_clock_that_is_set_back(store: Path, redis_server: Red
 
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
-def test_a_wrong_password_is_refused_at_the_start_and_never_printed(
+def test_wrong_password_is_refused_at_the_start_and_never_printed(
     store: Path,
     redis_server: RedisServer,
     url: str,
@@ -251,27 +249,25 @@ def test_a_wrong_password_is_refused_at_the_start_and_never_printed(
 
 
 @pytest.mark.parametrize("url", ["http://x:secret-word@host", "redis://user:secret/word@host:6379", "secret-word"])
-def test_a_url_of_another_form_is_refused_and_not_repeated(
-    store: Path, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_url_is_refused_and_not_printed(store: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("activate", "v5", "--store", str(store), "--redis-url", url) == 2
-    told = capsys.readouterr().err
-    assert "--redis-url: expected redis://" in told
-    assert "secret" not in told
+    error = capsys.readouterr().err
+    assert "--redis-url: expected redis://" in error
+    assert "secret" not in error
 
 
-def test_activation_without_redis_says_what_happened(
+def test_activation_without_redis_explains_its_effect(
     store: Path, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redis_server.stop()
     assert run("activate", "v5", "--store", str(store), "--redis-url", redis_server.url) == 1
-    told = capsys.readouterr().err
-    assert "v5 is current in the store, but Redis does not answer" in told
-    assert PASSWORD not in told
+    error = capsys.readouterr().err
+    assert "v5 is current in the store, but Redis does not answer" in error
+    assert PASSWORD not in error
     assert Store(store).current() == "v5"
 
 
-def test_a_malformed_version_in_redis_is_logged_and_survived(store: Path, redis_server: RedisServer) -> None:
+def test_malformed_version_in_redis_is_logged_and_the_old_version_stays(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
         redis_server.client().set("recollect:current", "../v5")
         assert "expected a version's name" in server.wait_for("store_unreadable")["error"]

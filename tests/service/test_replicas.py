@@ -1,4 +1,4 @@
-"""What replicas tell in their store's folder: whole, and only while they live."""
+"""Reports of replicas in the folder of their store, and `wait`, which reads them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def report(version: str = "v3", **changes: object) -> Report:
     return Report(replica=replica_name(), state="serving", version=version, since=SINCE).model_copy(update=changes)
 
 
-def test_the_last_report_stands_whatever_its_length(tmp_path: Path) -> None:
+def test_last_report_replaces_a_longer_one(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path / "replicas")
     assert replicas.reports() == []
-    for said in (report(refused=Refusal(version="v5", error=shorten("\x01" * 9_000), at=SINCE)), report("v5")):
-        replicas.report(said)
-        assert replicas.reports() == FolderReplicas(tmp_path / "replicas").reports() == [said]
+    for written in (report(refused=Refusal(version="v5", error=shorten("\x01" * 9_000), at=SINCE)), report("v5")):
+        replicas.report(written)
+        assert replicas.reports() == FolderReplicas(tmp_path / "replicas").reports() == [written]
     replicas.leave()
     assert replicas.reports() == []
     assert list((tmp_path / "replicas").iterdir()) == []
 
 
-def test_a_report_that_a_reader_removed_too_early_is_told_again(tmp_path: Path) -> None:
+def test_report_file_that_was_removed_is_written_again(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path)
     replicas.report(report())
     for path in tmp_path.iterdir():
@@ -46,7 +46,7 @@ def test_a_report_that_a_reader_removed_too_early_is_told_again(tmp_path: Path) 
     assert FolderReplicas(tmp_path).reports() == [report()]
 
 
-def test_a_mended_version_that_is_activated_again_is_waited_for_anew(store: Path) -> None:
+def test_wait_ignores_the_refusal_of_a_version_that_was_repaired(store: Path) -> None:
     encoder = store / "bundles" / "v5" / "encoder.onnx"
     content = encoder.read_bytes()
     encoder.write_bytes(b"broken")
@@ -61,7 +61,7 @@ def test_a_mended_version_that_is_activated_again_is_waited_for_anew(store: Path
         assert [each.version for each in again.wait("v5", PATIENCE_SECONDS)] == ["v5"]
 
 
-def test_a_killed_replica_is_forgotten(tmp_path: Path) -> None:
+def test_report_of_a_killed_replica_is_removed(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from datetime import datetime, UTC
@@ -81,14 +81,14 @@ time.sleep(600)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_report_is_passed_over(tmp_path: Path) -> None:
+def test_file_that_is_not_a_report_is_ignored(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path)
     replicas.report(report())
     (tmp_path / "noise.json").write_text("{")
     assert replicas.reports() == [report()]
 
 
-def test_waiting_names_who_refuses_and_why(store: Path) -> None:
+def test_wait_names_the_replica_that_refuses_and_its_reason(store: Path) -> None:
     flip_bit(store / "bundles" / "v5" / "label_keys.faiss")
     with serving(store, *POLLS):
         activation = Activation(Store(store), None)
@@ -101,13 +101,13 @@ def test_waiting_names_who_refuses_and_why(store: Path) -> None:
         assert [each.version for each in activation.wait("v3", PATIENCE_SECONDS)] == ["v3"]
 
 
-def test_waiting_says_that_nobody_follows(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_reports_that_no_replica_is_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.versions.activation._NO_REPLICA_SECONDS", 0.2)
     with pytest.raises(NotServedError, match="v5 is current, but no replica reports"):
         Activation(Store(store), None).wait("v5", PATIENCE_SECONDS)
 
 
-def test_waiting_ends_with_who_has_not_come_to_it(store: Path) -> None:
+def test_wait_names_the_replica_that_has_not_opened_the_version_in_time(store: Path) -> None:
     with serving(store, "--poll-seconds", "600"):
         activation = Activation(Store(store), None)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -118,7 +118,7 @@ def test_waiting_ends_with_who_has_not_come_to_it(store: Path) -> None:
             activation.wait("v5", 0.3)
 
 
-def test_a_store_that_takes_no_reports_is_served_all_the_same(store: Path) -> None:
+def test_store_that_cannot_store_reports_is_served(store: Path) -> None:
     (store / "replicas").write_text("in the way")
     with serving(store, *POLLS) as server:
         assert "replicas" in server.wait_for("report_unwritable")["error"]
@@ -126,7 +126,7 @@ def test_a_store_that_takes_no_reports_is_served_all_the_same(store: Path) -> No
         assert server.wait_for("bundle_swapped")["version"] == "v5"
 
 
-def test_a_replica_that_stops_withdraws_its_report(store: Path) -> None:
+def test_stopping_replica_withdraws_its_report(store: Path) -> None:
     with serving(store, *POLLS) as server:
         while not (store / "replicas").is_dir() or not list((store / "replicas").iterdir()):
             time.sleep(0.02)

@@ -26,14 +26,14 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def exact(queries: np.ndarray, keys: np.ndarray, top_b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The joint top b; at equal similarity the key of the lower row comes first."""
+    """The joint top b; equal similarities are sorted by row."""
     similarities = queries @ keys.T
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]
     return np.take_along_axis(similarities, order, axis=1), order
 
 
 def top(similarities: np.ndarray, first_key: int, top_b: int) -> Neighbours:
-    """What an exact index finds: its best keys, and -1 where it has fewer than b."""
+    """The result of an exact index: its best keys, and -1 for missing keys."""
     best, order = exact(similarities, np.eye(similarities.shape[1]), top_b)
     missing = top_b - best.shape[1]
     pad = ((0, 0), (0, max(0, missing)))
@@ -43,7 +43,7 @@ def top(similarities: np.ndarray, first_key: int, top_b: int) -> Neighbours:
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), first=st.integers(1, 12), second=st.integers(1, 12), top_b=st.integers(1, 30))
 def test_two_lists_merge_into_the_exact_joint_top_b(seed: int, first: int, second: int, top_b: int) -> None:
-    similarities = np.random.default_rng(seed).integers(-2, 3, size=(4, first + second)) / 2.0  # full of ties
+    similarities = np.random.default_rng(seed).integers(-2, 3, size=(4, first + second)) / 2.0  # with many ties
     merged = merge(top(similarities[:, :first], 0, top_b), top(similarities[:, first:], first, top_b), top_b)
     expected = top(similarities, 0, top_b)
     np.testing.assert_array_equal(merged.keys, expected.keys)
@@ -70,7 +70,7 @@ def searcher(
     ("lambda_", "part"),
     [(0.0, slice(INSTANCES, None)), (1e-9, slice(None)), (0.5, slice(None)), (1.0, slice(INSTANCES))],
 )
-def test_the_part_that_lambda_gives_a_vote_is_searched_exactly(
+def test_only_the_parts_to_which_lambda_gives_weight_are_searched(
     searcher: Searcher, memory: tuple[np.ndarray, np.ndarray], lambda_: float, part: slice, top_b: int
 ) -> None:
     keys, queries = memory
@@ -80,11 +80,11 @@ def test_the_part_that_lambda_gives_a_vote_is_searched_exactly(
     np.testing.assert_allclose(found.similarities, similarities, atol=1e-6)
 
 
-def test_keys_are_counted_over_both_parts(searcher: Searcher) -> None:
+def test_number_of_keys_is_the_sum_of_both_parts(searcher: Searcher) -> None:
     assert (searcher.keys, searcher.instances.keys, searcher.labels.shape) == (85, INSTANCES, (LABELS, DIM))
 
 
-# faiss strings of every sort that is worth serving: transforms outside, refinement, then lists, a graph or mere codes.
+# Factory strings of all kinds of indexes that are served: transforms, refinements, lists, graphs and flat codes.
 FACTORIES = [
     "Flat",
     "SQ8",
@@ -110,17 +110,17 @@ FACTORIES = [
 
 
 class Built(NamedTuple):
-    """An index of `clustered`, written to a file."""
+    """A written index of the clustered keys."""
 
     path: Path
     info: IndexInfo
 
     def opened(self, **changes: float) -> KeyIndex:
-        """The index, served at another effort."""
+        """The index, opened with another effort."""
         return KeyIndex(self.path, self.info.model_copy(update=changes))
 
-    def set_by_hand(self, effort: int, refine: float) -> Any:
-        """The bare faiss index, its parameters set on itself by faiss's own names for them, not given to a search."""
+    def faiss_index(self, effort: int, refine: float) -> Any:
+        """The faiss index with its parameters set by `faiss.ParameterSpace`, instead of given to each search."""
         index, space = faiss.read_index(str(self.path)), faiss.ParameterSpace()
         for kind, name in (("ivf", "nprobe"), ("hnsw", "efSearch")):
             if self.info.kind == kind:
@@ -132,7 +132,7 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def clustered() -> tuple[np.ndarray, np.ndarray]:
-    """2,000 unit keys around 50 centres, and 40 queries near keys."""
+    """2,000 unit keys around 50 centres, and 40 queries near some keys."""
     rng = np.random.default_rng(1)
     keys = unit(rng.normal(size=(50, 32))[rng.integers(50, size=2000)] + rng.normal(size=(2000, 32)) / 2)
     return keys, unit(keys[:40] + rng.normal(size=(40, 32)) / 20)
@@ -140,7 +140,7 @@ def clustered() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def build(clustered: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Built]:
-    """Builds an index of the clustered keys, once."""
+    """Builds an index of the clustered keys; each kind once."""
     folder = tmp_path_factory.mktemp("indexes")
 
     @functools.cache
@@ -171,8 +171,8 @@ def test_every_layer_of_an_index_gets_its_parameters(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str, effort: int, refine: float
 ) -> None:
     built, queries = build(factory), clustered[1]
-    effort = max(effort, 80) if built.info.kind == "hnsw" else min(effort, 40)  # at least what b demands, at most all
-    similarities, keys = built.set_by_hand(effort, refine).search(queries, 20)
+    effort = max(effort, 80) if built.info.kind == "hnsw" else min(effort, 40)
+    similarities, keys = built.faiss_index(effort, refine).search(queries, 20)
     found = built.opened(effort=effort, refine=refine).search(queries, 20)
     np.testing.assert_array_equal(found.keys, keys)
     np.testing.assert_array_equal(found.similarities, similarities)
@@ -181,7 +181,7 @@ def test_every_layer_of_an_index_gets_its_parameters(
 @pytest.mark.parametrize(
     "factory",
     ["IVF40,Flat", "IVF40,SQ8", "IVF40_HNSW32,SQ8", "IVF40,PQ16x4fs,Refine(SQ8)", "OPQ16,IVF40,PQ16x4fs,RFlat"]
-    + ["HNSW16", "HNSW16,SQ8", "HNSW16,SQ8,Refine(Flat)"],  # coarser codes may find less where they see more
+    + ["HNSW16", "HNSW16,SQ8", "HNSW16,SQ8,Refine(Flat)"],  # with coarser codes, recall can fall
 )
 def test_recall_rises_with_effort(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
@@ -196,7 +196,7 @@ def test_recall_rises_with_effort(
 
 
 @pytest.mark.parametrize("factory", [factory for factory in FACTORIES if "Refine" in factory or "RFlat" in factory])
-def test_recall_rises_with_what_is_compared_again(
+def test_recall_rises_with_refinement(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
 ) -> None:
     (keys, queries), built = clustered, build(factory)
@@ -209,25 +209,25 @@ def test_recall_rises_with_what_is_compared_again(
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_all_keys_are_found_where_all_are_asked_for(
+def test_search_for_all_keys_finds_all_keys(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
 ) -> None:
     built = build(factory)
     found = built.opened(effort=1).search(clustered[1][:5], 10_000).keys
     assert found.shape == (5, 2000)
-    within_reach = 0.995 if built.info.kind == "hnsw" else 1  # of a graph's entry
+    within_reach = 0.995 if built.info.kind == "hnsw" else 1  # of a search from the entry point of a graph
     for row in found:
         assert len(np.unique(row[row >= 0])) == (row >= 0).sum() >= within_reach * 2000
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_a_search_goes_at_least_as_far_as_b_whatever_the_effort(
+def test_search_finds_b_keys_at_any_effort(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], kind: str
 ) -> None:
     assert (build(kind).opened(effort=1).search(clustered[1], 300).keys >= 0).sum(axis=1).min() >= 150
 
 
-def test_a_list_shorter_than_b_is_padded_with_no_key_at_no_similarity(
+def test_list_shorter_than_b_is_padded_with_missing_keys(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray]
 ) -> None:
     found = build("ivf").opened(effort=1).search(clustered[1], 60)

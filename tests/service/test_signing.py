@@ -1,4 +1,4 @@
-"""Signatures: which keys are read, what is refused before it is looked at, and by which verbs."""
+"""Signatures: which keys are read, what is refused, and which verbs verify signatures."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ def signed(bundle_folder: Path, keys: Pair) -> Path:
     return sign(bundle_folder, keys)
 
 
-def refuses(folder: Path, keys: Pair, name: str, told: str) -> None:
-    with pytest.raises(BundleError, match=told) as error:
+def refuses(folder: Path, keys: Pair, name: str, message: str) -> None:
+    with pytest.raises(BundleError, match=message) as error:
         open_bundle(folder, read_verify_key(keys.public))
     assert str(error.value).startswith(f"{folder / name}: ")
 
 
-def test_a_signed_bundle_opens(signed: Path, keys: Pair) -> None:
+def test_signed_bundle_opens_with_and_without_a_key(signed: Path, keys: Pair) -> None:
     assert open_bundle(signed, read_verify_key(keys.public)).manifest.version == "v1"
     assert open_bundle(signed).manifest.version == "v1"
 
 
-def test_an_unsigned_bundle_opens_only_where_no_signature_is_wanted(bundle_folder: Path, keys: Pair) -> None:
+def test_unsigned_bundle_opens_only_without_a_key(bundle_folder: Path, keys: Pair) -> None:
     assert open_bundle(bundle_folder).manifest.version == "v1"
     refuses(bundle_folder, keys, SIGNATURE, "expected a signature for .*, found none; build .* --sign")
 
 
-def test_a_bundle_that_someone_else_signed_is_refused(bundle_folder: Path, keys: Pair, tmp_path: Path) -> None:
+def test_bundle_signed_with_another_key_is_refused(bundle_folder: Path, keys: Pair, tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     sign(bundle_folder, write_pair(tmp_path / "others"))
     refuses(bundle_folder, keys, MANIFEST, "found other content or another signature")
 
 
-def test_another_bundles_signature_is_refused(
+def test_signature_of_another_bundle_is_refused(
     signed: Path, keys: Pair, write_bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     other = sign(write_bundle(tmp_path / "other", "v2"), keys)
@@ -77,13 +77,13 @@ def test_another_bundles_signature_is_refused(
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 65, 1 << 20])
-def test_a_signature_of_another_length_is_refused(signed: Path, keys: Pair, size: int) -> None:
+def test_signature_of_wrong_length_is_refused(signed: Path, keys: Pair, size: int) -> None:
     (signed / SIGNATURE).write_bytes(((signed / SIGNATURE).read_bytes() * (size // 64 + 1))[:size])
     name = MANIFEST if size <= 64 else SIGNATURE
     refuses(signed, keys, name, "expected")
 
 
-def test_one_byte_more_or_less_white_space_is_another_manifest(signed: Path, keys: Pair) -> None:
+def test_change_of_white_space_in_a_manifest_breaks_its_signature(signed: Path, keys: Pair) -> None:
     content = (signed / MANIFEST).read_bytes()
     for altered in (content + b"\n", b" " + content, content.replace(b",", b", ", 1)):
         (signed / MANIFEST).write_bytes(altered)
@@ -93,9 +93,7 @@ def test_one_byte_more_or_less_white_space_is_another_manifest(signed: Path, key
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
-def test_a_link_is_refused_although_what_it_leads_to_is_signed(
-    signed: Path, keys: Pair, tmp_path: Path, name: str
-) -> None:
+def test_link_to_a_signed_manifest_is_refused(signed: Path, keys: Pair, tmp_path: Path, name: str) -> None:
     (signed / name).rename(tmp_path / "elsewhere")
     (signed / name).symlink_to(tmp_path / "elsewhere")
     refuses(signed, keys, name, "found a link")
@@ -103,7 +101,7 @@ def test_a_link_is_refused_although_what_it_leads_to_is_signed(
 
 @pytest.fixture
 def opened(bundle_folder: Path) -> Iterator[list[str]]:
-    """The names of the bundle's files that Python opens meanwhile."""
+    """The names of the files of the bundle that Python opens during the test."""
     names: list[str] = []
     watching = True
 
@@ -111,12 +109,12 @@ def opened(bundle_folder: Path) -> Iterator[list[str]]:
         if watching and event == "open" and str(arguments[0]).startswith(str(bundle_folder)):
             names.append(Path(arguments[0]).name)
 
-    sys.addaudithook(watch)  # nothing takes it away again, so it must fall silent
+    sys.addaudithook(watch)  # an audit hook cannot be removed, so it is disabled after the test
     yield names
     watching = False
 
 
-def test_nothing_but_manifest_and_signature_is_opened_before_the_signature_is_right(
+def test_only_manifest_and_signature_are_opened_before_the_signature_is_verified(
     signed: Path, keys: Pair, opened: list[str]
 ) -> None:
     key = read_verify_key(keys.public)
@@ -132,16 +130,18 @@ def test_nothing_but_manifest_and_signature_is_opened_before_the_signature_is_ri
 
 
 @pytest.mark.parametrize("name", NO_PUBLIC_KEY)
-def test_a_file_that_holds_no_public_key_is_refused_by_what_it_holds(every_sort: Path, name: str) -> None:
+def test_error_for_a_file_without_a_public_key_names_its_kind(every_sort: Path, name: str) -> None:
     with pytest.raises(KeyFileError) as error:
         read_verify_key(every_sort / name)
-    told = str(error.value)
-    assert told.startswith(f"{every_sort / name}: expected an Ed25519 public key in PEM, found: {NO_PUBLIC_KEY[name]}")
-    assert told.endswith("; write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`")
-    assert not any(secret in told for secret in secrets(every_sort / name))
+    message = str(error.value)
+    assert message.startswith(
+        f"{every_sort / name}: expected an Ed25519 public key in PEM, found: {NO_PUBLIC_KEY[name]}"
+    )
+    assert message.endswith("; write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`")
+    assert not any(secret in message for secret in secrets(every_sort / name))
 
 
-def test_a_key_is_read_from_among_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
+def test_key_is_read_from_a_file_with_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
     path = tmp_path / "commented"
     path.write_bytes(b"# the key of 2026\n\n" + keys.public.read_bytes())
     assert open_bundle(signed, read_verify_key(path))
@@ -149,7 +149,7 @@ def test_a_key_is_read_from_among_other_text(keys: Pair, tmp_path: Path, signed:
 
 @pytest.fixture(scope="module")
 def signed_store(road: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions v1 and v2, signed, and v3, not signed; each answers with as many labels as its name says."""
+    """A store with signed versions v1 and v2 and unsigned version v3; version vN answers with N labels."""
     store = copy_store(road.store, tmp_path_factory.mktemp("signed") / "store")
     add_version(store, road.version, "light", light_encoder)
     for top_k in (1, 2, 3):
@@ -193,9 +193,7 @@ def test_every_verb_refuses_an_unsigned_version(
     assert run(*command) == 0
 
 
-def test_rollback_does_not_return_to_an_unsigned_version(
-    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rollback_refuses_an_unsigned_version(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     for version in ("v3", "v1"):
         assert run("activate", version, "--store", store) == 0
     assert run("rollback", "--store", store, "--verify-key", keys.public) == 2
@@ -203,7 +201,7 @@ def test_rollback_does_not_return_to_an_unsigned_version(
     assert (store / "CURRENT").read_text() == "v1\n"
 
 
-def test_versions_says_which_are_not_signed(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_marks_unsigned_versions(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("versions", "--store", store, "--verify-key", keys.public) == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert "28 instances" in first
@@ -212,12 +210,12 @@ def test_versions_says_which_are_not_signed(store: Path, keys: Pair, capsys: pyt
     assert "expected a signature" in third
 
 
-def test_verify_says_that_a_signature_was_checked(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_the_checked_signature(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", "v1", "--store", store, "--verify-key", keys.public) == 0
     assert capsys.readouterr().out.startswith("v1: signed, 19 files as published, and it answers ")
 
 
-def test_the_key_may_come_from_the_environment(
+def test_key_can_come_from_the_environment(
     store: Path, keys: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_VERIFY_KEY", str(keys.public))
@@ -226,7 +224,7 @@ def test_the_key_may_come_from_the_environment(
 
 
 @pytest.mark.parametrize("word", ["", "null", "None", "the bundle's own"])
-def test_a_key_that_is_given_as_nothing_is_no_reason_to_trust_everybody(
+def test_empty_key_is_refused_instead_of_trusting_everyone(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     assert run("verify", "v1", "--store", store, "--verify-key", word) == 2
@@ -236,7 +234,7 @@ def test_a_key_that_is_given_as_nothing_is_no_reason_to_trust_everybody(
     assert "expected an Ed25519 public key" in capsys.readouterr().err
 
 
-def test_a_signed_version_under_another_name_is_refused(store: Path, keys: Pair) -> None:
+def test_signed_version_under_another_name_is_refused(store: Path, keys: Pair) -> None:
     (store / "bundles" / "v1").rename(store / "bundles" / "v9")
     with pytest.raises(BundleError, match="expected version v9, manifest says v1"):
         Store(store, keys.public).open("v9")
@@ -252,19 +250,19 @@ def refused_to_serve(store: Path, key: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["private", "rsa-public", "missing"])
-def test_serve_says_that_the_key_is_of_the_wrong_kind(store: Path, every_sort: Path, name: str) -> None:
-    told = refused_to_serve(store, every_sort / name)
-    assert told.startswith(f"recollect serve: {every_sort / name}: expected an Ed25519 public key in PEM, found: ")
-    assert NO_PUBLIC_KEY[name] in told
-    assert not any(secret in told for secret in secrets(every_sort / name))
+def test_serve_names_the_kind_of_a_wrong_key(store: Path, every_sort: Path, name: str) -> None:
+    message = refused_to_serve(store, every_sort / name)
+    assert message.startswith(f"recollect serve: {every_sort / name}: expected an Ed25519 public key in PEM, found: ")
+    assert NO_PUBLIC_KEY[name] in message
+    assert not any(secret in message for secret in secrets(every_sort / name))
 
 
-def test_serve_does_not_start_with_an_unsigned_version(store: Path, keys: Pair) -> None:
+def test_serve_refuses_to_start_with_an_unsigned_version(store: Path, keys: Pair) -> None:
     (store / "CURRENT").write_text("v3\n")
     assert "v3/manifest.sig: expected a signature for " in refused_to_serve(store, keys.public)
 
 
-def test_a_server_refuses_an_unsigned_version_and_goes_on_with_the_old_one(store: Path, keys: Pair) -> None:
+def test_server_refuses_an_unsigned_version_and_keeps_the_old_one(store: Path, keys: Pair) -> None:
     def answers(server: Server) -> tuple[str, int]:
         body = httpx.post(f"{server.url}/predict", json={"query": "bread"}).raise_for_status().json()
         return body["version"], len(body["labels"])

@@ -17,7 +17,7 @@ SCRIPTS += ["👩‍👩‍👧 🏳️‍🌈", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢",
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-def test_every_script_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_strings_in_any_script_are_read_back_unchanged(tmp_path: Path) -> None:
     assert list(write_table(tmp_path, "texts", SCRIPTS)) == SCRIPTS
 
 
@@ -28,7 +28,7 @@ def test_empty_strings_keep_their_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strings", [[], [""], ["", ""]])
-def test_a_table_without_a_single_byte_opens(tmp_path: Path, strings: list[str]) -> None:
+def test_table_without_any_byte_opens(tmp_path: Path, strings: list[str]) -> None:
     table = write_table(tmp_path, "texts", strings)
     assert list(table) == strings
     assert table.find("a", table.sorted_rows()) is None
@@ -66,12 +66,12 @@ def test_opening_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None
         ("app\udfff", None),
     ],
 )
-def test_find_tells_the_row_of_a_whole_string_only(tmp_path: Path, wanted: str, row: int | None) -> None:
+def test_find_returns_the_row_of_an_equal_string_only(tmp_path: Path, wanted: str, row: int | None) -> None:
     table = write_table(tmp_path, "uids", ["app", "zebra", "apple", "日本", ""])
     assert table.find(wanted, table.sorted_rows()) == row
 
 
-def test_find_tells_the_first_row_of_a_string_that_stands_twice(tmp_path: Path) -> None:
+def test_find_returns_the_first_row_of_a_repeated_string(tmp_path: Path) -> None:
     table = write_table(tmp_path, "uids", ["b", "a", "b"])
     assert table.find("b", table.sorted_rows()) == 0
 
@@ -90,7 +90,7 @@ def test_find_agrees_with_a_dict(strings: list[str], others: list[str]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(strings=st.lists(texts, max_size=30), others=st.lists(st.text(), max_size=30))
-def test_many_strings_are_found_as_each_alone(strings: list[str], others: list[str]) -> None:
+def test_find_all_finds_the_same_rows_as_find(strings: list[str], others: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = write_table(Path(folder), "uids", strings)
         order = table.sorted_rows()

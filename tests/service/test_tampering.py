@@ -1,4 +1,4 @@
-"""Tampering: whatever is done to a file of a signed bundle that answers, the bundle is refused and the file named."""
+"""Tampering: a signed bundle is refused after any change of any file, and the error names the file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def lengthen(path: Path) -> list[str]:
 
 
 def swap(path: Path) -> list[str]:
-    """Exchange a file's content with that of another, of a manifest with its signature."""
+    """Exchange the content of two files; the manifest is exchanged with its signature."""
     content = path.read_bytes()
     others = sorted(BUNDLE_FILES if path.name in BUNDLE_FILES else {MANIFEST, SIGNATURE})
     other = next(other for other in map(path.with_name, others) if other.read_bytes() != content)
@@ -130,11 +130,12 @@ DAMAGES: dict[str, Callable[[Path], list[str]]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_a_bundle_one_of_whose_files_was_tampered_with_is_refused_by_the_files_name(
+def test_error_names_the_file_that_was_tampered_with(
     published: Published, capsys: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
     touched = DAMAGES[damage](published.bundle / name)
-    named = {MANIFEST if each == SIGNATURE else each for each in touched} | set(touched)  # one speaks for both
+    # A wrong signature can be reported for the manifest.
+    named = {MANIFEST if each == SIGNATURE else each for each in touched} | set(touched)
     with pytest.raises(BundleError) as error:
         open_bundle(published.bundle, read_verify_key(published.key))
     where = str(error.value).partition(": expected ")[0]
@@ -144,16 +145,14 @@ def test_a_bundle_one_of_whose_files_was_tampered_with_is_refused_by_the_files_n
     assert (printed.out, printed.err) == ("", f"recollect verify: {error.value}\n")
 
 
-def test_the_bundle_that_nobody_touched_is_verified(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
+def test_untouched_bundle_is_verified(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
     assert published.verify() == 0
     assert "signed, 19 files as published" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
-def test_checksums_alone_find_whatever_is_done_to_a_file_that_they_are_of(
-    published: Published, name: str, damage: str
-) -> None:
+def test_checksums_detect_tampering_without_a_signature(published: Published, name: str, damage: str) -> None:
     touched = DAMAGES[damage](published.bundle / name)
     with pytest.raises(BundleError) as error:
         open_bundle(published.bundle)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
+from service.store.store import Store
 from service.versions import throttle
+from service.versions.opening import Opener
 from service.versions.throttle import CancelledWorkError, Throttle
 
 
@@ -50,3 +53,10 @@ def test_pause_raises_once_the_work_is_cancelled(clock: Clock) -> None:
     clock.set()
     with pytest.raises(CancelledWorkError):
         Throttle(lambda: False, clock).pause()
+
+
+def test_opening_a_version_ends_once_it_is_cancelled(road: Any) -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(CancelledWorkError):
+        Opener(Store(road.store), threads=1).open(road.version, throttle=Throttle(lambda: False, cancelled))

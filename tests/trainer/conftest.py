@@ -1,4 +1,4 @@
-"""What the trainer's tests share: real dataset folders, and small real encoders saved as Hugging Face folders.
+"""Fixtures of the trainer's tests: real dataset folders, and small real encoders saved as Hugging Face folders.
 
 The shapes and types in the trainer's signatures are checked while its tests run.
 """
@@ -20,20 +20,20 @@ from tests.trainer.runs import USUAL, Outcome, Train
 
 install_import_hook("trainer", "beartype.beartype")
 
-# Words for the tiny tokenizers, upper case and accents included: what a tokenizer does to them shows in the vectors.
+# Words for the tiny tokenizers. Upper case and accents show in the vectors how a tokenizer normalises text.
 CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc", "paint lawn garden chair red blue")
 LABELS = ("garden chair", "red paint", "blue lawn", "quick dog", "lazy fox")
 _WORDS = " ".join(CORPUS).split()
 TEXTS = tuple(" ".join(_WORDS[start : start + 3]) for start in range(14))
 
 
-# What encoders are compared on: cased, accented, shortest, longer than any limit.
+# Texts for comparing encoders: upper case, accents, one letter, longer than any limit.
 SAMPLE_TEXTS = ["quick Brown fox", "Café naïve ABC abc", "x", "lazy dog " * 30]
 
 
 @pytest.fixture
 def write_lines() -> Callable[..., Path]:
-    """Writes a file of lines, gzip if its name says so; a record becomes JSON, str and bytes stay as they are."""
+    """Write a file of lines, with gzip if its name ends in .gz. Records become JSON, str and bytes stay unchanged."""
 
     def write(path: Path, lines: Sequence[Any]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def write_lines() -> Callable[..., Path]:
 
 @pytest.fixture
 def toy(tmp_path: Path, write_lines: Callable[..., Path]) -> Path:
-    """A native dataset folder: 14 instances in all lengths, 5 labels; the last instance has no label."""
+    """A native dataset folder: 14 instances of several lengths and 5 labels. The last instance has no label."""
     folder = tmp_path / "toy"
     write_lines(folder / "labels.jsonl", [{"uid": f"L{row}", "text": text} for row, text in enumerate(LABELS)])
     instances = [
@@ -61,7 +61,7 @@ def toy(tmp_path: Path, write_lines: Callable[..., Path]) -> Path:
 
 
 class TinyEncoder(NamedTuple):
-    """A randomly initialised Hugging Face folder, and the tokenizer that was saved in it."""
+    """The Hugging Face folder of a randomly initialised encoder, and its tokenizer."""
 
     folder: Path
     tokenizer: Any
@@ -69,7 +69,7 @@ class TinyEncoder(NamedTuple):
 
 @pytest.fixture(scope="session")
 def make_tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyEncoder]:
-    """Saves a tiny encoder: `bert` (lower case), `distilbert` (cased, no token types) or `roberta` (pads with id 1)."""
+    """Save a tiny encoder: `bert` (lower case), `distilbert` (cased, no token types) or `roberta` (pads with id 1)."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -102,11 +102,11 @@ _BERT_SIZE = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
     "max_position_embeddings": 64,
-    "initializer_range": 0.5,  # so that texts differ
+    "initializer_range": 0.5,  # large enough that texts differ
 }
 _SIZE: dict[str, dict[str, Any]] = {
     "bert": _BERT_SIZE,
-    "roberta": _BERT_SIZE | {"max_position_embeddings": 66, "type_vocab_size": 1},  # positions start behind the pad id
+    "roberta": _BERT_SIZE | {"max_position_embeddings": 66, "type_vocab_size": 1},  # positions start after the pad id
     "distilbert": {
         "dim": 32,
         "n_layers": 2,
@@ -155,12 +155,12 @@ def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
 
 @pytest.fixture
 def encoder_folder(tiny_bert: TinyEncoder, tmp_path: Path) -> Path:
-    """A copy of the tiny BERT, free to be spoilt."""
+    """A copy of the tiny BERT that a test may damage."""
     return Path(shutil.copytree(tiny_bert.folder, tmp_path / "encoder"))
 
 
 def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Any:
-    """A small encoder as `--encoder` loads it."""
+    """Load an encoder as `--encoder` does."""
     from trainer.pretrained import load_pretrained
 
     return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
@@ -183,21 +183,21 @@ def minilm() -> Any:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Hugging Face hub, in this process (whose library read the variable when it was imported) and its children."""
+    """Disable the Hugging Face hub in this process, whose library is already imported, and in its children."""
     import huggingface_hub.constants
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
-# What the labels of the lesson are made of, and the words that only stand around them.
+# Words of the lesson's labels, and words that have no meaning for the labels.
 _NAMES = ("quick", "Brown", "fox", "lazy", "dog", "paint", "lawn", "garden", "chair", "red", "blue", "naïve")
 _NOISE = ("The", "jumps", "over", "the", "Café", "ABC", "abc")
 
 
 @pytest.fixture(scope="session")
 def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A native dataset folder from which there is something to learn; nobody may change it.
+    """A native dataset folder with a learnable pattern. Tests must not change it.
 
     60 instances name the words of their label among others, some have a second label, the last has none; 12 labels.
     """
@@ -220,7 +220,7 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def steady_encoder(tiny_bert: TinyEncoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny BERT's folder, without dropout."""
+    """The folder of the tiny BERT without dropout."""
     folder = Path(shutil.copytree(tiny_bert.folder, tmp_path_factory.mktemp("steady") / "encoder"))
     config = json.loads((folder / "config.json").read_text())
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -235,7 +235,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def flags(lesson: Path, tiny_bert: Any, run_folder: Path) -> list[object]:
-    """`recollect train` on the lesson, with the tiny encoder; flags given later win."""
+    """Arguments of `recollect train` on the lesson dataset with the tiny encoder. Later flags replace earlier ones."""
     return ["train", lesson, "--out", run_folder, "--encoder", tiny_bert.folder, *USUAL]
 
 

@@ -1,9 +1,10 @@
-"""What several of the trainer's tests use: made-up vectors and label sets, and stand-ins."""
+"""Helpers of the trainer's tests: random vectors and label sets, trained adapters and heads, and fakes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,10 @@ from scipy import sparse
 from torch import nn
 
 from trainer.data.split import LabelSets
+from trainer.distributed import Ranks
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
-from trainer.methods import METHODS, Options
-from trainer.ranks import Ranks
+from trainer.methods import METHODS, MethodOptions
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
@@ -24,7 +25,7 @@ def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
 
 
 def random_sets(rng: np.random.Generator, instances: int, labels: int) -> list[set[int]]:
-    """Instances with none, some or all of the labels."""
+    """Draw instances with none, some or all of the labels."""
     shares = rng.choice([0, 0.1, 0.4, 1], size=instances)
     return [set(np.flatnonzero(rng.random(labels) < share).tolist()) for share in shares]
 
@@ -38,7 +39,7 @@ def random_units(rng: np.random.Generator, rows: int, dim: int = 8) -> np.ndarra
 
 
 def learned_adapter(dim: int, hidden: int, dropout: float = 0.1, std: float = 1.0) -> Adapter:
-    """One that changes vectors, and has a head of its own for either side."""
+    """Make an adapter that changes vectors, differently for queries and labels."""
     adapter = Adapter(dim, hidden, dropout)
     nn.init.normal_(adapter.queries.narrow.weight, std=std)
     nn.init.normal_(adapter.labels.narrow.weight, std=std)
@@ -46,18 +47,18 @@ def learned_adapter(dim: int, hidden: int, dropout: float = 0.1, std: float = 1.
 
 
 def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix | None = None) -> Head | None:
-    """What a method learns above the encoder, far from where it starts.
+    """Make the head of a method with random weights. None if the method has no head.
 
     Args:
-        method: Its name.
+        method: Name of the method.
         dim: Size of a vector.
-        labels: How many there are.
-        values: Y, "instance label"; unset: some instances a label, but for the first, which has none.
+        labels: Number of labels.
+        values: Y, "instance label". None: each label has some instances, except the first, which has none.
     """
     make = METHODS[method].head
     if make is None:
         return None
-    head = make(dim, labels, Options(prototype=("text", "free", "centroid"), bank=max(1, labels // 4)))
+    head = make(dim, labels, options(method, **({"bank": max(1, labels // 4)} if method == "prime" else {})))
     if values is None:
         values = label_sets([1 + row % (labels - 1)] for row in range(3 * labels)).to_csr(labels)
     rng = np.random.default_rng(8)
@@ -68,23 +69,28 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
     return head
 
 
+def options(method: str, **given: Any) -> MethodOptions:
+    """Make the options of a method. Others than the given ones have their defaults."""
+    return METHODS[method].options(**given)
+
+
 def files(folder: Path) -> dict[str, bytes]:
-    """All that a folder holds."""
+    """Read all files of a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class OwnShare(Ranks):
-    """One of several processes, which keeps its part to itself."""
+    """One of several ranks, whose collective operations return its own share."""
 
-    def join_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+    def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part
 
-    def collect(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+    def gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """A clock that stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0

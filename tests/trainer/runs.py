@@ -1,4 +1,4 @@
-"""Runs of `recollect train`: how tests start them, kill them, and read what they leave."""
+"""Runs of `recollect train`: tests start them, kill them, and read their files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import recollect
 PATIENCE_SECONDS = 120
 KILLED = -signal.SIGKILL
 
-# Of the lesson, 48 or 60 instances to train on: 6 or 8 steps an epoch.
+# Of the lesson dataset, 48 or 60 instances are in training: 6 or 8 steps an epoch.
 USUAL = ["--max-length", 16, "--label-max-length", 8, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
-# What a training leaves.
+# Contents of a finished run folder.
 LEFT = {"checkpoint", "memory", "metrics.jsonl", "tensorboard", "training.json"}
 
 
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What is said at the end; it must be one plain line."""
+        """The error message, which must be one line and the last."""
         lines = self.err.splitlines()
         assert sum(line.startswith("recollect train: ") for line in lines) == 1, self.err
         assert "Traceback" not in self.err
@@ -47,7 +47,7 @@ Train = Callable[..., Outcome]
 
 
 def metrics(folder: Path, name: str) -> dict[int, float]:
-    """One of the log's values, by step."""
+    """Return one value of the log by step."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line[name] for line in lines if name in line}
 
@@ -62,7 +62,7 @@ def texts(folder: Path, name: str) -> list[str]:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """All of a checkpoint's weights, those of adapter and head under their names."""
+    """Return all weights of a checkpoint, including adapter and head."""
     found = load_file(folder / "checkpoint" / "model.safetensors")
     for above in ("adapter", "head"):
         path = folder / "checkpoint" / f"{above}.safetensors"
@@ -72,20 +72,20 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What must not depend on what happened on the way: weights and keys, byte for byte."""
+    """Return weights and keys as bytes: interruptions must not change them."""
     paths = [*(folder / "checkpoint").glob("*.safetensors"), folder / "memory" / "keys.npy"]
     return {path.name: path.read_bytes() for path in paths}
 
 
 class Moment(NamedTuple):
-    """Just before the n-th call of a function or method, or just after it."""
+    """The moment before or after the n-th call of a function or method."""
 
     function: str
     call: int = 1
     after: bool = False
 
 
-# A server that has the trainer imported, and forks itself: each child is a process of its own that starts at once.
+# A fork server that has imported the trainer, so that child processes start fast.
 CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run", "torch.utils.tensorboard"])
 
@@ -97,14 +97,14 @@ def run_recollect(
     ranks: int = 1,
     changed: Mapping[str, object] | None = None,
 ) -> list[int]:
-    """Run `recollect` in a process of its own, or in several as `torchrun` would; gives their exit statuses.
+    """Run `recollect` in one new process, or in several as `torchrun` does, and return their exit statuses.
 
     Args:
         arguments: The verb and its flags.
-        log: Takes what the processes say, and what earlier ones said.
-        killed: When the process kills itself, with the signal that nobody can catch.
-        ranks: How many processes.
-        changed: Constants of modules to change first, by name.
+        log: File to which the output of the processes is appended.
+        killed: When the process kills itself with SIGKILL.
+        ranks: Number of processes.
+        changed: Constants of modules to replace first, by name.
     """
     words, port = [str(argument) for argument in arguments], _free_port() if ranks > 1 else 0
     processes = [
@@ -154,16 +154,16 @@ def _run(
         module, _, constant = name.rpartition(".")
         setattr(pkgutil.resolve_name(module), constant, value)
     if killed is not None:
-        _die_at(killed)
+        _kill_at(killed)
     sys.exit(recollect.main(words))
 
 
-def _die_at(moment: Moment) -> None:
+def _kill_at(moment: Moment) -> None:
     name, _, attribute = moment.function.rpartition(".")
     owner = pkgutil.resolve_name(name)
     real, calls = getattr(owner, attribute), itertools.count(1)
 
-    def doomed(*arguments: Any, **options: Any) -> Any:
+    def killing(*arguments: Any, **options: Any) -> Any:
         last = next(calls) == moment.call
         if last and not moment.after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -172,4 +172,4 @@ def _die_at(moment: Moment) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(owner, attribute, doomed)
+    setattr(owner, attribute, killing)

@@ -18,7 +18,7 @@ DIM, HIDDEN = 32, 48
 
 
 def learned(dim: int = DIM, hidden: int = HIDDEN, seed: int = 3) -> Adapter:
-    """An adapter whose weights are far from where they start, in evaluation mode."""
+    """An adapter with random weights in evaluation mode."""
     adapter = Adapter(dim, hidden).eval()
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -34,7 +34,7 @@ def vectors() -> torch.Tensor:
 
 @pytest.fixture
 def adapted(tiny_encoder: Encoder) -> Encoder:
-    """The tiny encoder under an adapter that changes its vectors."""
+    """The tiny encoder with an adapter that changes its vectors."""
     return tiny_encoder.with_adapter(learned())
 
 
@@ -46,11 +46,11 @@ def checkpoint(adapted: Encoder, tmp_path: Path) -> Path:
 
 class TestAdapter:
     @pytest.mark.parametrize("training", [False, True])
-    def test_starts_as_identity(self, vectors: torch.Tensor, training: bool) -> None:
+    def test_adapter_starts_as_identity(self, vectors: torch.Tensor, training: bool) -> None:
         torch.testing.assert_close(Adapter(DIM, HIDDEN).train(training)(vectors), vectors)
 
     @pytest.mark.parametrize("side", ["queries", "labels"])
-    def test_gives_the_unit_vector_of_the_written_formula(self, vectors: torch.Tensor, side: Side) -> None:
+    def test_adapter_is_the_written_formula(self, vectors: torch.Tensor, side: Side) -> None:
         adapter = learned()
         head = getattr(adapter, side)
         w1, b1, w2, b2 = (weight.detach().double().numpy() for weight in head.parameters())
@@ -63,14 +63,14 @@ class TestAdapter:
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
         assert np.abs(found - x).max() > 0.1
 
-    def test_learns_from_the_first_step_on(self, vectors: torch.Tensor) -> None:
+    def test_adapter_has_gradients_at_the_first_step(self, vectors: torch.Tensor) -> None:
         adapter = Adapter(DIM, HIDDEN)
         (adapter(vectors) ** 3 + adapter(vectors, "labels") ** 5).sum().backward()
         for head in (adapter.queries, adapter.labels):
             assert head.narrow.weight.grad is not None
             assert head.narrow.weight.grad.abs().max() > 0
 
-    def test_sides_learn_apart(self, vectors: torch.Tensor) -> None:
+    def test_queries_and_labels_have_separate_weights(self, vectors: torch.Tensor) -> None:
         adapter = learned()
         assert (adapter(vectors, "queries") - adapter(vectors, "labels")).abs().max() > 0.1
         adapter(vectors, "labels").sum().backward()
@@ -91,17 +91,17 @@ class TestEncoderWithAdapter:
         expected = adapted.model.adapter(own, "labels").detach().numpy()
         np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 8, side="labels"), expected, atol=1e-6)
 
-    def test_that_has_learned_nothing_gives_the_encoders_own_vectors(self, tiny_encoder: Encoder) -> None:
+    def test_untrained_adapter_gives_the_encoders_own_vectors(self, tiny_encoder: Encoder) -> None:
         fresh = tiny_encoder.with_adapter(Adapter(DIM, HIDDEN))
         np.testing.assert_allclose(
             fresh.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32), rtol=0, atol=1e-6
         )
 
-    def test_drops_nothing_out_when_it_encodes(self, tiny_encoder: Encoder) -> None:
+    def test_encoding_has_no_dropout(self, tiny_encoder: Encoder) -> None:
         encoder = tiny_encoder.with_adapter(learned().train())
         np.testing.assert_array_equal(encoder.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
-    def test_stands_on_the_encoder_without_it(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+    def test_adapter_is_above_the_plain_encoder(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
         below = adapted.without_adapter()
         np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
         assert below.model.transformer is adapted.model.transformer
@@ -137,7 +137,7 @@ class TestCheckpointWithAdapter:
         assert not (checkpoint / "adapter.safetensors").exists()
         assert load_checkpoint(checkpoint, "cpu").model.adapter is None
 
-    def test_digest_tells_adapters_apart_from_each_other_and_from_none(self, tiny_encoder: Encoder) -> None:
+    def test_digest_differs_between_adapters_and_without_adapter(self, tiny_encoder: Encoder) -> None:
         changed = learned()
         with torch.no_grad():
             changed.labels.narrow.bias[3] += 1e-6

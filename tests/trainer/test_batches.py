@@ -17,7 +17,7 @@ few = settings(max_examples=40, deadline=None)
 
 
 class Case(NamedTuple):
-    """A dataset in plain Python, and how to sample it."""
+    """A dataset in plain Python, and the arguments of its sampler."""
 
     sets: list[set[int]]
     labels: int
@@ -48,13 +48,13 @@ class Case(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Instances with none to many labels, some of them held out; mined labels are never the instance's own."""
+    """Draw instances with none to many labels, some of them held out, and mined labels that are not their own."""
     labels = draw(st.integers(1, 8))
     sets = draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=1, max_size=14))
     rows = sorted(draw(st.sets(st.integers(0, len(sets) - 1), min_size=1)))
     top = draw(st.integers(1, labels))
-    listed = [[label if label not in own else -1 for label in draw(st.permutations(range(labels)))] for own in sets]
-    mined = HardNegatives(np.array(listed, dtype=np.int32)[:, :top])
+    candidates = [[label if label not in own else -1 for label in draw(st.permutations(range(labels)))] for own in sets]
+    mined = HardNegatives(np.array(candidates, dtype=np.int32)[:, :top])
     return Case(
         sets,
         labels,
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def labels_of(pairs: Pairs, batch: Batch) -> list[list[int]]:
-    """Each query's labels among the pairs, as often as they are there."""
+    """Return the labels of each query in the pairs, with repetitions."""
     return [batch.pool[pairs.key[pairs.query == query]].tolist() for query in range(len(batch.rows))]
 
 
@@ -79,7 +79,7 @@ def contents(batch: Batch) -> list[list[int]]:
 
 @few
 @given(case=cases(), epoch=st.integers(0, 3))
-def test_an_epoch_asks_every_row_once_in_batches_that_differ_by_one_query_at_most(case: Case, epoch: int) -> None:
+def test_epoch_visits_every_row_once_in_batches_that_differ_by_at_most_one_query(case: Case, epoch: int) -> None:
     batches = [batch.rows.tolist() for batch in case.epoch(epoch)]
     assert sorted(row for rows in batches for row in rows) == case.rows
     sizes = list(map(len, batches))
@@ -89,7 +89,7 @@ def test_an_epoch_asks_every_row_once_in_batches_that_differ_by_one_query_at_mos
 
 @few
 @given(case=cases(), steps=st.lists(st.integers(0, 40), min_size=1, max_size=6))
-def test_a_step_is_the_same_whenever_it_is_asked_for(case: Case, steps: list[int]) -> None:
+def test_batch_of_a_step_does_not_depend_on_earlier_calls(case: Case, steps: list[int]) -> None:
     batches = case.batches()
     for step in steps:
         assert contents(batches.at(step, case.mined)) == contents(case.batches().at(step, case.mined))
@@ -97,7 +97,7 @@ def test_a_step_is_the_same_whenever_it_is_asked_for(case: Case, steps: list[int
 
 @few
 @given(case=cases())
-def test_positives_are_some_of_a_querys_labels_each_once(case: Case) -> None:
+def test_positives_are_distinct_labels_of_their_query(case: Case) -> None:
     for batch in case.epoch(0):
         for row, chosen in zip(batch.rows, labels_of(batch.positives, batch), strict=True):
             assert len(set(chosen)) == len(chosen) == min(case.positives or case.labels, len(case.sets[row]))
@@ -106,7 +106,7 @@ def test_positives_are_some_of_a_querys_labels_each_once(case: Case) -> None:
 
 @few
 @given(case=cases())
-def test_the_pool_holds_all_positives_and_drawn_negatives_once_and_nothing_else(case: Case) -> None:
+def test_pool_contains_exactly_positives_and_drawn_negatives(case: Case) -> None:
     for batch in case.epoch(1):
         pool = batch.pool.tolist()
         assert len(set(pool)) == len(pool)
@@ -123,7 +123,7 @@ def test_the_pool_holds_all_positives_and_drawn_negatives_once_and_nothing_else(
 
 @few
 @given(case=cases())
-def test_every_true_label_in_the_pool_is_relevant_whether_it_was_drawn_or_not(case: Case) -> None:
+def test_every_true_label_in_the_pool_is_relevant(case: Case) -> None:
     for batch in case.epoch(0):
         for row, relevant in zip(batch.rows, labels_of(batch.relevant, batch), strict=True):
             assert len(set(relevant)) == len(relevant)
@@ -132,7 +132,7 @@ def test_every_true_label_in_the_pool_is_relevant_whether_it_was_drawn_or_not(ca
 
 @few
 @given(case=cases(), data=st.data())
-def test_strangers_share_no_label_and_nobody_is_a_stranger_to_itself(case: Case, data: st.DataObject) -> None:
+def test_disjoint_instances_share_no_label_and_exclude_the_query_itself(case: Case, data: st.DataObject) -> None:
     for batch in case.epoch(0):
         spans = st.tuples(*2 * [st.integers(0, len(batch.rows))]).map(lambda span: (min(span), max(span)))
         queries, instances = data.draw(spans), data.draw(spans)
@@ -143,30 +143,30 @@ def test_strangers_share_no_label_and_nobody_is_a_stranger_to_itself(case: Case,
             ]
             for query in range(*queries)
         ]
-        assert batch.strangers(queries, instances).tolist() == expected
+        assert batch.disjoint_instances(queries, instances).tolist() == expected
 
 
 @few
 @given(case=cases(), data=st.data())
-def test_a_mask_holds_the_pairs_of_its_ranges(case: Case, data: st.DataObject) -> None:
+def test_mask_marks_the_pairs_in_its_ranges(case: Case, data: st.DataObject) -> None:
     for batch in case.epoch(0):
         queries, keys = (
             tuple(sorted(data.draw(st.tuples(*2 * [st.integers(0, size)]))))
             for size in (len(batch.rows), len(batch.pool))
         )
         for pairs in (batch.relevant, batch.positives):
-            held = set(zip(pairs.query.tolist(), pairs.key.tolist(), strict=True))
-            expected = [[(query, key) in held for key in range(*keys)] for query in range(*queries)]
+            marked = set(zip(pairs.query.tolist(), pairs.key.tolist(), strict=True))
+            expected = [[(query, key) in marked for key in range(*keys)] for query in range(*queries)]
             assert pairs.mask(queries, keys).tolist() == expected
 
 
-def test_a_query_without_labels_is_a_stranger_to_all_others_but_not_to_itself() -> None:
+def test_query_without_labels_is_disjoint_from_all_others() -> None:
     case = Case([set(), set(), {0}], 1, [0, 1, 2], 3, 1, 0, 0, None)
     (batch,) = case.epoch(0)
-    np.testing.assert_array_equal(batch.strangers((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
+    np.testing.assert_array_equal(batch.disjoint_instances((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
 
 
-def test_a_batch_without_any_label_has_an_empty_pool() -> None:
+def test_batch_without_labels_has_an_empty_pool() -> None:
     (batch,) = Case([set(), set()], 3, [0, 1], 2, 1, 2, 0, None).epoch(0)
     assert len(batch.pool) == 0
     assert batch.relevant.mask((0, 2), (0, 0)).shape == (2, 0)
@@ -181,7 +181,7 @@ def test_every_label_of_a_query_is_drawn_equally_often() -> None:
     np.testing.assert_allclose(counts, steps * share, atol=5 * np.sqrt(steps * share * (1 - share)))
 
 
-def test_epochs_and_seeds_differ_in_their_order() -> None:
+def test_order_differs_by_epoch_and_seed() -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         case = Case([{0}] * 50, 1, list(range(50)), 10, 1, 0, seed, None)
         return tuple(row for batch in case.epoch(epoch) for row in batch.rows.tolist())
@@ -189,7 +189,7 @@ def test_epochs_and_seeds_differ_in_their_order() -> None:
     assert len({order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
-def test_negatives_are_drawn_anew_at_every_step() -> None:
+def test_each_step_draws_new_negatives() -> None:
     mined = HardNegatives(np.arange(1, 41, dtype=np.int32)[None, :])
     batches = Case([{0}], 41, [0], 1, 1, 2, 0, mined).batches()
     pools = {tuple(batches.at(step, mined).pool.tolist()) for step in range(20)}
@@ -197,14 +197,14 @@ def test_negatives_are_drawn_anew_at_every_step() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_two_purposes_share_random_numbers(seed: int) -> None:
+def test_purposes_have_separate_random_numbers(seed: int) -> None:
     assert len({generator(seed, purpose, number).random() for purpose in Purpose for number in range(5)}) == 5 * len(
         Purpose
     )
 
 
 class TestClusteredBatches:
-    """Eight clusters of five instances each, and one instance that is held out."""
+    """Eight clusters of five instances each, and one held-out instance."""
 
     ROWS = np.arange(40)
     CLUSTERS = np.append(np.arange(40) // 5, -1)
@@ -213,26 +213,26 @@ class TestClusteredBatches:
         return Case([{0}] * 41, 1, self.ROWS.tolist(), batch_size, 1, 0, 3, None).batches()
 
     @pytest.mark.parametrize("batch_size", [1, 7, 10, 40])
-    def test_an_epoch_asks_every_row_once_cluster_by_cluster(self, batch_size: int) -> None:
+    def test_epoch_visits_every_row_once_cluster_by_cluster(self, batch_size: int) -> None:
         batches = self.batches(batch_size)
         for epoch in range(3):
             steps = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
-            asked = np.concatenate([batches.at(step, None, self.CLUSTERS).rows for step in steps])
-            np.testing.assert_array_equal(np.sort(asked), self.ROWS)
-            assert np.count_nonzero(np.diff(self.CLUSTERS[asked])) == 7
+            rows = np.concatenate([batches.at(step, None, self.CLUSTERS).rows for step in steps])
+            np.testing.assert_array_equal(np.sort(rows), self.ROWS)
+            assert np.count_nonzero(np.diff(self.CLUSTERS[rows])) == 7
 
     def test_whole_clusters_share_a_batch_where_they_fit(self) -> None:
         batches = self.batches()
         for step in range(8):
             assert np.unique(self.CLUSTERS[batches.at(step, None, self.CLUSTERS).rows]).size == 2
 
-    def test_clusters_and_the_rows_within_them_are_shuffled_anew_in_every_epoch(self) -> None:
+    def test_each_epoch_shuffles_clusters_and_their_rows(self) -> None:
         batches = self.batches(40)
         orders = [batches.at(epoch, None, self.CLUSTERS).rows for epoch in range(4)]
         assert len({tuple(self.CLUSTERS[order].tolist()) for order in orders}) == 4
         assert len({tuple(order[self.CLUSTERS[order] == 2].tolist()) for order in orders}) > 1
 
-    def test_a_step_is_the_same_whatever_was_asked_before(self) -> None:
+    def test_batch_of_a_step_does_not_depend_on_earlier_clusters(self) -> None:
         other = np.append(np.arange(40) % 8, -1)
         asked = [(step, clusters) for step in (5, 4, 0, 1) for clusters in (self.CLUSTERS, None, other)]
         batches = self.batches()
@@ -240,8 +240,8 @@ class TestClusteredBatches:
         assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in asked]
         assert len(set(map(tuple, seen))) == len(asked)
 
-    def test_an_instance_that_is_trained_on_without_a_cluster_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="expected one for each instance that is trained on, found -1"):
+    def test_instance_without_a_cluster_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected one for each instance to train on, found -1"):
             self.batches().at(0, None, np.append(-1, self.CLUSTERS[1:]))
 
 
@@ -249,13 +249,13 @@ class TestWeightedPositives:
     STEPS = 2_000
 
     def drawn(self, weights: np.ndarray | None, positives: int, sets: list[set[int]] | None = None) -> list[list[int]]:
-        """The labels that each step draws for its one query."""
+        """Return the labels that each step draws for its only query."""
         sets = [{0, 1, 2, 3}] if sets is None else sets
         batches = Batches(label_sets(sets), 5, np.arange(1), 1, positives, 0, 3, label_weights=weights)
         return [batches.at(step, None).pool.tolist() for step in range(self.STEPS)]
 
-    def test_one_positive_is_drawn_as_often_as_its_share_of_the_weights(self) -> None:
-        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the last is not the query's
+    def test_one_positive_is_drawn_in_proportion_to_its_weight(self) -> None:
+        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the last label is not the query's
         counts = np.bincount(np.concatenate(self.drawn(weights, 1)), minlength=5)
         expected = self.STEPS * weights[:4] / weights[:4].sum()
         assert counts[4] == 0
@@ -272,7 +272,7 @@ class TestWeightedPositives:
             count = sum(tuple(labels) == pair for labels in drawn)
             assert abs(count - self.STEPS * probability) < 4.5 * np.sqrt(self.STEPS * probability * (1 - probability))
 
-    def test_a_query_of_few_labels_has_them_all_drawn(self) -> None:
+    def test_query_with_few_labels_has_all_of_them_drawn(self) -> None:
         assert set(map(tuple, self.drawn(np.ones(5), 3, [{1, 4}]))) == {(1, 4)}
 
     def test_labels_without_weight_are_drawn_last(self) -> None:
@@ -280,7 +280,7 @@ class TestWeightedPositives:
         assert set(map(tuple, self.drawn(weights, 2))) == {(2, 3)}
         assert {0, 1} < {label for labels in self.drawn(weights, 3) for label in labels}
 
-    def test_without_weights_draws_stay_what_they_were(self) -> None:
+    def test_draws_without_weights_are_unchanged(self) -> None:
         for step, labels in enumerate(self.drawn(None, 2)[:50]):
             order = np.argsort(generator(3, Purpose.POSITIVES, step).random(4), kind="stable")
             assert labels == sorted(order[:2].tolist())

@@ -38,7 +38,7 @@ def read(centroids: Centroids, labels: np.ndarray | None = None) -> np.ndarray:
 
 
 def written(vectors: np.ndarray, label: int, left_out: np.ndarray | None = None) -> np.ndarray:
-    """The unit mean of a label's instances, some left out; the text's vector where there are none."""
+    """Return the unit mean of a label's instances without those left out, or the text vector if there are none."""
     gone = set() if left_out is None else set(left_out.tolist())
     own = [vectors[row] for row in range(INSTANCES) if label in OWN[row] and row not in gone]
     if not own:
@@ -48,20 +48,20 @@ def written(vectors: np.ndarray, label: int, left_out: np.ndarray | None = None)
     return centroid
 
 
-def test_start_as_the_mean_of_each_labels_instances_and_as_the_text_without_any(centroids: Centroids) -> None:
+def test_centroids_start_as_the_mean_of_the_instances_or_as_the_text(centroids: Centroids) -> None:
     for label, centroid in enumerate(read(centroids)):
         np.testing.assert_allclose(centroid, written(VECTORS, label), atol=1e-3)
     np.testing.assert_array_equal(read(centroids)[WITHOUT_INSTANCE], TEXTS[WITHOUT_INSTANCE])
 
 
-def test_labels_are_read_by_their_number(centroids: Centroids) -> None:
+def test_centroids_are_read_by_label_number(centroids: Centroids) -> None:
     rows = np.array([7, WITHOUT_INSTANCE, 0, 7])
     np.testing.assert_array_equal(read(centroids, rows), read(centroids)[rows])
 
 
 @pytest.mark.parametrize("hard_negatives", [0, None], ids=["labels of the batch", "all labels"])
 @pytest.mark.parametrize("size", [6, INSTANCES], ids=["some", "every instance"])
-def test_leave_a_batchs_queries_out_of_the_labels_of_its_pool(
+def test_queries_of_a_batch_are_left_out_of_the_labels_of_its_pool(
     centroids: Centroids, hard_negatives: int | None, size: int
 ) -> None:
     step, before = batch(0, hard_negatives, size), read(centroids)
@@ -75,7 +75,7 @@ def test_leave_a_batchs_queries_out_of_the_labels_of_its_pool(
     assert np.abs(found - before[step.pool]).max() > 0.01
 
 
-def test_follow_every_instance_by_momentum_and_touch_no_label_but_theirs(centroids: Centroids) -> None:
+def test_follow_moves_instances_with_momentum_and_changes_only_their_labels(centroids: Centroids) -> None:
     expected, moved = VECTORS.copy(), np.zeros(LABELS, dtype=bool)
     random = np.random.default_rng(5)
     for number in range(10):
@@ -96,7 +96,7 @@ def test_follow_every_instance_by_momentum_and_touch_no_label_but_theirs(centroi
     assert np.linalg.norm(read(centroids) - TEXTS, axis=1)[WITHOUT_INSTANCE] == 0
 
 
-def test_lead_to_where_the_instances_went(centroids: Centroids) -> None:
+def test_centroids_converge_to_the_new_instance_vectors(centroids: Centroids) -> None:
     there = random_units(np.random.default_rng(6), 1)
     for number in range(100):
         step = batch(number)
@@ -104,7 +104,7 @@ def test_lead_to_where_the_instances_went(centroids: Centroids) -> None:
     assert (read(centroids) @ there[0])[:WITHOUT_INSTANCE].min() > 0.999
 
 
-def test_sums_stay_those_of_what_is_followed_however_long(centroids: Centroids) -> None:
+def test_sums_equal_the_followed_vectors_after_many_steps(centroids: Centroids) -> None:
     random = np.random.default_rng(7)
     for number in range(500):
         step = batch(number)

@@ -22,7 +22,7 @@ TEXTS, VECTORS = units(LABELS, 1), units(QUERIES, 2)
 
 
 def started(rows: list[list[int]], instances: Tensor) -> Classifier:
-    """One that begins with instances of these labels."""
+    """Make a classifier that starts with instances of these labels."""
     head = Classifier(DIM, LABELS).eval()
     head.start(TEXTS.numpy(), instances.numpy(), label_sets(rows).to_csr(LABELS), seed=0)
     return head
@@ -30,14 +30,14 @@ def started(rows: list[list[int]], instances: Tensor) -> Classifier:
 
 @pytest.fixture
 def head() -> Classifier:
-    """One that has learnt, in evaluation mode."""
+    """A trained classifier in evaluation mode."""
     torch.manual_seed(0)
     head = learned_head("unidec", DIM, LABELS)
     assert isinstance(head, Classifier)
     return head.eval()
 
 
-def test_views_of_queries_and_labels_are_those_of_the_written_formula(head: Classifier) -> None:
+def test_views_are_the_written_formula(head: Classifier) -> None:
     queries, labels = head.queries(VECTORS), head.labels(TEXTS, ALL_LABELS)
     assert torch.equal(queries[:, 0], VECTORS)
     assert torch.equal(labels[:, 0], TEXTS)
@@ -48,7 +48,7 @@ def test_views_of_queries_and_labels_are_those_of_the_written_formula(head: Clas
         torch.testing.assert_close(label, weight / weight.norm())
 
 
-def test_keys_are_of_unit_length_and_their_product_is_the_mean_of_both_cosines(head: Classifier) -> None:
+def test_keys_are_unit_vectors_whose_product_is_the_mean_of_both_cosines(head: Classifier) -> None:
     queries, labels = head.queries(VECTORS), head.labels(TEXTS, ALL_LABELS)
     query_keys, label_keys = head.key(queries), head.key(labels)
     assert query_keys.shape == (QUERIES, head.key_dim)
@@ -58,12 +58,12 @@ def test_keys_are_of_unit_length_and_their_product_is_the_mean_of_both_cosines(h
     torch.testing.assert_close(query_keys @ label_keys.T, (cosines[0] + cosines[1]) / 2)
 
 
-def test_both_views_of_a_query_start_as_one() -> None:
+def test_both_views_of_a_query_start_equal() -> None:
     queries = Classifier(DIM, LABELS).eval().queries(VECTORS)
     torch.testing.assert_close(queries[:, 1], queries[:, 0])
 
 
-def test_label_starts_between_its_text_and_its_instances_and_as_its_text_without_any() -> None:
+def test_label_starts_between_its_text_and_its_instances_or_as_its_text() -> None:
     instances = units(4, 3)
     head = started([[0, 1], [1], [], [3]], instances)
     for label, vector in enumerate(head.labels(TEXTS, ALL_LABELS)[:, 1]):
@@ -72,7 +72,7 @@ def test_label_starts_between_its_text_and_its_instances_and_as_its_text_without
         torch.testing.assert_close(vector, expected / expected.norm())
 
 
-def test_labels_are_known_by_their_number(head: Classifier) -> None:
+def test_labels_are_found_by_number(head: Classifier) -> None:
     rows = torch.tensor([4, 0, 4])
     torch.testing.assert_close(head.labels(TEXTS[rows], rows), head.labels(TEXTS, ALL_LABELS)[rows])
     head.labels(TEXTS[rows], rows)[:, 1].square().matmul(torch.ones(DIM) + VECTORS[0]).sum().backward()
@@ -81,7 +81,7 @@ def test_labels_are_known_by_their_number(head: Classifier) -> None:
     assert [weight is head.weights for weight in head.lookups()] == [True]
 
 
-def test_learns_from_the_first_step_on() -> None:
+def test_classifier_has_gradients_at_the_first_step() -> None:
     head = started([[label] for label in range(LABELS)], units(LABELS, 3))
     (head.key(head.queries(VECTORS)) @ head.key(head.labels(TEXTS, ALL_LABELS)).T).square().sum().backward()
     for weight in head.parameters():
@@ -89,7 +89,7 @@ def test_learns_from_the_first_step_on() -> None:
         assert weight.grad.any()
 
 
-def test_drops_units_out_of_the_classifiers_view_alone_while_it_trains(head: Classifier) -> None:
+def test_dropout_in_training_changes_only_the_classifiers_view(head: Classifier) -> None:
     torch.manual_seed(0)
     expected, found = head.queries(VECTORS), head.train().queries(VECTORS)
     assert torch.equal(found[:, 0], expected[:, 0])
@@ -97,7 +97,7 @@ def test_drops_units_out_of_the_classifiers_view_alone_while_it_trains(head: Cla
     torch.testing.assert_close(found.norm(dim=2), torch.ones(QUERIES, 2))
 
 
-def test_made_again_of_shape_and_weights_it_is_the_same(head: Classifier, tmp_path: Path) -> None:
+def test_classifier_rebuilt_from_shape_and_weights_is_equal(head: Classifier, tmp_path: Path) -> None:
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again = Classifier(DIM, **head.shape()).eval()
     again.load_state_dict(load_file(tmp_path / "head.safetensors"))

@@ -1,3 +1,5 @@
+"""Balanced clusters of planted and random vectors, and the curriculum of clusterings."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer import clustering
-from trainer.clustering import balanced_clusters
+from trainer.clustering import Curriculum, balanced_clusters
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    made: np.ndarray = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return made
+    normalised: np.ndarray = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return normalised
 
 
 def planted(clusters: int, size: int, noise: float, seed: int = 0, dim: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors about random directions, shuffled, and the direction of each."""
+    """Return shuffled vectors around random directions, and the direction of each."""
     random = np.random.default_rng(seed)
     own = random.permutation(np.repeat(np.arange(clusters), size))
     centres = unit(random.standard_normal((clusters, dim)))
@@ -34,14 +36,14 @@ def cluster(vectors: np.ndarray, clusters: int, seed: int = 0) -> np.ndarray:
     return balanced_clusters(vectors, np.arange(len(vectors)), clusters, np.random.default_rng(seed))
 
 
-@pytest.fixture(params=["at once", "in stretches"])
+@pytest.fixture(params=["at once", "from samples"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "in stretches":
-        monkeypatch.setattr(clustering, "_STRETCH_ROWS", 64)
+    if request.param == "from samples":
+        monkeypatch.setattr(clustering, "_CHUNK_ROWS", 64)
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("size", [20, 200])  # with inner products kept, and made anew
+@pytest.mark.parametrize("size", [20, 200])  # with inner products stored, and computed in each round
 def test_planted_clusters_are_found(size: int) -> None:
     vectors, own = planted(2, size, 0.3)
     found = cluster(vectors, 2)
@@ -49,15 +51,15 @@ def test_planted_clusters_are_found(size: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), stretch=st.sampled_from([2, 5, 4_096]), seed=st.integers(0, 2**30))
-def test_any_number_of_clusters_is_made_of_sizes_that_differ_by_one_at_most(
-    data: st.DataObject, stretch: int, seed: int
+@given(data=st.data(), chunk=st.sampled_from([2, 5, 4_096]), seed=st.integers(0, 2**30))
+def test_any_number_of_clusters_has_sizes_that_differ_by_at_most_one(
+    data: st.DataObject, chunk: int, seed: int
 ) -> None:
     rows = data.draw(st.integers(1, 60))
     clusters = data.draw(st.integers(1, rows))
     vectors = unit(np.random.default_rng(seed).standard_normal((rows, 4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clustering, "_STRETCH_ROWS", stretch)
+        patch.setattr(clustering, "_CHUNK_ROWS", chunk)
         sizes = np.bincount(cluster(vectors, clusters, seed), minlength=clusters)
     assert (len(sizes), sizes.sum()) == (clusters, rows)
     assert sizes.max() - sizes.min() <= 1
@@ -66,13 +68,13 @@ def test_any_number_of_clusters_is_made_of_sizes_that_differ_by_one_at_most(
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("vectors", [np.zeros((300, 8)), np.full((300, 8), 8**-0.5)], ids=["zero", "all equal"])
 @pytest.mark.parametrize("clusters", [1, 7, 300])
-def test_vectors_that_nothing_tells_apart_are_still_shared_out(vectors: np.ndarray, clusters: int) -> None:
+def test_identical_vectors_are_distributed_evenly(vectors: np.ndarray, clusters: int) -> None:
     sizes = np.bincount(cluster(vectors.astype(np.float32), clusters), minlength=clusters)
     assert sizes.max() - sizes.min() <= 1
 
 
 @pytest.mark.usefixtures("either_way")
-def test_only_the_rows_asked_for_are_clustered_and_in_their_order() -> None:
+def test_only_the_given_rows_are_clustered_in_their_order() -> None:
     vectors, own = planted(2, 200, 0.3)
     rows = np.concatenate([np.flatnonzero(own == side)[:100] for side in (0, 1)])
     rows = np.random.default_rng(1).permutation(rows)
@@ -82,7 +84,7 @@ def test_only_the_rows_asked_for_are_clustered_and_in_their_order() -> None:
 
 
 @pytest.mark.usefixtures("either_way")
-def test_one_generator_makes_the_same_clusters_again_and_another_makes_others() -> None:
+def test_equal_seeds_give_equal_clusters_and_other_seeds_give_others() -> None:
     vectors = unit(np.random.default_rng(0).standard_normal((500, 8)))
     np.testing.assert_array_equal(cluster(vectors, 50), cluster(vectors, 50))
     assert (cluster(vectors, 50) != cluster(vectors, 50, seed=1)).any()
@@ -90,29 +92,50 @@ def test_one_generator_makes_the_same_clusters_again_and_another_makes_others() 
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_mapped_vectors_are_clustered_as_those_in_memory(tmp_path: Path, dtype: type) -> None:
+def test_mapped_vectors_have_the_same_clusters_as_vectors_in_memory(tmp_path: Path, dtype: type) -> None:
     vectors = planted(8, 40, 0.8)[0].astype(dtype)
     np.save(tmp_path / "vectors.npy", vectors)
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
     np.testing.assert_array_equal(cluster(mapped, 8), cluster(vectors, 8))
 
 
-def test_clusters_made_in_stretches_are_as_tight_as_those_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_made_from_samples_are_as_tight_as_clusters_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = planted(64, 64, 1.0)
     at_once = tightness(vectors, cluster(vectors, 64))
-    monkeypatch.setattr(clustering, "_STRETCH_ROWS", 512)
+    monkeypatch.setattr(clustering, "_CHUNK_ROWS", 512)
     assert tightness(vectors, cluster(vectors, 64)) == pytest.approx(at_once, abs=0.03)
     shuffled = np.random.default_rng(0).permutation(cluster(vectors, 64))
     assert at_once > tightness(vectors, shuffled) + 0.15
 
 
-def test_clusters_with_near_numbers_are_halves_of_one() -> None:
+def test_clusters_with_neighbouring_numbers_are_halves_of_one_cluster() -> None:
     vectors, own = planted(2, 200, 0.3)
     found = cluster(vectors, 8)
     assert len(set(zip((found // 4).tolist(), own.tolist(), strict=True))) == 2
 
 
 @pytest.mark.parametrize("clusters", [0, -1, 6])
-def test_a_number_of_clusters_that_cannot_be_made_is_refused(clusters: int) -> None:
+def test_impossible_number_of_clusters_is_refused(clusters: int) -> None:
     with pytest.raises(ValueError, match=f"clusters: expected 1 to 5, one for each vector at most, found {clusters}"):
         cluster(np.zeros((5, 2), np.float32), clusters)
+
+
+def due(curriculum: Curriculum, epochs: int) -> list[int]:
+    return [curriculum.due(epoch) for epoch in range(epochs)]
+
+
+def test_each_clustering_halves_the_clusters_down_to_the_fewest() -> None:
+    assert due(Curriculum(40, 2, 3, 15), 12) == [0, 0, 40, 0, 0, 20, 0, 0, 15, 0, 0, 15]
+
+
+def test_without_clusters_no_clustering_is_due() -> None:
+    assert not any(due(Curriculum(0, 0, 1, 15), 10))
+
+
+@pytest.mark.parametrize(("clusters", "expected"), [(7, [7, 3, 2, 2]), (1, [2, 2, 2, 2])])
+def test_clusters_are_never_fewer_than_the_batches_of_an_epoch(clusters: int, expected: list[int]) -> None:
+    assert due(Curriculum(clusters, 0, 1, 2), 4) == expected
+
+
+def test_long_training_ends_with_the_fewest_clusters() -> None:
+    assert Curriculum(10**6, 0, 1, 3).due(10**6) == 3

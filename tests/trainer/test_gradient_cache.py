@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.gradient_cache import Embedder, Part
-from trainer.heads.head import Refinement, VectorModel
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.tokens import VectorTable
 
 
 class Learner(NamedTuple):
     """A model in training mode, with dropout, and the rows of two sides that it embeds."""
 
-    model: Refinement
+    model: DualEncoder
     parts: list[Part]
 
 
-DIM = 32  # the tiny BERT's too
-# Not in order, and not all: a step embeds some rows, each at its place.
+DIM = 32  # as in the tiny BERT
+# Some rows, not in order: each must get its own place.
 QUERIES, KEYS = np.array([9, 0, 16, 3, 12, 5, 14]), np.array([4, 1, 0, 2])
 
 
@@ -36,7 +36,7 @@ def learner(request: pytest.FixtureRequest) -> Learner:
             VectorTable(nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
             for rows, side in ((18, "queries"), (5, "labels"))
         ]
-        return Learner(VectorModel(DIM, adapter, head).train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
+        return Learner(VectorDualEncoder(DIM, adapter, head).train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
     encoder = request.getfixturevalue("tiny_encoder")
     sides = [encoder.tokenise([*TEXTS, *SAMPLE_TEXTS], 32), encoder.tokenise(LABELS, 8)]
     model = copy.deepcopy(encoder.model).trainable().train()
@@ -44,13 +44,13 @@ def learner(request: pytest.FixtureRequest) -> Learner:
 
 
 def embedder(
-    model: Refinement, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
+    model: DualEncoder, cache: bool = True, micro_rows: int = 3, micro_tokens: int = 10_000, autocast: bool = False
 ) -> Embedder:
     return Embedder(model, "cpu", autocast=autocast, micro_tokens=micro_tokens, micro_rows=micro_rows, cache=cache)
 
 
 def written_loss(queries: Tensor, keys: Tensor) -> Tensor:
-    """Every row and view of either side has a weight of its own, so that none can stand in for another."""
+    """A loss in which each row and view of both sides has a different weight."""
     queries, keys = (torch.einsum("rvd,v->rd", side, torch.linspace(1, 2, side.shape[1])) for side in (queries, keys))
     scores = queries @ keys.T * torch.linspace(1, 9, len(queries))[:, None]
     return (torch.logsumexp(scores, dim=1) - scores[:, 0]).sum()
@@ -63,14 +63,14 @@ def backward_of_written_loss(leaves: list[Tensor]) -> float:
 
 
 def gradient(model: nn.Module) -> Tensor:
-    """Of all weights, in one vector; takes it off the model."""
+    """Return the gradients of all weights in one vector, and remove them from the model."""
     found = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
     model.zero_grad()
     return found
 
 
 def directly(learner: Learner, micro_rows: int) -> tuple[float, Tensor]:
-    """Loss and gradient with every micro-batch's graph alive at once."""
+    """Compute loss and gradient with the graphs of all micro-batches in memory."""
     sides = []
     for part in learner.parts:
         rows: list[Any] = [None] * len(part.rows)
@@ -90,7 +90,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("micro_rows", [1, 3, 100])
 @pytest.mark.parametrize("cache", [True, False])
-def test_gradient_and_random_state_are_those_of_the_direct_computation_dropout_included(
+def test_gradient_and_random_state_equal_the_direct_computation_with_dropout(
     learner: Learner, micro_rows: int, cache: bool
 ) -> None:
     torch.manual_seed(11)
@@ -103,7 +103,7 @@ def test_gradient_and_random_state_are_those_of_the_direct_computation_dropout_i
     assert_same(gradient(learner.model), expected)
 
 
-def test_another_random_state_has_another_gradient(learner: Learner) -> None:
+def test_other_random_states_give_other_gradients(learner: Learner) -> None:
     found = []
     for seed in (11, 12):
         torch.manual_seed(seed)
@@ -112,7 +112,7 @@ def test_another_random_state_has_another_gradient(learner: Learner) -> None:
     assert float((found[0] - found[1]).norm()) > 0.01 * float(found[0].norm())
 
 
-def test_random_numbers_that_the_loss_draws_stay_drawn(learner: Learner) -> None:
+def test_random_numbers_drawn_by_the_loss_advance_the_random_state(learner: Learner) -> None:
     states = []
 
     def loss(leaves: list[Tensor]) -> float:
@@ -133,7 +133,7 @@ def test_without_dropout_the_size_of_micro_batches_changes_nothing(learner: Lear
     assert_same(gradient(learner.model), expected)
 
 
-def test_gradient_is_added_to_what_the_model_has(learner: Learner) -> None:
+def test_gradient_is_added_to_the_models_gradient(learner: Learner) -> None:
     learner.model.eval()
     embedder(learner.model).backward(learner.parts, backward_of_written_loss)
     once = gradient(learner.model)
@@ -143,7 +143,7 @@ def test_gradient_is_added_to_what_the_model_has(learner: Learner) -> None:
 
 
 class Pass(NamedTuple):
-    """One batch that went through a model: the shape of what went in, and whether its graph was kept."""
+    """One batch that the model encoded: the shape of its input, and whether its graph was kept."""
 
     shape: tuple[int, ...]
     graph: bool
@@ -151,21 +151,21 @@ class Pass(NamedTuple):
 
 @pytest.fixture
 def passes(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
-    """Each batch that went through the model."""
-    watched: list[Pass] = []
+    """Record each batch that the model encodes."""
+    passes: list[Pass] = []
     views = learner.model.views
 
     def watch(*inputs: Any) -> Tensor:
-        made = views(*inputs)
-        watched.append(Pass(tuple(inputs[0].shape), made.requires_grad))
-        return made
+        embedded = views(*inputs)
+        passes.append(Pass(tuple(inputs[0].shape), embedded.requires_grad))
+        return embedded
 
     monkeypatch.setattr(learner.model, "views", watch)
-    return watched
+    return passes
 
 
 @pytest.mark.parametrize("micro_rows", [1, 3])
-def test_no_more_than_micro_rows_go_through_the_model_at_once_and_each_row_twice(
+def test_each_row_is_encoded_twice_in_batches_of_at_most_micro_rows(
     learner: Learner, passes: list[Pass], micro_rows: int
 ) -> None:
     embedder(learner.model, micro_rows=micro_rows).backward(learner.parts, backward_of_written_loss)
@@ -174,7 +174,7 @@ def test_no_more_than_micro_rows_go_through_the_model_at_once_and_each_row_twice
 
 
 @pytest.mark.parametrize("learner", ["bert"], indirect=True)
-def test_no_more_than_micro_tokens_go_through_the_model_at_once(learner: Learner, passes: list[Pass]) -> None:
+def test_batches_have_at_most_micro_tokens(learner: Learner, passes: list[Pass]) -> None:
     work = embedder(learner.model, micro_rows=100, micro_tokens=32)
     work.backward(learner.parts, backward_of_written_loss)
     assert max(rows * length for (rows, length), _ in passes) <= 32
@@ -200,7 +200,7 @@ def test_side_without_rows_has_views_without_rows(learner: Learner, cache: bool)
     assert shapes[1] == (0, learner.model.view_count("labels"), DIM)
 
 
-def test_bfloat16_vectors_come_back_in_single_precision_with_a_near_gradient(learner: Learner) -> None:
+def test_bfloat16_gives_single_precision_vectors_and_a_close_gradient(learner: Learner) -> None:
     learner.model.eval()
     embedder(learner.model).backward(learner.parts, backward_of_written_loss)
     expected = gradient(learner.model)

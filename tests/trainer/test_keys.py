@@ -1,31 +1,40 @@
+"""Keys at a training step, and the key sources of a memory."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.trainer.conftest import LABELS, TEXTS
-from tests.trainer.helpers import OwnShare, learned_adapter, learned_head
+from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
+from trainer import memory_writer
+from trainer.data.dataset import open_dataset
+from trainer.distributed import ALONE, Ranks
 from trainer.encoder import Encoder
 from trainer.heads.adapter import Side
-from trainer.heads.head import Refinement, VectorModel
-from trainer.keys import KeyMaker
-from trainer.ranks import ALONE
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from trainer.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
+from trainer.memory import MemoryPlan
+from trainer.memory_writer import write_memory
 from trainer.tokens import VectorTable
 
 DIM = 12
 
 
 @pytest.fixture
-def model() -> Refinement:
-    """One that changes vectors, and drops units out while it trains."""
+def model() -> DualEncoder:
+    """A model in training mode, with dropout, whose adapter changes vectors."""
     torch.manual_seed(0)
-    return VectorModel(DIM, learned_adapter(DIM, 16, dropout=0.5)).train()
+    return VectorDualEncoder(DIM, learned_adapter(DIM, 16, dropout=0.5)).train()
 
 
 @pytest.fixture(params=["prime", "unidec"])
-def headed(request: pytest.FixtureRequest, model: Refinement) -> Refinement:
-    """With a method's head for four labels above the adapter."""
+def headed(request: pytest.FixtureRequest, model: DualEncoder) -> DualEncoder:
+    """The model with a method's head for four labels above the adapter."""
     model.head = learned_head(request.param, DIM, 4)
     return model.train()
 
@@ -34,8 +43,8 @@ def table(rows: int, side: Side = "queries") -> VectorTable:
     return VectorTable(torch.nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
 
 
-def expected(model: Refinement, inputs: VectorTable) -> np.ndarray:
-    """What the model makes of all rows at once, without dropout."""
+def expected(model: DualEncoder, inputs: VectorTable) -> np.ndarray:
+    """The model's vectors of all rows at once, without dropout."""
     training = model.training
     with torch.no_grad():
         vectors: np.ndarray = model.eval()(inputs.vectors, inputs.side, torch.arange(len(inputs))).numpy()
@@ -43,7 +52,7 @@ def expected(model: Refinement, inputs: VectorTable) -> np.ndarray:
     return vectors
 
 
-def test_keys_are_the_models_vectors_without_dropout(model: Refinement) -> None:
+def test_keys_are_the_models_vectors_without_dropout(model: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(model, queries, labels, "cpu", ALONE).at(0)
     np.testing.assert_allclose(keys.instances, expected(model, queries), atol=1e-6)
@@ -51,7 +60,7 @@ def test_keys_are_the_models_vectors_without_dropout(model: Refinement) -> None:
     assert keys.instances.dtype == keys.labels.dtype == np.float32
 
 
-def test_the_model_goes_on_training_and_random_draws_go_on_as_they_would(model: Refinement) -> None:
+def test_making_keys_keeps_training_mode_and_random_state(model: DualEncoder) -> None:
     maker = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE)
     random = torch.get_rng_state()
     maker.at(0)
@@ -63,7 +72,7 @@ def test_the_model_goes_on_training_and_random_draws_go_on_as_they_would(model: 
     assert model.adapter.queries.narrow.weight.grad is not None
 
 
-def test_keys_are_made_once_a_step_and_anew_at_the_next(model: Refinement) -> None:
+def test_keys_are_cached_for_one_step(model: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     maker = KeyMaker(model, queries, labels, "cpu", ALONE)
     first = maker.at(3)
@@ -77,7 +86,7 @@ def test_keys_are_made_once_a_step_and_anew_at_the_next(model: Refinement) -> No
     assert not np.allclose(second.labels, first.labels)
 
 
-def test_keys_of_a_whole_encoder_are_what_it_encodes(tiny_encoder: Encoder) -> None:
+def test_keys_of_a_whole_encoder_are_its_encoded_texts(tiny_encoder: Encoder) -> None:
     queries, labels = tiny_encoder.tokenise(TEXTS, 32), tiny_encoder.tokenise(LABELS, 8)
     keys = KeyMaker(tiny_encoder.model, queries, labels, "cpu", ALONE).at(0)
     tiny_encoder.model.eval()
@@ -85,23 +94,23 @@ def test_keys_of_a_whole_encoder_are_what_it_encodes(tiny_encoder: Encoder) -> N
     np.testing.assert_allclose(keys.labels, tiny_encoder.encode(LABELS, 8), atol=1e-6)
 
 
-def test_keys_that_are_forgotten_are_made_anew(model: Refinement) -> None:
+def test_cleared_keys_are_made_again(model: DualEncoder) -> None:
     maker = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE)
     first = maker.at(3)
-    maker.forget()
+    maker.clear()
     second = maker.at(3)
     assert second is not first
     np.testing.assert_array_equal(second.instances, first.instances)
 
 
-def test_who_is_alone_holds_each_vector_once(model: Refinement) -> None:
+def test_single_process_holds_each_vector_once(model: DualEncoder) -> None:
     keys = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE).at(0)
-    assert keys.joined is keys.instances
+    assert keys.gathered is keys.instances
 
 
 @pytest.mark.parametrize("kind", ["adapter", "whole encoder"])
-def test_bfloat16_products_make_nearly_the_same_unit_vectors_in_single_precision(
-    model: Refinement, tiny_encoder: Encoder, kind: str
+def test_bfloat16_gives_nearly_the_same_unit_vectors_in_single_precision(
+    model: DualEncoder, tiny_encoder: Encoder, kind: str
 ) -> None:
     if kind == "adapter":
         inputs = model, table(9), table(4, "labels"), "cpu", ALONE
@@ -117,7 +126,7 @@ def test_bfloat16_products_make_nearly_the_same_unit_vectors_in_single_precision
         assert 1e-5 < difference < 0.05
 
 
-def test_keys_of_a_model_with_a_head_are_the_heads(headed: Refinement) -> None:
+def test_keys_of_a_model_with_a_head_are_made_by_the_head(headed: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(headed, queries, labels, "cpu", ALONE).at(0)
     assert (keys.instances.shape, keys.labels.shape) == ((9, headed.key_dim), (4, headed.key_dim))
@@ -125,11 +134,77 @@ def test_keys_of_a_model_with_a_head_are_the_heads(headed: Refinement) -> None:
     np.testing.assert_allclose(keys.labels, expected(headed, labels), atol=1e-6)
 
 
-def test_each_rank_makes_its_share_of_the_keys(headed: Refinement) -> None:
+def test_key_maker_encodes_the_share_of_each_rank(headed: DualEncoder) -> None:
     queries, labels = table(10), table(4, "labels")
     shares = [KeyMaker(headed, queries, labels, "cpu", OwnShare(rank, 3)).at(0) for rank in range(3)]
     assert sorted(len(share.instances) for share in shares) == [3, 3, 4]
-    joined = np.concatenate([share.instances for share in shares])
-    np.testing.assert_allclose(joined, expected(headed, queries), atol=1e-6)
-    joined = np.concatenate([share.labels for share in shares])
-    np.testing.assert_allclose(joined, expected(headed, labels), atol=1e-6)
+    gathered = np.concatenate([share.instances for share in shares])
+    np.testing.assert_allclose(gathered, expected(headed, queries), atol=1e-6)
+    gathered = np.concatenate([share.labels for share in shares])
+    np.testing.assert_allclose(gathered, expected(headed, labels), atol=1e-6)
+
+
+KINDS = [f"{what}, {method}" for what in ("texts", "adapter") for method in ("rae", "prime", "unidec")]
+INSTANCES, LABEL_COUNT = 14, 5
+
+
+def key_source(kind: str, toy: Path, encoder: Encoder, ranks: Ranks) -> KeySource:
+    torch.manual_seed(7)
+    what, method = kind.split(", ")
+    head = learned_head(method, encoder.model.dim, LABEL_COUNT)
+    if what == "texts":
+        dataset, encoder = open_dataset(toy), encoder.with_adapter(None, head)
+        return EncodedTexts(encoder, dataset.labels, dataset.read_split("train").entries, ranks)
+    read = random_units(np.random.default_rng(3), INSTANCES + LABEL_COUNT, encoder.dim)
+    model = VectorDualEncoder(encoder.dim, learned_adapter(encoder.dim, 48), head).eval()
+    labels = VectorTable(torch.from_numpy(read[INSTANCES:]), "labels")
+    return AdaptedKeys(model, read[:INSTANCES], labels, "cpu", ranks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 9), (14, 19), (16, 17)])
+def test_key_sources_make_the_share_of_each_rank(
+    toy: Path, tiny_encoder: Encoder, kind: str, start: int, stop: int
+) -> None:
+    whole = key_source(kind, toy, tiny_encoder, ALONE).keys(start, stop, lambda rows: None)
+    reported: list[int] = []
+    shares = [
+        key_source(kind, toy, tiny_encoder, OwnShare(rank, 3)).keys(start, stop, lambda rows: reported.append(rows))
+        for rank in range(3)
+    ]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert sum(reported) == stop - start
+    np.testing.assert_allclose(np.concatenate(shares), whole, atol=1e-6)
+
+
+class RepeatedShare(OwnShare):
+    """One of several ranks, which all make the same keys."""
+
+    def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        return np.resize(part, (rows, *part.shape[1:]))
+
+    def broadcast_object(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_progress_bar_ends_at_the_number_of_keys_with_any_number_of_ranks(
+    toy: Path, tiny_encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
+) -> None:
+    bars = []
+    progress_bar = memory_writer._progress_bar
+
+    def recorded_bar(*arguments: Any) -> Any:
+        bars.append(progress_bar(*arguments))
+        return bars[-1]
+
+    monkeypatch.setattr(memory_writer, "_progress_bar", recorded_bar)
+    dataset, ranks = open_dataset(toy), RepeatedShare(0, size)
+    instances = dataset.read_split("train")
+    plan = MemoryPlan.of(dataset.labels, instances, tiny_encoder, "0" * 64, "float32")
+    write_memory(
+        tmp_path / "memory", plan, dataset.labels, instances, key_source(kind, toy, tiny_encoder, ranks), ranks
+    )
+    (bar,) = bars
+    assert bar.n == bar.total == INSTANCES + LABEL_COUNT

@@ -1,3 +1,5 @@
+"""Label keys against the written formula, and the label inputs of an adapter."""
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,12 +9,13 @@ import pytest
 from tests.trainer.helpers import label_sets, random_units
 from trainer import label_keys
 from trainer.data.dataset import open_dataset
+from trainer.data.split import LabelSets
+from trainer.distributed import ALONE
 from trainer.encoder import Encoder
-from trainer.key_sources import EncodedTexts
-from trainer.label_keys import LabelKeys
+from trainer.keys import EncodedTexts
+from trainer.label_keys import LabelInputs, LabelKeys
 from trainer.memory import Memory, MemoryPlan, open_memory
 from trainer.memory_writer import write_memory
-from trainer.ranks import ALONE
 
 DIM, LABELS = 8, 6
 # Label 4 has no instance, label 5 has one, instance 3 has no label.
@@ -52,7 +55,7 @@ def test_keys_are_the_written_formula(alpha: float) -> None:
     [slice(0, 2), slice(3, None), slice(4, 5), slice(2, 2), slice(5, 99), [0], [4], [5, 1, 1, 4], []],
     ids=str,
 )
-def test_any_rows_may_be_read_as_of_an_array(alpha: float, rows: slice | list[int]) -> None:
+def test_any_rows_can_be_read_as_from_an_array(alpha: float, rows: slice | list[int]) -> None:
     chosen = rows if isinstance(rows, slice) else np.array(rows, dtype=np.int64)
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
     expected = written_formula(TEXTS, INSTANCES, SETS, alpha)[chosen]
@@ -61,15 +64,15 @@ def test_any_rows_may_be_read_as_of_an_array(alpha: float, rows: slice | list[in
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("stretch", [1, 4, 100])
-def test_all_are_the_same_filled_in_stretches(alpha: float, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_keys, "_STRETCH_LABELS", stretch)
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_keys_filled_by_chunks_are_the_same(alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_keys, "_CHUNK_LABELS", chunk)
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
     np.testing.assert_array_equal(keys.filled(), keys[:])
     assert keys.filled().dtype == np.float32
 
 
-def test_alpha_0_gives_the_text_vectors_untouched() -> None:
+def test_alpha_0_gives_the_text_vectors_unchanged() -> None:
     np.testing.assert_array_equal(LabelKeys(TEXTS, INSTANCES, label_sets(SETS), 0.0)[:], TEXTS)
 
 
@@ -80,22 +83,22 @@ def test_label_without_instances_keeps_its_text_vector(alpha: float) -> None:
     np.testing.assert_array_equal(none[:], TEXTS)
 
 
-def test_label_of_one_instance_has_its_vector_at_alpha_1() -> None:
+def test_label_of_one_instance_has_that_instances_vector_at_alpha_1() -> None:
     np.testing.assert_allclose(LabelKeys(TEXTS, INSTANCES, label_sets(SETS), 1.0)[5:6], INSTANCES[5:6], atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_instances_that_cancel_each_other_leave_the_text_vector(alpha: float) -> None:
+def test_instances_that_sum_to_zero_leave_the_text_vector(alpha: float) -> None:
     opposites = np.stack([INSTANCES[0], -INSTANCES[0]])
     np.testing.assert_array_equal(LabelKeys(TEXTS[:1], opposites, label_sets([[0], [0]]), alpha)[:], TEXTS[:1])
 
 
-def test_instance_that_cancels_the_text_leaves_the_text_vector() -> None:
+def test_instance_opposite_to_the_text_leaves_the_text_vector() -> None:
     text = np.eye(1, DIM, dtype=np.float32)
     np.testing.assert_array_equal(LabelKeys(text, -text, label_sets([[0]]), 0.5)[:], text)
 
 
-def test_only_the_instances_of_the_wanted_labels_matter() -> None:
+def test_only_the_instances_of_the_read_labels_are_used() -> None:
     instances = INSTANCES.copy()
     instances[[2, 3, 4, 6]] = np.nan  # none of them has label 1 or 5
     wanted = np.array([1, 5])
@@ -115,10 +118,10 @@ def test_mapped_half_precision_keys_are_mixed_in_single_precision(tmp_path: Path
         np.testing.assert_allclose(keys[rows], expected[rows], atol=1e-6)
 
 
-class TestMemorysLabelKeys:
+class TestLabelKeysOfAMemory:
     @pytest.fixture
     def memory(self, toy: Path, tiny_encoder: Encoder, tmp_path: Path) -> Memory:
-        """The toy's memory, whose label keys are to be a quarter instances."""
+        """The memory of the toy dataset, with label_key_alpha 0.25."""
         dataset = open_dataset(toy)
         split = dataset.read_split("train")
         plan = MemoryPlan.of(dataset.labels, split, tiny_encoder, "0" * 64, "float32")
@@ -127,14 +130,72 @@ class TestMemorysLabelKeys:
         return open_memory(tmp_path / "memory")
 
     @pytest.mark.parametrize("alpha", [None, 0.0, 0.5, 1.0])
-    def test_are_mixed_by_the_memorys_own_alpha_unless_told_another(self, memory: Memory, alpha: float | None) -> None:
+    def test_have_the_memorys_alpha_unless_another_is_given(self, memory: Memory, alpha: float | None) -> None:
         votes = np.split(memory.value_indices, memory.value_indptr[1:-1])
         sets = [row.tolist() for row in votes]
         expected = written_formula(memory.keys[14:], memory.keys[:14], sets, 0.25 if alpha is None else alpha)
         np.testing.assert_allclose(memory.label_keys(alpha)[:], expected, atol=1e-6)
 
-    def test_stand_beside_its_instance_keys_and_label_sets(self, memory: Memory) -> None:
+    def test_come_with_instance_keys_and_label_sets(self, memory: Memory) -> None:
         np.testing.assert_array_equal(memory.instance_keys, memory.keys[:14])
         assert isinstance(memory.instance_keys, np.memmap)
         assert len(memory.label_sets) == 14
         np.testing.assert_array_equal(memory.label_sets.indices, memory.value_indices)
+
+
+ADAPTED_LABELS, ADAPTED_INSTANCES = 7, 12
+
+
+def input_vectors(rows: int, seed: int) -> np.ndarray:
+    return random_units(np.random.default_rng(seed), rows, DIM)
+
+
+@pytest.fixture
+def sets() -> LabelSets:
+    """Label 0 has no instance, label 1 has one, instance 4; the others have several."""
+    rows = [[2 + i % 5, 2 + (i + 2) % 5] for i in range(ADAPTED_INSTANCES)]
+    rows[4] = [1, *rows[4]]
+    indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return LabelSets(indptr, np.array([label for row in rows for label in sorted(row)], dtype=np.int32))
+
+
+@pytest.fixture
+def inputs(sets: LabelSets) -> LabelInputs:
+    return LabelInputs.of(input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), sets, 0.5)
+
+
+def without(sets: LabelSets, gone: list[int]) -> LabelSets:
+    kept = [[] if row in gone else sets.indices[sets.indptr[row] : sets.indptr[row + 1]] for row in range(len(sets))]
+    return LabelSets(np.cumsum([0, *map(len, kept)], dtype=np.int64), np.concatenate(kept).astype(np.int32))
+
+
+def test_inputs_of_all_instances_are_enriched_label_keys(inputs: LabelInputs, sets: LabelSets) -> None:
+    expected = LabelKeys(input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), sets, 0.5)[:]
+    np.testing.assert_allclose(inputs[:].vectors.numpy(), expected, atol=1e-6)
+    vectors, side, numbers = inputs.batch(np.array([6, 0, 3]), "cpu")
+    np.testing.assert_allclose(vectors.numpy(), expected[[6, 0, 3]], atol=1e-6)
+    assert (side, numbers.tolist()) == ("labels", [6, 0, 3])
+    assert (len(inputs), inputs.lengths.tolist(), inputs.lengths_of(np.arange(3)).tolist()) == (7, [1] * 7, [1] * 3)
+
+
+@pytest.mark.parametrize("gone", [[0], [4], [3, 4, 9], list(range(ADAPTED_INSTANCES))])
+def test_left_out_instances_are_in_no_input(inputs: LabelInputs, sets: LabelSets, gone: list[int]) -> None:
+    expected = LabelKeys(
+        input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), without(sets, gone), 0.5
+    )[:]
+    rows = np.array([1, 5, 0, 2])
+    vectors, *_ = inputs.excluding(np.array(gone)).batch(rows, "cpu")
+    np.testing.assert_allclose(vectors.numpy(), expected[rows], atol=1e-6)
+    assert np.abs(expected - inputs.vectors(slice(None))).max() > 0.01
+
+
+def test_input_of_a_label_whose_only_instance_is_left_out_is_exactly_its_text(inputs: LabelInputs) -> None:
+    alone = inputs.excluding(np.array([4])).vectors(np.array([1]))
+    np.testing.assert_array_equal(alone, input_vectors(ADAPTED_LABELS, 1)[[1]])
+
+
+def test_inputs_with_alpha_0_contain_no_instance(sets: LabelSets) -> None:
+    inputs = LabelInputs.of(input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), sets, 0.0).excluding(
+        np.array([4])
+    )
+    np.testing.assert_array_equal(inputs.vectors(slice(None)), input_vectors(ADAPTED_LABELS, 1))

@@ -1,4 +1,4 @@
-"""Each loss against autograd of its formula, written out query by query in float64."""
+"""Each loss and its gradient against the written formula, query by query in float64."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from trainer import losses
 
 
 class Pool(NamedTuple):
-    """Some queries' similarities to labels and to instances, and what is true of them."""
+    """Similarities of some queries to labels and instances, with positives, relevance and disjoint instances."""
 
     labels: Tensor
     positives: Tensor
     relevant: Tensor
     instances: Tensor
-    strangers: Tensor
+    disjoint_instances: Tensor
 
 
 def draw(
     seed: int = 0, queries: int = 6, keys: int = 9, instances: int = 6, dense: float = 0.3, sampled: bool = False
 ) -> Pool:
-    """Random similarities and relevance; `sampled`: one positive a query, if it has one."""
+    """Draw similarities and relevance. With `sampled`, a query has at most one positive."""
     random = np.random.default_rng(seed)
     relevant = random.random((queries, keys)) < dense
-    lots = np.where(relevant, random.random(relevant.shape), 0)
-    positives = relevant & (lots == lots.max(axis=1, keepdims=True, initial=0)) if sampled else relevant
-    strangers = random.random((queries, instances)) < 0.6
-    np.fill_diagonal(strangers, val=False)
+    sort_key = np.where(relevant, random.random(relevant.shape), 0)
+    positives = relevant & (sort_key == sort_key.max(axis=1, keepdims=True, initial=0)) if sampled else relevant
+    disjoint_instances = random.random((queries, instances)) < 0.6
+    np.fill_diagonal(disjoint_instances, val=False)
     labels, similar = random.normal(0, 4, (queries, keys)), random.normal(0, 4, (queries, instances))
-    return Pool(*map(torch.from_numpy, (labels, positives, relevant, similar, strangers)))
+    return Pool(*map(torch.from_numpy, (labels, positives, relevant, similar, disjoint_instances)))
 
 
 def with_repeated_labels(pool: Pool) -> Pool:
-    """Every key once more, with the same similarities and relevance."""
+    """Repeat every key, with the same similarities and relevance."""
     labels, positives, relevant = (torch.cat([part, part], dim=1) for part in pool[:3])
     return pool._replace(labels=labels, positives=positives, relevant=relevant)
 
@@ -47,8 +47,8 @@ def at_extremes(pool: Pool) -> Pool:
     return pool._replace(labels=500 * pool.labels.sign(), instances=500 * pool.instances.sign())
 
 
-def without_strangers(pool: Pool) -> Pool:
-    return pool._replace(strangers=torch.zeros_like(pool.strangers))
+def without_disjoint_instances(pool: Pool) -> Pool:
+    return pool._replace(disjoint_instances=torch.zeros_like(pool.disjoint_instances))
 
 
 POOLS: dict[str, Pool] = {
@@ -57,8 +57,8 @@ POOLS: dict[str, Pool] = {
     "no label at all": draw(dense=0.0),
     "most queries without a label": draw(seed=1, queries=20, dense=0.03),
     "every label positive": draw(dense=1.0),
-    "every label positive, nobody a stranger": without_strangers(draw(dense=1.0)),
-    "every label relevant, one positive": without_strangers(draw(dense=1.0, sampled=True)),
+    "every label positive, no disjoint instance": without_disjoint_instances(draw(dense=1.0)),
+    "every label relevant, one positive": without_disjoint_instances(draw(dense=1.0, sampled=True)),
     "repeated labels": with_repeated_labels(draw(seed=2, sampled=True)),
     "one query": draw(seed=3, queries=1, instances=1),
     "one key, relevant": draw(keys=1, dense=1.0),
@@ -68,7 +68,7 @@ POOLS: dict[str, Pool] = {
     "no instances": draw(seed=4, instances=0, sampled=True),
     "scores of 500": at_extremes(draw(seed=5, sampled=True)),
     "scores of 500, all positives": at_extremes(draw(seed=6, dense=0.5)),
-    "scores of 500, no negatives": without_strangers(at_extremes(draw(seed=7, dense=1.0))),
+    "scores of 500, no negatives": without_disjoint_instances(at_extremes(draw(seed=7, dense=1.0))),
 }
 every_pool = pytest.mark.parametrize("pool", [pytest.param(pool, id=name) for name, pool in POOLS.items()])
 
@@ -103,16 +103,16 @@ def written_decoupled(pool: Pool) -> list[Tensor]:
 
 def written_rae(pool: Pool) -> list[Tensor]:
     found = []
-    for s, positive, relevant, x, strange in zip(*pool, strict=True):
+    for s, positive, relevant, x, disjoint in zip(*pool, strict=True):
         negatives = [torch.exp(m) for m, own in zip(s, relevant, strict=True) if not own]
-        negatives += [torch.exp(m) for m, is_stranger in zip(x, strange, strict=True) if is_stranger]
+        negatives += [torch.exp(m) for m, is_disjoint in zip(x, disjoint, strict=True) if is_disjoint]
         terms = [torch.log(sum(negatives, torch.exp(s[j]))) - s[j] for j in positive.nonzero()[:, 0]]
         found.append(average(terms, s))
     return found
 
 
 def written_log_soft_top_k(s: Tensor, k: int, alpha: float) -> Tensor:
-    """The threshold halved to the last bit, then one Newton step through which autograd sees how it moves with s."""
+    """Find the threshold by bisection to the last bit. One Newton step then gives autograd its derivative by s."""
     known = s.detach()
     low, high = float(-known.max()) - 40, float(-known.min()) + 40
     for _ in range(200):
@@ -132,7 +132,7 @@ def written_soft_top_k(pool: Pool, k: int, alpha: float = 2.0) -> list[Tensor]:
 
 
 def value_and_gradients(function: Callable[[Pool], list[Tensor] | Tensor], pool: Pool) -> list[Tensor]:
-    """The losses, and the gradients of their weighted sum, as a batch weighs no two queries alike."""
+    """Return the losses, and the gradients of their sum with a different weight for each query."""
     labels, instances = pool.labels.clone().requires_grad_(), pool.instances.clone().requires_grad_()
     found = function(pool._replace(labels=labels, instances=instances))
     value = torch.stack(found) if isinstance(found, list) else found
@@ -165,7 +165,7 @@ every_softmax = pytest.mark.parametrize("loss", WRITTEN)
 
 @every_softmax
 @every_pool
-def test_value_and_gradient_are_those_of_the_written_formula(loss: Callable[[Pool], Tensor], pool: Pool) -> None:
+def test_value_and_gradient_are_the_written_formula(loss: Callable[[Pool], Tensor], pool: Pool) -> None:
     found, expected = value_and_gradients(loss, pool), value_and_gradients(WRITTEN[loss], pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
@@ -173,7 +173,7 @@ def test_value_and_gradient_are_those_of_the_written_formula(loss: Callable[[Poo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("loss", [*WRITTEN, lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5)])
 @every_pool
-def test_low_precision_never_makes_a_nan(loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype) -> None:
+def test_low_precision_gives_no_nan(loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype) -> None:
     low = pool._replace(labels=pool.labels.to(dtype), instances=pool.instances.to(dtype))
     assert all(part.isfinite().all() for part in value_and_gradients(loss, low))
 
@@ -185,12 +185,12 @@ def test_decoupled_softmax_leaves_other_positives_out_of_the_denominator() -> No
     assert (softmax(moved) >= softmax(pool)).all()
 
 
-def test_pal_weighs_a_query_by_its_labels() -> None:
+def test_pal_weights_a_query_by_its_number_of_labels() -> None:
     pool = draw(dense=0.6)
     torch.testing.assert_close(pal(pool), softmax(pool) * pool.positives.sum(dim=1))
 
 
-def test_expected_loss_over_one_sampled_positive_is_the_loss_over_all() -> None:
+def test_expected_loss_of_one_sampled_positive_is_the_loss_of_all() -> None:
     pool = draw(queries=1, dense=0.6)
     for loss in WRITTEN.keys() - {pal}:
         samples = [torch.zeros_like(pool.positives).index_fill(1, j, True) for j in pool.positives.nonzero()[:, 1]]
@@ -208,7 +208,7 @@ def test_soft_top_k_loss_is_the_written_formula(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0, 7.0])
 @pytest.mark.parametrize("k", [1, 5, 11])
-def test_log_soft_top_k_is_the_precise_solution(k: int, alpha: float) -> None:
+def test_log_soft_top_k_is_the_exact_solution(k: int, alpha: float) -> None:
     def precise(pool: Pool) -> Tensor:
         return torch.cat([written_log_soft_top_k(row, k, alpha) for row in pool.labels])
 
@@ -220,7 +220,7 @@ def test_log_soft_top_k_is_the_precise_solution(k: int, alpha: float) -> None:
 
 def test_log_soft_top_k_agrees_with_finite_differences() -> None:
     scores = draw(seed=9, queries=3, keys=7).labels / 4
-    assert torch.autograd.gradcheck(  # steps far wider than what is left of the halved interval
+    assert torch.autograd.gradcheck(  # the steps are much wider than the remaining interval of the bisection
         lambda s: losses.log_soft_top_k(s, 3), scores.requires_grad_(), eps=1e-3, atol=1e-4, rtol=1e-3
     )
 
@@ -233,13 +233,13 @@ def test_soft_top_k_sums_to_k(name: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [1_000, 200_000])
-def test_soft_top_k_sums_to_k_over_many_keys_alike(keys: int) -> None:
+def test_soft_top_k_of_many_equal_keys_sums_to_k(keys: int) -> None:
     sums = losses.log_soft_top_k(torch.full((1, keys), 18.0, dtype=torch.float64), 5).exp().sum(dim=1)
     torch.testing.assert_close(sums, torch.full_like(sums, 5), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("keys", [1, 4, 5])
-def test_pool_of_k_keys_or_fewer_is_in_the_top_k_as_a_whole(keys: int) -> None:
+def test_all_keys_of_a_pool_of_at_most_k_keys_are_in_the_top_k(keys: int) -> None:
     pool = draw(keys=keys, dense=1.0)
     value, gradient, _ = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5), pool)
     assert value.max() < 1e-4

@@ -1,4 +1,4 @@
-"""PRIME's losses against autograd of their formulas, written out triplet by triplet in float64."""
+"""PRIME's losses and gradients against the written formulas, triplet by triplet in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def cosines(pool: Pool) -> Pool:
-    """The pool with similarities as those of unit vectors, to prototypes and, in the instances' place, to texts."""
+    """Scale similarities to the range of unit vectors. `labels` are then prototypes and `instances` texts."""
     random = np.random.default_rng(len(pool.labels))
     labels = pool.labels.clamp(-12, 12) / 12
     return pool._replace(labels=labels, instances=labels + 0.2 * torch.from_numpy(random.normal(size=labels.shape)))
@@ -61,7 +61,7 @@ def regulariser(pool: Pool, margin: float = 0.1) -> Tensor:
 
 
 def query(similarities: list[float], positives: list[int], dtype: torch.dtype = torch.float64) -> Pool:
-    """One query's similarities, of which those to its positives are named."""
+    """Make a pool of one query from its similarities and the numbers of its positives."""
     scores = torch.tensor([similarities], dtype=dtype)
     relevant = torch.zeros(scores.shape, dtype=torch.bool)
     relevant[0, positives] = True
@@ -79,7 +79,7 @@ def test_triplet_is_the_written_formula(pool: Pool, margin: tuple[float, float])
 
 @pytest.mark.parametrize("hardest", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_triplet_looks_at_the_hardest_negatives_alone(seed: int, hardest: int) -> None:
+def test_triplet_uses_only_the_hardest_negatives(seed: int, hardest: int) -> None:
     pool = cosines(draw(seed, keys=12, sampled=seed % 2 == 0))
     found = value_and_gradients(lambda own: triplet(own, hardest=hardest), pool)
     expected = value_and_gradients(lambda own: written_triplet(own, hardest=hardest), pool)
@@ -102,7 +102,7 @@ def test_regulariser_is_the_written_formula(pool: Pool, margin: tuple[float, flo
 @pytest.mark.parametrize("loss", [triplet, regulariser])
 @pytest.mark.parametrize("scaled", [cosines, lambda pool: pool._replace(instances=-pool.labels)], ids=["unit", "large"])
 @every_pool
-def test_low_precision_never_makes_a_nan(
+def test_low_precision_gives_no_nan(
     loss: Callable[[Pool], Tensor], scaled: Callable[[Pool], Pool], pool: Pool, dtype: torch.dtype
 ) -> None:
     pool = scaled(pool)
@@ -113,7 +113,7 @@ def test_low_precision_never_makes_a_nan(
 
 
 @pytest.mark.parametrize("loss", [triplet, regulariser])
-def test_single_precision_is_near_double(loss: Callable[[Pool], Tensor]) -> None:
+def test_single_precision_is_close_to_double_precision(loss: Callable[[Pool], Tensor]) -> None:
     pool = cosines(draw(seed=5, keys=20, dense=0.2))
     low = pool._replace(labels=pool.labels.float(), instances=pool.instances.float())
     found = [part.double() for part in value_and_gradients(loss, low)]
@@ -122,7 +122,7 @@ def test_single_precision_is_near_double(loss: Callable[[Pool], Tensor]) -> None
 
 class TestTriplet:
     @every_type
-    def test_of_a_negative_as_near_as_the_positive_costs_the_lower_bound(self, dtype: torch.dtype) -> None:
+    def test_negative_as_near_as_the_positive_costs_the_lower_bound(self, dtype: torch.dtype) -> None:
         value, gradient, _ = value_and_gradients(triplet, query([0.5, 0.5], [0], dtype))
         torch.testing.assert_close(value, torch.tensor([0.1], dtype=dtype), rtol=0, atol=1e-7)
         weight = 0.5  # of a batch's first query, in `value_and_gradients`
@@ -130,11 +130,11 @@ class TestTriplet:
 
     @every_type
     @pytest.mark.parametrize("lead", [0.1, 0.3])
-    def test_of_a_lead_at_a_bound_is_zero_to_the_bit(self, lead: float, dtype: torch.dtype) -> None:
+    def test_lead_at_a_bound_has_exactly_no_loss(self, lead: float, dtype: torch.dtype) -> None:
         assert all(not part.any() for part in value_and_gradients(triplet, query([lead, 0.0], [0], dtype)))
 
     @every_type
-    def test_of_a_lead_between_the_bounds_is_zero_to_the_bit(self, dtype: torch.dtype) -> None:
+    def test_lead_between_the_bounds_has_exactly_no_loss(self, dtype: torch.dtype) -> None:
         random = np.random.default_rng(0)
         positives = random.uniform(-0.7, 1, (1_000, 1))
         leads = random.uniform(0.101, 0.299, (1_000, 5))
@@ -150,13 +150,13 @@ class TestTriplet:
         torch.testing.assert_close(value, torch.tensor([cost], dtype=torch.float64))
 
     @every_type
-    def test_of_a_fixed_margin_is_a_plain_hinge_and_zero_at_its_edge(self, dtype: torch.dtype) -> None:
+    def test_fixed_margin_is_a_hinge_loss_that_is_zero_at_its_edge(self, dtype: torch.dtype) -> None:
         pool = query([0.25, 0.0, 0.125, -0.5], [0], dtype)
         value, gradient, _ = value_and_gradients(lambda own: triplet(own, (0.25, 0.25)), pool)
         assert value.tolist() == [0.125]  # of the second negative alone: the first is at the very edge
         assert gradient.tolist() == [[-0.5, 0, 0.5, 0]]
 
-    def test_weighs_violators_by_a_softmax_that_no_gradient_sees(self) -> None:
+    def test_violators_are_weighted_by_a_softmax_without_gradient(self) -> None:
         pool = query([0.0, 0.2, 0.1, -0.9], [0])
         weights = torch.softmax(torch.tensor([2.0, 1.0], dtype=torch.float64), dim=0)
         value, gradient, _ = value_and_gradients(triplet, pool)
@@ -168,10 +168,10 @@ class TestTriplet:
         [([0.4, 0.9], []), ([0.4, 0.9], [0, 1]), ([0.9, 0.2, 0.3], [0]), ([], []), ([0.4], [0])],
         ids=["no positive", "no negative", "no violator", "no key", "one key, positive"],
     )
-    def test_is_zero_where_there_is_nothing_to_pull(self, similarities: list[float], positives: list[int]) -> None:
+    def test_query_without_positives_has_no_loss(self, similarities: list[float], positives: list[int]) -> None:
         assert all(not part.any() for part in value_and_gradients(triplet, query(similarities, positives)))
 
-    def test_leaves_true_labels_that_were_not_drawn_alone(self) -> None:
+    def test_true_labels_that_were_not_drawn_have_no_effect(self) -> None:
         pool = query([0.2, 0.9, 0.1], [0, 1])
         drawn = pool.positives.clone()
         drawn[0, 1] = False
@@ -181,21 +181,21 @@ class TestTriplet:
 
 
 class TestRegulariser:
-    def test_averages_over_what_is_not_zero(self) -> None:
+    def test_means_are_over_terms_that_are_not_zero(self) -> None:
         b = query([0.5, 0.5, 0.1, 0.2, 0.9], [0, 1])
         s = torch.tensor([[0.6, 0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
         value = regulariser(b._replace(instances=s))  # prototypes: .2 too far, and fine; fine, .1 and .7 too near
         torch.testing.assert_close(value, torch.tensor([(0.2 + (0.1 + 0.7) / 2) / 2], dtype=torch.float64))
 
     @every_type
-    def test_of_prototypes_better_by_the_margin_is_zero_to_the_bit(self, dtype: torch.dtype) -> None:
+    def test_prototypes_better_by_the_margin_have_exactly_no_loss(self, dtype: torch.dtype) -> None:
         b = query([0.5, 0.25, -0.25], [0], dtype)
         s = torch.tensor([[0.375, 0.375, -0.125]], dtype=dtype)
         found = value_and_gradients(lambda own: regulariser(own, 0.125), b._replace(instances=s))
         assert all(not part.any() for part in found)
 
     @pytest.mark.parametrize(("positives", "value"), [([], 0.0), ([0], 0.1), ([0, 1], 0.05)])
-    def test_of_prototypes_that_are_their_texts_costs_half_the_margin_a_side_if_there_is_a_positive(
+    def test_prototypes_equal_to_their_texts_cost_half_the_margin_on_each_side_if_there_is_a_positive(
         self, positives: list[int], value: float
     ) -> None:
         torch.testing.assert_close(regulariser(query([0.3, 0.8], positives)), torch.tensor([value]).double())

@@ -12,10 +12,11 @@ import torch
 
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.data.dataset import Dataset, open_dataset
+from trainer.distributed import ALONE
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
-from trainer.heads.head import VectorModel
-from trainer.key_sources import AdaptedKeys, EncodedTexts, KeySource
+from trainer.heads.dual_encoder import VectorDualEncoder
+from trainer.keys import AdaptedKeys, EncodedTexts, KeySource
 from trainer.memory import (
     DEFAULTS,
     MemoryPlan,
@@ -25,7 +26,6 @@ from trainer.memory import (
     write_defaults,
 )
 from trainer.memory_writer import write_memory
-from trainer.ranks import ALONE
 from trainer.tokens import VectorTable
 
 REPOSITORY = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ class TestFinishedMemory:
         writer.write(tmp_path / "frozen")
         frozen = open_memory(tmp_path / "frozen").keys
         labels = VectorTable(torch.tensor(frozen[14:]), "labels")
-        model = VectorModel(dim, adapter, head).eval()
+        model = VectorDualEncoder(dim, adapter, head).eval()
         assert (
             writer.write_from(AdaptedKeys(model, frozen[:14], labels, "cpu"), tmp_path / "adapted", dim=model.key_dim)
             == KEYS
@@ -289,9 +289,9 @@ from trainer import memory_writer
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
 from trainer.data.dataset import open_dataset
-from trainer.key_sources import EncodedTexts
+from trainer.keys import EncodedTexts
 from trainer.memory import MemoryPlan
-from trainer.ranks import ALONE
+from trainer.distributed import ALONE
 
 memory_writer._CHUNK_TEXTS = 4
 real, chunks = Encoder.encode, []

@@ -1,14 +1,14 @@
-"""The loss of each method against what its paper writes, term by term in float64."""
+"""The loss of each method against the formula of its paper, term by term in float64."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.helpers import options
 from tests.trainer.test_losses import (
     Pool,
     draw,
@@ -19,21 +19,24 @@ from tests.trainer.test_losses import (
     written_softmax,
 )
 from tests.trainer.test_losses_prime import written_regulariser, written_triplet
+from trainer.distributed import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, Options, Scored, ScoredLabels
-from trainer.methods.method import PSL
-from trainer.ranks import ALONE
+from trainer.methods import METHODS, MethodOptions, Scored, ScoredLabels, SymmetricOptions
+from trainer.methods.supcon import PSL
+from trainer.settings import MethodName
+from trainer.train_settings import TrainSettings
 
-PICKED = ["unidec", "supcon"]
+WITH_PSL = ["unidec", "supcon"]
 VIEWS = {"prime": 2, "unidec": 2}
 every_margin = pytest.mark.parametrize("margin", [(0.1, 0.3), (0.2, 0.2)], ids=["clipped", "fixed"])
 every_psl = pytest.mark.parametrize("psl", ["pal-n", "pal"])
+PROTOTYPE: dict[str, Any] = {"prime": {"prototype": ["text", "free"], "bank": 4}}
 WRITTEN_PSL = {"pal-n": written_softmax, "pal": written_pal}
 
 
 def drawn(method: str, **shape: Any) -> list[Pool]:
-    """A pool a view: the same labels and positives, similarities of its own, without a temperature for PRIME."""
+    """Draw a pool for each view: equal positives, different similarities, which are not divided by tau for PRIME."""
     scale = 1 if METHODS[method].temperature else 1 / 12
     pools = [draw(seed, **{"queries": 8, "keys": 12, "dense": 0.3} | shape) for seed in (10, 11)]
     return [pools[0]._replace(labels=scale * pool.labels) for pool in pools[: VIEWS.get(method, 1)]]
@@ -43,18 +46,18 @@ def stacked(pools: list[Pool]) -> Tensor:
     return torch.stack([pool.labels for pool in pools]).requires_grad_()
 
 
-def loss_and_gradient(method: str, pools: list[Pool], options: Options) -> tuple[Tensor, Tensor]:
-    """Of queries over labels."""
+def loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> tuple[Tensor, Tensor]:
+    """Return the loss of queries over labels, and its gradient."""
     similarities = stacked(pools)
-    value = METHODS[method].loss(Scored(similarities, *pools[0][1:], ranks=ALONE, options=options))
+    value = METHODS[method].loss(Scored(similarities, *pools[0][1:], ranks=ALONE), given)
     return with_gradient(value, similarities)
 
 
-def label_loss_and_gradient(method: str, pools: list[Pool], options: Options) -> tuple[Tensor, Tensor]:
-    """Of labels over queries, whose similarities the pools hold a row a label."""
+def label_loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> tuple[Tensor, Tensor]:
+    """Return the loss of labels over queries, and its gradient. Rows of the pools are labels."""
     label_loss, similarities = METHODS[method].label_loss, stacked(pools)
     assert label_loss is not None
-    return with_gradient(label_loss(ScoredLabels(similarities, *pools[0][1:3], options)), similarities)
+    return with_gradient(label_loss(ScoredLabels(similarities, *pools[0][1:3]), given), similarities)
 
 
 def with_gradient(value: list[Tensor] | Tensor, similarities: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +86,7 @@ def written_prime(pools: list[Pool], margin: tuple[float, float]) -> tuple[Tenso
     return with_gradient(added((1, triplets[0]), (1, triplets[1]), (0.1, regulariser)), similarities)
 
 
-def written_picked(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, Tensor]:
+def written_psl(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, Tensor]:
     similarities = stacked(pools)
     weight = 1 / len(pools) / (2 if symmetric else 1)
     each = [(weight, WRITTEN_PSL[psl](pool)) for pool in of_views(pools, similarities)]
@@ -91,7 +94,7 @@ def written_picked(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("name", ["rae", "dexml", "softtopk", "infonce"])
-def test_plain_methods_take_the_loss_of_their_paper(name: str) -> None:
+def test_methods_with_one_view_have_the_loss_of_their_paper(name: str) -> None:
     pools = drawn(name, sampled=True, dense=0.4)
     written = {
         "rae": written_rae(pools[0]),
@@ -99,7 +102,7 @@ def test_plain_methods_take_the_loss_of_their_paper(name: str) -> None:
         "softtopk": written_soft_top_k(pools[0], k=5),
         "infonce": written_softmax(pools[0]),
     }[name]
-    found, _ = loss_and_gradient(name, pools, Options())
+    found, _ = loss_and_gradient(name, pools, options(name))
     torch.testing.assert_close(found, torch.stack(written), rtol=1e-6, atol=1e-7)
 
 
@@ -110,14 +113,14 @@ def test_prime_adds_triplets_of_prototypes_and_texts_and_a_tenth_of_the_regulari
     shape: dict[str, Any], symmetric: bool, margin: tuple[float, float]
 ) -> None:
     pools = drawn("prime", **shape)
-    found = loss_and_gradient("prime", pools, Options(symmetric=symmetric, margin=margin))
+    found = loss_and_gradient("prime", pools, options("prime", symmetric=symmetric, margin=margin))
     torch.testing.assert_close(found, written_prime(pools, margin), rtol=1e-9, atol=1e-12)
 
 
 @every_margin
-def test_prime_asks_the_texts_of_labels_for_queries_and_never_their_prototypes(margin: tuple[float, float]) -> None:
+def test_label_loss_of_prime_uses_texts_and_never_prototypes(margin: tuple[float, float]) -> None:
     pools = drawn("prime")
-    value, gradient = label_loss_and_gradient("prime", pools, Options(symmetric=True, margin=margin))
+    value, gradient = label_loss_and_gradient("prime", pools, options("prime", symmetric=True, margin=margin))
     similarities = stacked(pools)
     written = written_triplet(of_views(pools, similarities)[1], margin)
     torch.testing.assert_close((value, gradient), with_gradient(written, similarities), rtol=1e-9, atol=1e-12)
@@ -127,54 +130,70 @@ def test_prime_asks_the_texts_of_labels_for_queries_and_never_their_prototypes(m
 @every_psl
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
-@pytest.mark.parametrize("name", PICKED)
-def test_picked_labels_are_pulled_in_every_view_by_half_where_labels_are_asked_too(
+@pytest.mark.parametrize("name", WITH_PSL)
+def test_query_loss_of_unidec_and_supcon_is_the_mean_of_views_and_half_if_symmetric(
     name: str, shape: dict[str, Any], symmetric: bool, psl: PSL
 ) -> None:
     pools = drawn(name, **shape)
-    options = Options(symmetric=symmetric, psl=psl)
-    found = loss_and_gradient(name, pools, options)
-    torch.testing.assert_close(found, written_picked(pools, psl, symmetric), rtol=1e-9, atol=1e-12)
+    given = options(name, symmetric=symmetric, psl=psl)
+    found = loss_and_gradient(name, pools, given)
+    torch.testing.assert_close(found, written_psl(pools, psl, symmetric), rtol=1e-9, atol=1e-12)
 
 
 @every_psl
 @pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
-@pytest.mark.parametrize("name", PICKED)
-def test_picked_labels_are_asked_for_queries_by_the_other_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
-    pools = drawn(name, **shape)  # its "queries" are labels here
-    found = label_loss_and_gradient(name, pools, Options(symmetric=True, psl=psl))
-    torch.testing.assert_close(found, written_picked(pools, psl, symmetric=True), rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", WITH_PSL)
+def test_label_loss_of_unidec_and_supcon_is_the_other_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
+    pools = drawn(name, **shape)  # the rows are labels here
+    found = label_loss_and_gradient(
+        name, pools, options(name, symmetric=True, **({} if name == "prime" else {"psl": psl}))
+    )
+    torch.testing.assert_close(found, written_psl(pools, psl, symmetric=True), rtol=1e-9, atol=1e-12)
 
 
 @every_psl
-@pytest.mark.parametrize("name", [*PICKED, "prime"])
+@pytest.mark.parametrize("name", [*WITH_PSL, "prime"])
 def test_label_without_a_positive_query_has_no_loss_and_no_gradient(name: str, psl: PSL) -> None:
     nothing = {"positives": torch.zeros(8, 12, dtype=torch.bool), "relevant": torch.zeros(8, 12, dtype=torch.bool)}
     pools = [pool._replace(**nothing) for pool in drawn(name)]
-    value, gradient = label_loss_and_gradient(name, pools, Options(symmetric=True, psl=psl))
+    value, gradient = label_loss_and_gradient(
+        name, pools, options(name, symmetric=True, **({} if name == "prime" else {"psl": psl}))
+    )
     assert not value.any()
     assert not gradient.any()
 
 
-@pytest.mark.parametrize("name", [*PICKED, "prime"])
-def test_the_only_query_of_a_batch_has_nobody_to_be_ahead_of(name: str) -> None:
+@pytest.mark.parametrize("name", [*WITH_PSL, "prime"])
+def test_label_loss_of_a_single_query_is_zero(name: str) -> None:
     pools = drawn(name, keys=1, dense=1.0)
-    value, gradient = label_loss_and_gradient(name, pools, Options(symmetric=True))
+    value, gradient = label_loss_and_gradient(name, pools, options(name, symmetric=True))
     torch.testing.assert_close(value, torch.zeros_like(value))
     torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
 
-def test_each_method_names_what_it_heeds_of_its_options() -> None:
-    known = {field.name for field in dataclasses.fields(Options)}
-    assert all(method.flags <= known for method in METHODS.values())
-    assert {name for name, method in METHODS.items() if "symmetric" in method.flags} == {
-        name for name, method in METHODS.items() if method.label_loss is not None
-    }
+def test_symmetric_methods_have_a_loss_of_labels_and_the_flag() -> None:
+    symmetric = {name for name, method in METHODS.items() if issubclass(method.options, SymmetricOptions)}
+    assert symmetric == {name for name, method in METHODS.items() if method.label_loss is not None}
 
 
-def test_heads_are_for_the_dimensions_and_labels_that_there_are() -> None:
+def test_each_flag_of_a_method_is_a_flag_of_training_with_the_same_type_and_default() -> None:
+    for method in METHODS.values():
+        for name, field in method.options.model_fields.items():
+            flag = TrainSettings.model_fields[name]
+            assert (flag.annotation, flag.default, flag.description) == (
+                field.annotation,
+                field.default,
+                field.description,
+            )
+
+
+def test_method_flag_accepts_the_names_of_all_methods() -> None:
+    assert get_args(MethodName) == tuple(METHODS)
+
+
+def test_heads_have_the_given_dimensions_and_labels() -> None:
     heads = {
-        name: method.head and method.head(8, 20, Options(prototype=("text", "free"), bank=4))
+        name: method.head and method.head(8, 20, options(name, **PROTOTYPE.get(name, {})))
         for name, method in METHODS.items()
     }
     assert {name for name, head in heads.items() if head is not None} == {"prime", "unidec"}

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
+from trainer.distributed import ALONE
 from trainer.negatives import HardNegatives, mine
-from trainer.ranks import ALONE
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("top", [1, 6, 23, 24, 100])
-def test_mined_labels_are_the_nearest_less_an_instances_own(seed: int, top: int) -> None:
+def test_mined_labels_are_the_nearest_without_the_instances_own(seed: int, top: int) -> None:
     rng = np.random.default_rng(seed)
     labels = 23
     sets = random_sets(rng, 30, labels)
@@ -23,7 +23,7 @@ def test_mined_labels_are_the_nearest_less_an_instances_own(seed: int, top: int)
 
 
 @pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_an_instance_is_never_pushed_away_from_its_own_labels(search: str) -> None:
+def test_own_labels_of_an_instance_are_never_negatives(search: str) -> None:
     rng = np.random.default_rng(0)
     labels = 400
     sets = random_sets(rng, 60, labels)
@@ -32,7 +32,7 @@ def test_an_instance_is_never_pushed_away_from_its_own_labels(search: str) -> No
     assert all(not own & set(row.tolist()) for own, row in zip(sets, mined.labels, strict=True))
 
 
-def test_approximate_search_mines_most_of_what_exact_search_does() -> None:
+def test_approximate_search_finds_most_negatives_of_exact_search() -> None:
     rng = np.random.default_rng(1)
     topics = random_units(rng, 100, 32)
     label_keys = unit(np.repeat(topics, 40, axis=0) + 0.1 * rng.standard_normal((4_000, 32)))
@@ -46,7 +46,7 @@ def test_approximate_search_mines_most_of_what_exact_search_does() -> None:
 
 
 @pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_ranks_mine_their_shares_of_the_whole(search: str) -> None:
+def test_ranks_mine_their_shares(search: str) -> None:
     rng = np.random.default_rng(2)
     sets = label_sets(random_sets(rng, 17, 9))
     queries, label_keys = random_units(rng, 17), random_units(rng, 9)
@@ -57,7 +57,7 @@ def test_ranks_mine_their_shares_of_the_whole(search: str) -> None:
 
 
 @pytest.mark.parametrize("m", range(6))
-def test_at_most_m_negatives_are_drawn_for_a_row_and_none_twice(m: int) -> None:
+def test_at_most_m_distinct_negatives_are_drawn_for_a_row(m: int) -> None:
     mined = HardNegatives(np.array([[4, -1, 2, 9], [-1, -1, -1, -1], [-1, 7, -1, -1]], dtype=np.int32))
     for seed in range(50):
         drawn = [mined.draw(np.array([row]), m, np.random.default_rng(seed)).tolist() for row in range(3)]
@@ -67,12 +67,12 @@ def test_at_most_m_negatives_are_drawn_for_a_row_and_none_twice(m: int) -> None:
         assert set(drawn[2]) <= {7}
 
 
-def test_rows_are_drawn_for_in_the_order_they_are_asked() -> None:
+def test_negatives_are_drawn_in_the_order_of_the_rows() -> None:
     mined = HardNegatives(np.array([[1, -1], [2, -1], [3, -1]], dtype=np.int32))
     assert mined.draw(np.array([2, 0, 2]), 2, np.random.default_rng(0)).tolist() == [3, 1, 3]
 
 
-def test_each_of_a_rows_negatives_is_equally_likely() -> None:
+def test_all_negatives_of_a_row_are_equally_likely() -> None:
     mined = HardNegatives(np.array([[5, -1, 3, 0, -1, 8, 1]], dtype=np.int32))
     draws, m = 5_000, 2
     drawn = mined.draw(np.zeros(draws, dtype=np.int64), m, np.random.default_rng(0))

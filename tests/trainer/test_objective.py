@@ -14,38 +14,38 @@ from tests.trainer.helpers import learned_adapter, learned_head
 from trainer import losses, objective
 from trainer.batches import Batch, Batches
 from trainer.data.split import LabelSets
+from trainer.distributed import ALONE, Ranks
 from trainer.gradient_cache import Embedder
-from trainer.heads.head import VectorModel
+from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, Options, Scored, ScoredLabels
+from trainer.methods import METHODS, MethodOptions, Scored, ScoredLabels
 from trainer.negatives import HardNegatives
 from trainer.objective import Objective
-from trainer.ranks import ALONE, Ranks
 from trainer.tokens import VectorTable
 
 INSTANCES, LABELS, DIM = 30, 40, 8
 TEMPERATURE = 0.1
 
 
-def _everything(scored: Scored) -> Tensor:
-    instances = scored.instances, scored.strangers, scored.ranks
+def _everything(scored: Scored, _: MethodOptions) -> Tensor:
+    instances = scored.instances, scored.disjoint_instances, scored.ranks
     return torch.stack([losses.rae(view, scored.positives, scored.relevant, *instances) for view in scored.labels]).sum(
         dim=0
     )
 
 
-# All methods, and one that has all that any of them has: instances, several views, and labels that are asked too.
+# All methods, and a method that combines instances, several views and a loss of labels.
 ALL = METHODS | {"everything": dataclasses.replace(METHODS["unidec"], loss=_everything, instances=True)}
 
 
 class Problem:
-    """Random texts, as vectors, with random labels, for one method; every fifth text has none."""
+    """Random text vectors with random labels for one method. Every fifth text has no label."""
 
     def __init__(self, method: str, dense: float = 0.1, **options: Any) -> None:
         random = np.random.default_rng(4)
         torch.manual_seed(4)
         self.name, self.method = method, ALL[method]
-        self.options = Options(**({"symmetric": "symmetric" in self.method.flags} | options))
+        self.options = self.method.options(**options)
         queries, labels = (nn.functional.normalize(torch.randn(rows, DIM), dim=1) for rows in (INSTANCES, LABELS))
         self.queries, self.labels = VectorTable(queries), VectorTable(labels, "labels")
         self.temperature = TEMPERATURE if self.method.temperature else 1.0
@@ -54,37 +54,37 @@ class Problem:
         self.relevance = relevance
         self.values = sparse.csr_matrix(relevance.astype(np.float32))
         head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values)
-        self.model = VectorModel(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # nothing drops out
-        listed = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
-        self.mined = HardNegatives(np.where(np.take_along_axis(relevance, listed, axis=1), -1, listed))
+        self.model = VectorDualEncoder(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # no dropout
+        candidates = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
+        self.mined = HardNegatives(np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates))
 
     def batch(self, **changed: Any) -> Batch:
-        """Half of the instances, with the method's own settings, but for those that are changed."""
+        """Return a batch of half of the instances, with the method's defaults except for the changed settings."""
         own = {"positives": self.method.positives, "hard_negatives": self.method.hard_negatives}
         settings = {"batch_size": 15, "seed": 6} | own | changed
         return Batches(LabelSets.of(self.values), LABELS, np.arange(INSTANCES), **settings).at(1, self.mined)
 
     def backward(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, Tensor]:
-        """The objective's loss and gradient; the model stays as it was."""
+        """Return the objective's loss and gradient. The model stays unchanged."""
         loss, after = self.step(batch, ranks, cache)
         return loss, gradient(after)
 
-    def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorModel]:
-        """The objective's loss, and a copy of the model to which it was told."""
+    def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorDualEncoder]:
+        """Return the objective's loss, and a copy of the model with its gradient."""
         model = copy.deepcopy(self.model)
         return self.objective(model, ranks, cache).backward(batch), model
 
-    def objective(self, model: VectorModel, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
+    def objective(self, model: VectorDualEncoder, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
         embedder = Embedder(model, "cpu", autocast=False, micro_tokens=1_000, micro_rows=4, cache=cache)
         return Objective(self.method, self.options, self.temperature, embedder, self.queries, self.labels, ranks)
 
     def directly(self, batch: Batch) -> tuple[float, Tensor]:
-        """In one piece, on dense matrices, from the relevance matrix alone; which positives were drawn is given."""
+        """Compute loss and gradient with dense matrices from the relevance matrix and the drawn positives."""
         model = copy.deepcopy(self.model)
         if isinstance(model.head, Prototypes):
             assert model.head.centroids is not None
             others = self.relevance.copy()
-            others[batch.rows] = False  # a label's prototype must not know its own queries
+            others[batch.rows] = False  # a label's prototype must not include its own queries
             model.head.centroids.start(model.head.centroids.followed, sparse.csr_matrix(others.astype(np.float32)))
         pool = torch.from_numpy(batch.pool)
         queries = model.views(self.queries.vectors[batch.rows])
@@ -96,33 +96,35 @@ class Problem:
             drawn[query, key] = True
         assert not (drawn & ~relevant).any()
         positives = relevant if self.method.pulls_pool else drawn
-        strangers = torch.tensor([[i != j and not (truth[i] & truth[j]).any() for j in rows] for i in rows])
+        disjoint_instances = torch.tensor([[i != j and not (truth[i] & truth[j]).any() for j in rows] for i in rows])
         views = [
             queries[:, min(view, queries.shape[1] - 1)] @ keys[:, view].T / self.temperature
             for view in range(keys.shape[1])
         ]
-        instances = queries[:, 0] @ queries[:, 0].T / self.temperature, strangers
-        asked = _asked(self.name, self.options, views, positives, relevant, *instances)
-        loss = _mean(asked, positives)
-        if self.options.symmetric:
-            backwards = _asked_back(self.name, self.options, [view.T for view in views], positives.T, relevant.T)
-            loss = loss + _mean(backwards, positives.T)
+        instances = queries[:, 0] @ queries[:, 0].T / self.temperature, disjoint_instances
+        losses_of_queries = _loss_of_queries(self.name, self.options, views, positives, relevant, *instances)
+        loss = _mean(losses_of_queries, positives)
+        if getattr(self.options, "symmetric", False):
+            losses_of_labels = _loss_of_labels(
+                self.name, self.options, [view.T for view in views], positives.T, relevant.T
+            )
+            loss = loss + _mean(losses_of_labels, positives.T)
         loss.backward()
         return float(loss.detach()), gradient(model)
 
 
-def gradient(model: VectorModel) -> Tensor:
-    """Of all weights, in one vector."""
+def gradient(model: VectorDualEncoder) -> Tensor:
+    """Return the gradients of all weights in one vector."""
     weights = model.parameters()
     return torch.cat(
         [(torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten() for weight in weights]
     )
 
 
-def _asked(
-    name: str, options: Options, views: list[Tensor], positives: Tensor, relevant: Tensor, *instances: Tensor
+def _loss_of_queries(
+    name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor, *instances: Tensor
 ) -> Tensor:
-    """Each query's loss over the labels."""
+    """Return the loss of each query."""
     pairs = positives, relevant
     if name == "prime":
         triplets = sum(losses.clipped_triplet(view, *pairs, margin=options.margin) for view in views)
@@ -130,7 +132,7 @@ def _asked(
     if name == "everything":
         return sum(losses.rae(view, *pairs, *instances) for view in views)
     if name in {"unidec", "supcon"}:
-        return _picked(options, views, positives) / (2 if options.symmetric else 1)
+        return _mean_over_views(options, views, positives) / (2 if options.symmetric else 1)
     (scores,) = views
     return {
         "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
@@ -140,20 +142,20 @@ def _asked(
     }[name]()
 
 
-def _asked_back(name: str, options: Options, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
-    """Each label's loss over the queries."""
+def _loss_of_labels(name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
+    """Return the loss of each label."""
     if name == "prime":
         return losses.clipped_triplet(views[1], positives, relevant, margin=options.margin)
-    return _picked(options, views, positives) / 2
+    return _mean_over_views(options, views, positives) / 2
 
 
-def _picked(options: Options, views: list[Tensor], positives: Tensor) -> Tensor:
+def _mean_over_views(options: Any, views: list[Tensor], positives: Tensor) -> Tensor:
     loss = {"pal-n": losses.softmax_cross_entropy, "pal": losses.pal}[options.psl]
     return sum(loss(view, positives) for view in views) / len(views)
 
 
 def _mean(each: Tensor, positives: Tensor) -> Tensor:
-    """Over those that have a positive; the others teach nothing."""
+    """Return the mean over the rows that have a positive."""
     return each[positives.any(dim=1)].mean() if positives.any() else 0 * each.sum()
 
 
@@ -167,7 +169,7 @@ every_method = pytest.mark.parametrize("method", ALL)
 
 @every_method
 @pytest.mark.parametrize("cache", [True, False], ids=["gradient cache", "kept graphs"])
-def test_gradient_is_that_of_the_loss_in_one_piece(method: str, cache: bool) -> None:
+def test_gradient_equals_autograd_of_the_whole_loss(method: str, cache: bool) -> None:
     problem = Problem(method)
     batch = problem.batch()
     expected = problem.directly(batch)
@@ -188,7 +190,7 @@ def test_gradient_is_that_of_the_loss_in_one_piece(method: str, cache: bool) -> 
     ],
     ids=str,
 )
-def test_method_heeds_what_it_is_told(method: str, options: dict[str, Any]) -> None:
+def test_options_of_a_method_change_its_loss(method: str, options: dict[str, Any]) -> None:
     problem = Problem(method, **options)
     batch = problem.batch()
     found = problem.backward(batch)
@@ -224,20 +226,20 @@ def test_blocks_change_nothing(method: str, scores: int, monkeypatch: pytest.Mon
 
 
 def blocks(problem: Problem, batch: Batch) -> list[Scored | ScoredLabels]:
-    """What the losses of all blocks read."""
+    """Record the arguments of the losses of all blocks."""
     read: list[Scored | ScoredLabels] = []
 
-    def watched(loss: Any) -> Any:
-        return loss and (lambda scored: [read.append(scored), loss(scored)][1])
+    def recorded(loss: Any) -> Any:
+        return loss and (lambda scored, options: [read.append(scored), loss(scored, options)][1])
 
     method = problem.method
-    problem.method = dataclasses.replace(method, loss=watched(method.loss), label_loss=watched(method.label_loss))
+    problem.method = dataclasses.replace(method, loss=recorded(method.loss), label_loss=recorded(method.label_loss))
     problem.backward(batch)
     return read
 
 
 @every_method
-def test_no_more_similarities_than_a_block_has_are_held_at_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_holds_the_similarities_of_one_block(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(method)
     batch = problem.batch()
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 150})
@@ -250,20 +252,20 @@ def test_no_more_similarities_than_a_block_has_are_held_at_once(method: str, mon
     assert max((block.queries.numel() for block in of_labels), default=0) <= 150
 
 
-def test_over_a_large_pool_a_block_is_still_as_large_as_the_keys_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_over_a_large_pool_is_as_large_as_the_keys_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem("dexml")
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 1})
-    monkeypatch.setattr(objective, "_HELD", DIM // 4)
+    monkeypatch.setattr(objective, "_NUMBERS_PER_SCORE", DIM // 4)
     read = blocks(problem, problem.batch())
     assert [block.labels.shape[1] for block in read if isinstance(block, Scored)] == [4, 4, 4, 3]
 
 
 @every_method
-def test_all_ranks_make_blocks_of_one_size_larger_as_there_are_more_of_them(method: str) -> None:
+def test_blocks_have_equal_size_on_all_ranks_and_grow_with_their_number(method: str) -> None:
     problem = Problem(method)
 
     def block(rank: int, size: int) -> slice:
-        shared = objective._Pass(problem.objective(problem.model, Ranks(rank, size)), problem.batch())
+        shared = objective._Step(problem.objective(problem.model, Ranks(rank, size)), problem.batch())
         shared._own = torch.zeros(5, 1, DIM)
         return next(shared._blocks(1 << 20, 1_000))
 
@@ -279,7 +281,7 @@ def test_batch_without_a_label_has_no_loss_and_no_gradient(method: str, hard_neg
     assert not gradient.any()
 
 
-def test_head_follows_the_queries_as_the_model_had_them() -> None:
+def test_head_follows_the_query_vectors_of_the_step() -> None:
     problem = Problem("prime")
     batch = problem.batch()
     vectors = problem.model(problem.queries.vectors[batch.rows]).detach().numpy()

@@ -43,7 +43,7 @@ def prototypes(head: Prototypes) -> Tensor:
 
 
 def tokens_of(head: Prototypes, tokens: tuple[PrototypeToken, ...], label: int) -> list[Tensor]:
-    """Of what a label's prototype is made, as it is written."""
+    """Return the parts of a label's prototype by the written formula."""
     own = [row for row in range(len(VALUES)) if label in VALUES.indices[slice(*VALUES.indptr[row : row + 2])]]
     assert bool(own) == (label != WITHOUT_INSTANCE)
     mean = INSTANCES[own].mean(dim=0) if own else TEXTS[label]
@@ -59,7 +59,7 @@ def test_prototype_starts_near_the_mean_of_its_tokens(tokens: tuple[PrototypeTok
     head = started(tokens)
     for label, prototype in enumerate(prototypes(head)):
         mean = torch.stack(tokens_of(head, tokens, label)).mean(dim=0)
-        centred = mean - mean.mean()  # all that the layer's norms change of unit vectors
+        centred = mean - mean.mean()  # the layer's norms only centre unit vectors
         assert torch.cosine_similarity(prototype, centred, dim=0) > 0.99
         assert torch.cosine_similarity(prototype, mean, dim=0) > 0.9
 
@@ -72,7 +72,9 @@ def test_prototype_of_a_label_without_instance_is_nearest_to_its_own_text(tokens
 
 
 @every_choice
-def test_label_has_a_prototype_and_a_text_of_unit_length_and_a_query_itself(tokens: tuple[PrototypeToken, ...]) -> None:
+def test_label_has_a_prototype_view_and_a_text_view_and_a_query_has_its_vector(
+    tokens: tuple[PrototypeToken, ...],
+) -> None:
     head, rows = started(tokens), torch.tensor([5, WITHOUT_INSTANCE, 5, 0])
     views = head.labels(TEXTS[rows], rows)
     assert views.shape == (4, head.label_views, DIM)
@@ -84,7 +86,7 @@ def test_label_has_a_prototype_and_a_text_of_unit_length_and_a_query_itself(toke
 
 
 @every_choice
-def test_learns_all_that_prototypes_are_made_of(tokens: tuple[PrototypeToken, ...]) -> None:
+def test_all_parts_of_a_prototype_have_gradients(tokens: tuple[PrototypeToken, ...]) -> None:
     head, texts = started(tokens), TEXTS.clone().requires_grad_()
     (head.labels(texts, torch.arange(LABELS))[:, 0] @ units(1, 9)[0]).sum().backward()
     assert (texts.grad is not None and bool(texts.grad.any())) == ("text" in tokens or "centroid" in tokens)
@@ -96,7 +98,7 @@ def test_learns_all_that_prototypes_are_made_of(tokens: tuple[PrototypeToken, ..
 
 
 @pytest.mark.parametrize("bank", [1, 2, 5, 16, LABELS])
-def test_bank_is_shared_by_clusters_of_like_size_and_each_vector_is_used(bank: int) -> None:
+def test_bank_vectors_belong_to_clusters_of_similar_size(bank: int) -> None:
     head = started(bank=bank)
     counts = np.bincount(head.cluster.numpy(), minlength=bank)
     assert len(counts) == len(head.free) == bank
@@ -111,13 +113,15 @@ def test_free_vectors_start_as_the_mean_of_their_clusters_texts() -> None:
         torch.testing.assert_close(free, expected / expected.norm())
 
 
-def test_start_is_the_same_for_one_seed() -> None:
+def test_equal_seeds_give_equal_starts() -> None:
     for name, weight in started().state_dict().items():
         assert torch.equal(weight, started().state_dict()[name])
 
 
 @every_choice
-def test_made_again_of_shape_and_weights_it_is_the_same(tokens: tuple[PrototypeToken, ...], tmp_path: Path) -> None:
+def test_prototypes_rebuilt_from_shape_and_weights_are_equal(
+    tokens: tuple[PrototypeToken, ...], tmp_path: Path
+) -> None:
     head = started(tokens)
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again = Prototypes(DIM, **head.shape()).eval()
@@ -127,33 +131,33 @@ def test_made_again_of_shape_and_weights_it_is_the_same(tokens: tuple[PrototypeT
         assert torch.equal(again.state_dict()[name], weight)
 
 
-def test_free_vectors_alone_are_looked_up() -> None:
+def test_only_free_vectors_are_lookup_tables() -> None:
     head = learned_head("prime", DIM, LABELS)
     assert isinstance(head, Prototypes)
     assert [weight is head.free for weight in head.lookups()] == [True]
 
 
 @every_choice
-def test_a_step_reads_labels_as_if_its_queries_were_not_there_and_then_follows_them(
+def test_step_leaves_its_queries_out_and_then_follows_them(
     tokens: tuple[PrototypeToken, ...],
 ) -> None:
     head, batch = started(tokens), Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0).at(0, None)
     before = prototypes(head)
     head.leave_out(batch)
     assert torch.equal(prototypes(head), before) != ("centroid" in tokens)
-    head.follow(batch, INSTANCES[batch.rows])  # none of them has moved, but for the precision that is kept
+    head.follow(batch, INSTANCES[batch.rows])  # the same vectors, up to half precision
     torch.testing.assert_close(prototypes(head), before, rtol=0, atol=1e-3)
     head.follow(batch, -INSTANCES[batch.rows])
     assert torch.equal(prototypes(head), before) != ("centroid" in tokens)
 
 
 @every_choice
-def test_goes_on_with_what_training_alone_needs(tokens: tuple[PrototypeToken, ...]) -> None:
+def test_training_arrays_restore_the_followed_vectors(tokens: tuple[PrototypeToken, ...]) -> None:
     heads, batches = [started(tokens)], Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)
     heads[0].follow(batches.at(0, None), units(12, 8))
     heads.append(Prototypes(DIM, **heads[0].shape()).eval())
     heads[1].load_state_dict(heads[0].state_dict())
-    heads[1].restore({name: array.copy() for name, array in heads[0].scratch().items()})
+    heads[1].load_training_arrays({name: array.copy() for name, array in heads[0].training_arrays().items()})
     for head in heads:
         head.follow(batches.at(1, None), units(12, 9))
     assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from trainer.errors import TrainingError
-from trainer.methods import METHODS, Options
+from trainer.methods import METHODS
 from trainer.recipe import Recipe
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
 ENCODER = {"name": "minilm", "pooling": "mean", "max_length": 128, "label_max_length": 32}
 
 
-def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", ranks: int = 1, **asked: Any) -> Recipe:
-    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
+def recipe(instances: int = 1_000, labels: int = 100, device: str = "cpu", ranks: int = 1, **given: Any) -> Recipe:
+    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **given)
     return Recipe.of(settings, ENCODER, "e" * 64, "d" * 64, instances, labels, device, ranks)
 
 
@@ -28,11 +28,16 @@ def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
 @pytest.mark.parametrize(
     ("train", "epochs", "batch_size", "learning_rate"), [("adapter", 15, 256, 1e-3), ("full", 3, 128, 1e-4)]
 )
-def test_what_is_trained_decides_epochs_batch_size_and_learning_rate(
+def test_defaults_of_epochs_batch_size_and_learning_rate_depend_on_train(
     train: str, epochs: int, batch_size: int, learning_rate: float
 ) -> None:
-    made = recipe(train=train)
-    assert (made.train, made.epochs, made.batch_size, made.learning_rate) == (train, epochs, batch_size, learning_rate)
+    found = recipe(train=train)
+    assert (found.train, found.epochs, found.batch_size, found.learning_rate) == (
+        train,
+        epochs,
+        batch_size,
+        learning_rate,
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,48 +52,48 @@ def test_what_is_trained_decides_epochs_batch_size_and_learning_rate(
         ("supcon", 1 / 18, 6, 3, True),
     ],
 )
-def test_the_method_decides_temperature_negatives_and_positives(
+def test_defaults_of_temperature_negatives_and_positives_depend_on_method(
     method: str, temperature: float, hard_negatives: int | None, positives: int, mines: bool
 ) -> None:
-    made = recipe(method=method)
-    assert (made.temperature, made.hard_negatives, made.positives) == (temperature, hard_negatives, positives)
-    assert made.mines == mines
+    found = recipe(method=method)
+    assert (found.temperature, found.hard_negatives, found.positives) == (temperature, hard_negatives, positives)
+    assert found.mines == mines
 
 
-def test_how_many_processes_share_a_step_and_where_is_part_of_it() -> None:
-    made = recipe(device="cuda", ranks=4, micro_batch=16)
-    assert (made.device, made.ranks, made.micro_batch) == ("cuda", 4, 16)
+def test_recipe_includes_ranks_device_and_micro_batch() -> None:
+    found = recipe(device="cuda", ranks=4, micro_batch=16)
+    assert (found.device, found.ranks, found.micro_batch) == ("cuda", 4, 16)
 
 
-def test_what_is_asked_for_stands_even_where_it_is_zero() -> None:
-    made = recipe(
+def test_given_settings_replace_defaults_even_if_zero() -> None:
+    found = recipe(
         method="rae", hard_negatives=0, positives=0, temperature=0.1, learning_rate=0.5, batch_size=10, epochs=2
     )
-    assert (made.hard_negatives, made.positives, made.temperature) == (0, 0, 0.1)
-    assert (made.learning_rate, made.batch_size, made.epochs, made.steps) == (0.5, 10, 2, 200)
-    assert not made.mines
+    assert (found.hard_negatives, found.positives, found.temperature) == (0, 0, 0.1)
+    assert (found.learning_rate, found.batch_size, found.epochs, found.steps) == (0.5, 10, 2, 200)
+    assert not found.mines
     assert recipe(method="dexml", hard_negatives=5).mines
 
 
-def test_an_epoch_has_a_step_for_each_batch_begun_and_is_the_time_between_minings() -> None:
-    made = recipe(instances=1_001, batch_size=100, epochs=4)
-    assert made.steps == 4 * 11
-    assert made.mine_every == 11
+def test_epoch_has_a_step_for_each_batch_and_is_the_interval_between_minings() -> None:
+    found = recipe(instances=1_001, batch_size=100, epochs=4)
+    assert found.steps == 4 * 11
+    assert found.mine_every == 11
     assert recipe(mine_every=3).mine_every == 3
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(0, 40), (7, 7), (40, 40), (1_000, 40)])
-def test_steps_are_cut_short_but_never_made_more(max_steps: int, steps: int) -> None:
+def test_max_steps_only_reduces_the_steps(max_steps: int, steps: int) -> None:
     assert recipe(batch_size=100, epochs=4, max_steps=max_steps).steps == steps
 
 
 @pytest.mark.parametrize("train", ["adapter", "full"])
-def test_a_small_dataset_is_one_batch(train: str) -> None:
+def test_small_dataset_is_one_batch(train: str) -> None:
     assert recipe(instances=7, train=train).batch_size == 7
     assert recipe(instances=7, batch_size=7).steps == 15
 
 
-def test_a_batch_larger_than_the_dataset_is_refused() -> None:
+def test_batch_larger_than_the_dataset_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"--batch-size 1001: expected at most 1,000.*choose a smaller one"):
         recipe(instances=1_000, batch_size=1_001)
 
@@ -97,12 +102,12 @@ def test_a_batch_larger_than_the_dataset_is_refused() -> None:
     ("precision", "device", "expected"),
     [("auto", "cpu", "fp32"), ("auto", "cuda", "bf16"), ("fp32", "cuda", "fp32"), ("bf16", "cpu", "bf16")],
 )
-def test_auto_precision_is_half_on_a_gpu_only(precision: str, device: str, expected: str) -> None:
+def test_auto_precision_is_bf16_only_on_a_gpu(precision: str, device: str, expected: str) -> None:
     assert recipe(precision=precision, device=device).precision == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "labels", "device", "expected"),
+    ("given", "labels", "device", "expected"),
     [
         ("auto", 100, "cpu", "exact"),
         ("auto", 10_000_000, "cpu", "approximate"),
@@ -112,15 +117,15 @@ def test_auto_precision_is_half_on_a_gpu_only(precision: str, device: str, expec
     ],
 )
 def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(
-    asked: str, labels: int, device: str, expected: str
+    given: str, labels: int, device: str, expected: str
 ) -> None:
-    assert recipe(labels=labels, device=device, mine_search=asked).mine_search == expected
+    assert recipe(labels=labels, device=device, mine_search=given).mine_search == expected
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 9, 10, 11, 19, 100, 1_234])
-def test_the_rate_rises_to_its_peak_within_a_tenth_and_falls_to_nothing_at_the_end(steps: int) -> None:
-    made = peaking(steps, learning_rate=3e-4)
-    rates = [made.rate(step) for step in range(steps + 1)]
+def test_learning_rate_rises_in_the_first_tenth_and_falls_to_zero(steps: int) -> None:
+    found = peaking(steps, learning_rate=3e-4)
+    rates = [found.rate(step) for step in range(steps + 1)]
     assert rates[-1] == 0
     assert min(rates[:-1]) > 0
     assert max(rates) == 3e-4
@@ -130,68 +135,81 @@ def test_the_rate_rises_to_its_peak_within_a_tenth_and_falls_to_nothing_at_the_e
     assert all(a >= b for a, b in zip(rates[peak:-1], rates[peak + 1 :], strict=True))
 
 
-def test_the_rate_is_a_line_up_and_a_line_down() -> None:
-    made = peaking(100)
-    assert [made.rate(step) for step in range(10)] == pytest.approx([0.1 * (step + 1) for step in range(10)])
-    assert [made.rate(step) for step in range(10, 101)] == pytest.approx([(100 - step) / 90 for step in range(10, 101)])
+def test_learning_rate_rises_and_falls_linearly() -> None:
+    found = peaking(100)
+    assert [found.rate(step) for step in range(10)] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert [found.rate(step) for step in range(10, 101)] == pytest.approx(
+        [(100 - step) / 90 for step in range(10, 101)]
+    )
 
 
-def test_a_training_of_one_step_takes_it_at_the_peak() -> None:
+def test_single_step_has_the_peak_learning_rate() -> None:
     assert peaking(1).rate(0) == 1
 
 
-def test_a_saved_recipe_is_the_same_after_json() -> None:
+def test_recipe_is_equal_after_json() -> None:
     for method in METHODS:
-        made = recipe(method=method)
-        assert made.differences(json.loads(json.dumps(dataclasses.asdict(made)))) == []
+        found = recipe(method=method)
+        assert found.differences(json.loads(json.dumps(found.as_json()))) == []
 
 
-def test_differences_name_what_differs_or_is_not_there() -> None:
-    made = recipe(method="dexml")
-    saved = json.loads(json.dumps(dataclasses.asdict(made)))
+def test_differences_name_changed_and_missing_fields() -> None:
+    found = recipe(method="dexml")
+    saved = json.loads(json.dumps(found.as_json()))
     saved["seed"] += 1
     saved["encoder"]["pooling"] = "cls"
     saved["hard_negatives"] = 2
     del saved["precision"]
-    assert sorted(made.differences(saved)) == ["encoder", "hard_negatives", "precision", "seed"]
+    assert sorted(found.differences(saved)) == ["encoder", "hard_negatives", "precision", "seed"]
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Recipe) if field.name != "options"])
-def test_no_attribute_may_differ_unnoticed(field: str) -> None:
-    made = recipe()
-    assert made.differences(dataclasses.asdict(made) | {field: "another"}) == [field.removesuffix("_sha256")]
+def test_change_of_any_field_is_a_difference(field: str) -> None:
+    found = recipe()
+    assert found.differences(found.as_json() | {field: "another"}) == [field.removesuffix("_sha256")]
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Options)])
-def test_nor_may_anything_that_only_the_method_heeds(field: str) -> None:
-    made = recipe(method="prime")
-    saved = json.loads(json.dumps(dataclasses.asdict(made)))
+@pytest.mark.parametrize(
+    ("method", "field"), [(name, field) for name in METHODS for field in METHODS[name].options.model_fields]
+)
+def test_change_of_any_option_is_a_difference(method: str, field: str) -> None:
+    found = recipe(method=method)
+    saved = json.loads(json.dumps(found.as_json()))
     saved["options"][field] = "another"
-    assert made.differences(saved) == [field]
+    assert found.differences(saved) == [field]
 
 
-# What recipes held before there were clusters, heads and a limit in seconds.
+# The options of every recipe before each method had options of its own, with the values that methods did not read.
+ALL_OPTIONS = {"symmetric": False, "psl": "pal-n", "margin": [0.1, 0.3], "prototype": [], "bank": 0}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recipe_saved_with_the_options_of_all_methods_is_equal(method: str) -> None:
+    found = recipe(method=method)
+    saved = json.loads(json.dumps(found.as_json()))
+    assert found.differences(saved | {"options": ALL_OPTIONS | saved["options"]}) == []
+
+
+# Fields that recipes did not have before clusters, heads and --max-seconds existed.
 SINCE_ADDED = ("max_seconds", "positive_sampling", "clusters", "cluster_from", "cluster_every", "options")
 
 
-def before(made: Recipe) -> dict[str, Any]:
-    saved = json.loads(json.dumps(dataclasses.asdict(made)))
+def before(found: Recipe) -> dict[str, Any]:
+    saved = json.loads(json.dumps(found.as_json()))
     return {name: value for name, value in saved.items() if name not in SINCE_ADDED}
 
 
 @pytest.mark.parametrize("method", ["rae", "dexml", "softtopk", "infonce"])
-@pytest.mark.parametrize("asked", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
-def test_a_recipe_that_was_saved_before_clusters_and_heads_is_still_the_same(
-    method: str, asked: dict[str, Any]
-) -> None:
-    made = recipe(method=method, **asked)
-    assert made.differences(before(made)) == []
+@pytest.mark.parametrize("given", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
+def test_recipe_saved_before_clusters_and_heads_existed_is_equal(method: str, given: dict[str, Any]) -> None:
+    found = recipe(method=method, **given)
+    assert found.differences(before(found)) == []
 
 
-def test_but_not_where_what_was_added_is_asked_for() -> None:
-    asked = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
-    made = recipe(method="rae", max_seconds=60, **asked)
-    assert made.differences(before(recipe(method="rae"))) == [
+def test_recipe_saved_before_clusters_existed_differs_if_clusters_are_given() -> None:
+    given = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
+    found = recipe(method="rae", max_seconds=60, **given)
+    assert found.differences(before(recipe(method="rae"))) == [
         "max_seconds",
         "positive_sampling",
         "clusters",
@@ -200,15 +218,15 @@ def test_but_not_where_what_was_added_is_asked_for() -> None:
     ]
 
 
-def test_once_trained_only_what_was_made_counts_not_where() -> None:
-    made = recipe()
-    saved = dataclasses.asdict(made) | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
-    assert made.differences(saved, trained=True) == ["seed"]
-    assert made.differences(saved) == ["seed", "micro_batch", "ranks", "device"]
+def test_after_training_ranks_device_and_micro_batch_do_not_matter() -> None:
+    found = recipe()
+    saved = found.as_json() | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
+    assert found.differences(saved, trained=True) == ["seed"]
+    assert found.differences(saved) == ["seed", "micro_batch", "ranks", "device"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("given", "expected"),
     [
         ({"method": "rae"}, (0, 0, 1)),
         ({"method": "rae", "clusters": 20}, (20, 0, 2)),
@@ -222,29 +240,37 @@ def test_once_trained_only_what_was_made_counts_not_where() -> None:
     ],
     ids=str,
 )
-def test_batches_are_clustered_as_the_method_does_it_or_as_asked(
-    asked: dict[str, Any], expected: tuple[int, int, int]
-) -> None:
-    made = recipe(**asked)
-    assert (made.clusters, made.cluster_from, made.cluster_every) == expected
+def test_clusters_are_as_given_or_as_the_method_has_them(given: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    found = recipe(**given)
+    assert (found.clusters, found.cluster_from, found.cluster_every) == expected
 
 
-def test_a_method_keeps_what_it_heeds_of_its_flags_and_the_rest_is_as_if_not_given() -> None:
-    assert recipe(method="rae").options == Options()
-    assert recipe(method="supcon", psl="pal", symmetric=False).options == Options(psl="pal")
-    assert recipe(method="prime", margin=(0.2, 0.2), bank=7).options == Options(
-        symmetric=True, margin=(0.2, 0.2), prototype=("text", "free", "centroid"), bank=7
-    )
-    assert recipe(method="prime", prototype="text,centroid").options.bank == 0
+def test_recipe_stores_the_options_of_its_method() -> None:
+    assert recipe(method="rae").as_json()["options"] == {}
+    assert recipe(method="supcon", psl="pal", symmetric=False).as_json()["options"] == {
+        "symmetric": False,
+        "psl": "pal",
+    }
+    assert recipe(method="prime", margin=(0.2, 0.2), bank=7).as_json()["options"] == {
+        "symmetric": True,
+        "prototype": ["text", "free", "centroid"],
+        "bank": 7,
+        "margin": [0.2, 0.2],
+    }
+    assert bank_of(recipe(method="prime", prototype="text,centroid")) == 0
+
+
+def bank_of(found: Recipe) -> Any:
+    return found.as_json()["options"]["bank"]
 
 
 @pytest.mark.parametrize(("labels", "bank"), [(2, 1), (3, 1), (4, 2), (15, 4), (16, 8), (100, 32), (1_024, 512)])
-def test_a_bank_has_a_free_vector_for_two_labels_or_a_few_more(labels: int, bank: int) -> None:
-    assert recipe(labels=labels, method="prime").options.bank == bank
+def test_default_bank_has_a_free_vector_for_two_or_three_labels(labels: int, bank: int) -> None:
+    assert bank_of(recipe(labels=labels, method="prime")) == bank
 
 
 @pytest.mark.parametrize(
-    ("asked", "complaint"),
+    ("given", "complaint"),
     [
         ({"clusters": 1_001}, "--clusters 1001: expected at most 1,000, the instances to train on; choose fewer"),
         (
@@ -257,22 +283,20 @@ def test_a_bank_has_a_free_vector_for_two_labels_or_a_few_more(labels: int, bank
             "--cluster-from 3: expected an epoch before the end, found 3 in all; choose an earlier one, or "
             "--clusters 0",
         ),
-        ({"bank": 101}, "--bank 101: expected at most 100, the labels; choose a smaller one"),
+        ({"bank": 101}, "--bank 101: expected at most 100, the number of labels; choose a smaller one"),
     ],
     ids=str,
 )
-def test_more_clusters_than_instances_and_a_bank_larger_than_the_labels_are_refused(
-    asked: dict[str, int], complaint: str
-) -> None:
+def test_clusters_and_banks_that_do_not_suit_the_dataset_are_refused(given: dict[str, int], complaint: str) -> None:
     with pytest.raises(TrainingError, match=re.escape(complaint)):
-        recipe(method="prime", **asked)
-    assert recipe(method="prime", clusters=1_000, bank=100).options.bank == 100
+        recipe(method="prime", **given)
+    assert bank_of(recipe(method="prime", clusters=1_000, bank=100)) == 100
 
 
 class TestLimitInSeconds:
-    def test_ends_a_training_before_its_steps_do(self) -> None:
-        made = dataclasses.replace(peaking(100), max_seconds=60.0)
-        assert [made.ended(step, seconds) for step, seconds in ((0, 0.0), (99, 59.9), (100, 1.0), (3, 60.0))] == [
+    def test_ends_a_training_before_its_last_step(self) -> None:
+        found = dataclasses.replace(peaking(100), max_seconds=60.0)
+        assert [found.ended(step, seconds) for step, seconds in ((0, 0.0), (99, 59.9), (100, 1.0), (3, 60.0))] == [
             False,
             False,
             True,
@@ -280,15 +304,15 @@ class TestLimitInSeconds:
         ]
         assert not peaking(100).ended(99, 1e9)
 
-    def test_lets_the_rate_fall_with_the_time_or_with_the_steps_whichever_is_ahead(self) -> None:
-        made, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
-        assert made.rate(0, 25.0) == by_steps.rate(50)
-        assert made.rate(70, 25.0) == by_steps.rate(70)
-        rates = [made.rate(10, float(seconds)) for seconds in range(6, 50)]
+    def test_learning_rate_follows_time_or_steps_whichever_is_further(self) -> None:
+        found, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
+        assert found.rate(0, 25.0) == by_steps.rate(50)
+        assert found.rate(70, 25.0) == by_steps.rate(70)
+        rates = [found.rate(10, float(seconds)) for seconds in range(6, 50)]
         assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
         assert min(rates) > 0
 
     def test_warms_up_within_a_tenth_of_the_time(self) -> None:
-        made = dataclasses.replace(peaking(100_000), max_seconds=50.0)
-        assert made.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
-        assert made.rate(6, 5.0) == pytest.approx(1, abs=1e-3)
+        found = dataclasses.replace(peaking(100_000), max_seconds=50.0)
+        assert found.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
+        assert found.rate(6, 5.0) == pytest.approx(1, abs=1e-3)

@@ -24,7 +24,7 @@ from trainer.errors import MemoryFolderError, TrainingError
 from trainer.memory import DEFAULTS, open_memory
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 from trainer.training_state import Progress
 
 REPOSITORY = Path(__file__).parents[2]

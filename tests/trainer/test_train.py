@@ -1,4 +1,4 @@
-"""`recollect train` that trains: what it learns, and what it leaves."""
+"""`recollect train`: what it learns, and what it writes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trainer import train as loop
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.heads.adapter import Adapter
-from trainer.heads.head import Refinement, VectorModel
+from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
-from trainer.settings import TrainSettings
 from trainer.tokens import TokenTable
+from trainer.train_settings import TrainSettings
 from trainer.validation import Validation
 
 INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
@@ -36,7 +36,7 @@ INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
 
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of `metrics.jsonl` for every step."""
+    """Write a line of `metrics.jsonl` for every step."""
     monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0)
 
 
@@ -44,7 +44,7 @@ class TestTraining:
     @pytest.mark.usefixtures("every_step")
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_lowers_the_loss_and_remembers_with_what_it_learnt(
+    def test_lowers_the_loss_and_builds_the_memory_with_the_trained_encoder(
         self, train: Train, run_folder: Path, tiny_bert: Any, method: str, what: str
     ) -> None:
         more = ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
@@ -72,7 +72,7 @@ class TestTraining:
         assert memory.defaults == DEFAULTS
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
-    def test_notes_its_recipe_and_how_it_ended(self, train: Train, run_folder: Path, what: str) -> None:
+    def test_stores_its_recipe_and_its_result(self, train: Train, run_folder: Path, what: str) -> None:
         outcome = train("--train", what, "--seed", 5)
         saved = training(run_folder)
         assert saved["done"]
@@ -86,7 +86,7 @@ class TestTraining:
         assert re.search(r"^train: .*optimizer \d+%.*; peak memory [\d,]{3,} MiB$", outcome.err, re.MULTILINE)
         assert list(metrics(run_folder, "loss"))[-1] == 18
 
-    def test_leaves_the_best_checkpoint_not_the_last(
+    def test_keeps_the_best_checkpoint_not_the_last(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scores: Iterator[float] = iter([5.0, 30.0, 10.0, 20.0])
@@ -99,13 +99,13 @@ class TestTraining:
         encoders: list[Encoder] = []
         with_adapter = Encoder.with_adapter
 
-        def watched(self: Encoder, adapter: Any, head: Any = None) -> Encoder:
+        def recorded(self: Encoder, adapter: Any, head: Any = None) -> Encoder:
             encoder = with_adapter(self, adapter, head)
             if adapter is not None:
                 encoders.append(encoder)
             return encoder
 
-        monkeypatch.setattr(Encoder, "with_adapter", watched)
+        monkeypatch.setattr(Encoder, "with_adapter", recorded)
         monkeypatch.setattr(Validation, "score", score)
         outcome = train()
         assert "train: best after 6 of 18 steps, validation nDCG@5 30.00" in outcome.err
@@ -115,7 +115,7 @@ class TestTraining:
         assert encoder_digest(kept) == open_memory(run_folder / "memory").plan.encoder_sha256 == learnt[1]
         assert len(set(learnt)) == 4
 
-    def test_that_makes_nothing_better_leaves_the_encoder_it_began_with(
+    def test_without_improvement_keeps_the_encoder_of_the_start(
         self, train: Train, run_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scores: Iterator[float] = iter([50.0, 50.0, 49.0, 0.0])
@@ -125,27 +125,27 @@ class TestTraining:
             load(tiny_bert.folder)
         )
 
-    def test_held_out_instances_are_remembered_but_not_learnt_from(
+    def test_held_out_instances_are_in_the_memory_but_not_in_training(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: set[int] = set()
         backward = loop.Objective.backward
 
-        def watched(self: Any, batch: Any) -> float:
+        def recorded(self: Any, batch: Any) -> float:
             seen.update(batch.rows.tolist())
             return backward(self, batch)
 
-        monkeypatch.setattr(loop.Objective, "backward", watched)
+        monkeypatch.setattr(loop.Objective, "backward", recorded)
         assert f"{HELD_OUT} instances held out" in train("--epochs", 1).err
         assert len(seen) == INSTANCES - HELD_OUT
         assert open_memory(run_folder / "memory").plan.instances == INSTANCES
 
-    def test_ends_after_so_many_steps_when_told_to(self, train: Train, run_folder: Path) -> None:
+    def test_ends_after_max_steps(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 8)
         assert training(run_folder)["progress"]["step"] == 8
         assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 8]
 
-    def test_seeds_lead_to_other_weights_and_one_seed_to_the_same(self, train: Train, run_folder: Path) -> None:
+    def test_equal_seeds_give_equal_weights_and_other_seeds_give_others(self, train: Train, run_folder: Path) -> None:
         found = {}
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             folder = run_folder.with_name(name)
@@ -154,7 +154,7 @@ class TestTraining:
         assert found["a"] == found["b"]
         assert found["a"]["adapter.safetensors"] != found["c"]["adapter.safetensors"]
 
-    def test_in_small_micro_batches_learns_nearly_the_same(
+    def test_small_micro_batches_give_nearly_equal_weights(
         self, train: Train, run_folder: Path, steady_encoder: Path
     ) -> None:
         few = ["--train", "full", "--encoder", steady_encoder, "--validation-fraction", 0, "--max-steps", 3]
@@ -167,45 +167,45 @@ class TestTraining:
         )
 
     @pytest.mark.usefixtures("every_step")
-    def test_a_learning_rate_rises_and_falls(self, train: Train, run_folder: Path) -> None:
+    def test_learning_rate_rises_and_falls(self, train: Train, run_folder: Path) -> None:
         train("--learning-rate", 0.01, "--max-steps", 12, "--epochs", 4)
         rates = list(metrics(run_folder, "learning_rate").values())
         assert rates == pytest.approx([0.005, 0.01] + [0.001 * left for left in range(10, 0, -1)])
 
-    def test_enriched_label_keys_are_asked_in_validation_and_noted_in_the_memory(
+    def test_enriched_label_keys_are_used_in_validation_and_stored_in_the_memory(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = []
+        alphas = []
         score = Validation.score
 
-        def watched(self: Validation, keys: Any) -> float:
-            asked.append(self.alpha)
+        def recorded(self: Validation, keys: Any) -> float:
+            alphas.append(self.alpha)
             return score(self, keys)
 
-        monkeypatch.setattr(Validation, "score", watched)
+        monkeypatch.setattr(Validation, "score", recorded)
         train("--label-keys", "enriched", "--label-key-alpha", 0.25, "--epochs", 1)
-        assert asked == [0.25, 0.25]
+        assert alphas == [0.25, 0.25]
         assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.25}
 
-    def test_half_precision_keys_are_those_the_checkpoint_makes(self, train: Train, run_folder: Path) -> None:
+    def test_half_precision_keys_equal_the_checkpoints_keys(self, train: Train, run_folder: Path) -> None:
         train("--key-dtype", "float16", "--epochs", 1, "--label-inputs", "text")
         encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
         assert memory.keys.dtype == np.float16
         found = encoder.encode(texts(run_folder, "labels.jsonl"), 8, side="labels")
         np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-3)
 
-    def test_goes_on_from_a_checkpoint_with_its_adapter(
+    def test_starts_from_a_checkpoint_with_its_adapter(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         train("--validation-fraction", 0, "--label-inputs", "text")
         second = run_folder.with_name("second")
-        monkeypatch.setattr(Validation, "score", lambda *_: 1.0)  # nothing is better than the start
+        monkeypatch.setattr(Validation, "score", lambda *_: 1.0)  # no checkpoint is better than the first
         more = ["--encoder", run_folder / "checkpoint", "--out", second, "--max-steps", 1, "--label-inputs", "text"]
         assert train(*more).status == 0
         assert results(second)["adapter.safetensors"] == results(run_folder)["adapter.safetensors"]
         np.testing.assert_array_equal(open_memory(second / "memory").keys, open_memory(run_folder / "memory").keys)
 
-    def test_of_a_whole_checkpoint_teaches_encoder_and_adapter(self, train: Train, run_folder: Path) -> None:
+    def test_full_training_of_a_checkpoint_trains_encoder_and_adapter(self, train: Train, run_folder: Path) -> None:
         train("--validation-fraction", 0, "--max-steps", 2, "--label-inputs", "text")
         second = run_folder.with_name("second")
         more = ["--encoder", run_folder / "checkpoint", "--train", "full", "--validation-fraction", 0, "--max-steps", 2]
@@ -222,11 +222,11 @@ class TestTraining:
 class TestVectors:
     @pytest.fixture
     def vectors(self, train: Train, tmp_path: Path) -> Path:
-        """The memory of the encoder as it is."""
+        """The memory of the untrained encoder."""
         assert train("--epochs", 0, "--out", tmp_path / "zero").status == 0
         return tmp_path / "zero" / "memory"
 
-    def test_that_are_given_make_the_same_adapter_and_nothing_is_encoded(
+    def test_given_vectors_give_the_same_adapter_without_encoding(
         self, train: Train, run_folder: Path, vectors: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = files(vectors)
@@ -244,7 +244,7 @@ class TestVectors:
         assert not run_folder.exists()
         return outcome.message
 
-    def test_of_another_dataset_are_refused(
+    def test_vectors_of_another_dataset_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, lesson: Path, tmp_path: Path
     ) -> None:
         other = Path(shutil.copytree(lesson, tmp_path / "other"))
@@ -255,31 +255,33 @@ class TestVectors:
         assert "found a memory that differs in dataset_sha256; leave the flag out" in outcome.message
         assert not run_folder.exists()
 
-    def test_of_another_encoder_are_refused(
+    def test_vectors_of_another_encoder_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, tiny_distilbert: Any
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, "--encoder", tiny_distilbert.folder)
         assert f"--vectors {vectors}: expected the float32 keys that this encoder makes of this dataset" in message
         assert "found a memory that differs in encoder, encoder_sha256; leave the flag out" in message
 
-    def test_of_another_dtype_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+    def test_vectors_of_another_dtype_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         train("--epochs", 0, "--out", tmp_path / "half", "--key-dtype", "float16")
         message = self.refused(train, run_folder, "--vectors", tmp_path / "half" / "memory")
         assert "differs in key_dtype;" in message
 
-    def test_that_are_not_there_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+    def test_missing_vectors_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         message = self.refused(train, run_folder, "--vectors", tmp_path / "none")
         assert f"{tmp_path / 'none'}: expected a memory, found none" in message
 
     @pytest.mark.parametrize("more", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
-    def test_of_other_settings_are_refused(
+    def test_vectors_of_other_settings_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, more: list[object]
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, *more)
         assert "found a memory that differs in encoder; leave the flag out, or make one with --epochs 0" in message
 
     @pytest.mark.parametrize("overwrite", [["--overwrite"], []])
-    def test_that_the_run_would_remove_are_refused(self, train: Train, vectors: Path, overwrite: list[str]) -> None:
+    def test_vectors_that_the_run_would_remove_are_refused(
+        self, train: Train, vectors: Path, overwrite: list[str]
+    ) -> None:
         before = files(vectors.parent)
         for flag in (["--vectors", vectors], ["--encoder", vectors.parent / "checkpoint"]):
             outcome = train(*flag, "--out", vectors.parent, *overwrite)
@@ -293,7 +295,7 @@ class TestVectors:
 class TestDamagedMemory:
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("name", ["memory.json", "keys.npy", "value_indices.npy"])
-    def test_is_made_again_from_the_checkpoint_without_training(
+    def test_missing_memory_is_made_from_the_checkpoint_without_training(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
     ) -> None:
         few = ["--train", what, "--max-steps", 1]
@@ -306,7 +308,7 @@ class TestDamagedMemory:
         assert f"{run_folder}/memory: damaged; writing it again" in outcome.err
         assert files(run_folder) == before
 
-    def test_that_is_not_the_one_asked_for_is_refused(self, train: Train, run_folder: Path) -> None:
+    def test_memory_with_other_settings_is_refused(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         before = files(run_folder)
         outcome = train("--max-steps", 1, "--key-dtype", "float16")
@@ -315,18 +317,20 @@ class TestDamagedMemory:
         assert files(run_folder) == before
 
 
-def recipe(**asked: Any) -> Recipe:
-    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **asked)
+def recipe(**given: Any) -> Recipe:
+    settings = TrainSettings(dataset=Path("data"), out=Path("run"), **given)
     return Recipe.of(settings, {}, "", "", instances=6, labels=40, device="cpu")
 
 
 class TestOptimizer:
-    def groups(self, model: Refinement, **asked: Any) -> dict[int, tuple[float, float]]:
-        """Pace and decay of each weight."""
-        groups = loop._optimizer(model, recipe(**asked)).param_groups
-        return {id(weight): (group["pace"], group["weight_decay"]) for group in groups for weight in group["params"]}
+    def groups(self, model: DualEncoder, **given: Any) -> dict[int, tuple[float, float]]:
+        """Return the rate factor and the weight decay of each weight."""
+        groups = loop._optimizer(model, recipe(**given)).param_groups
+        return {
+            id(weight): (group["rate_factor"], group["weight_decay"]) for group in groups for weight in group["params"]
+        }
 
-    def test_matrices_decay_and_norms_and_biases_do_not(self, tiny_bert: Any) -> None:
+    def test_only_matrices_have_weight_decay(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
         groups = self.groups(model.trainable(), train="full")
         found = {name: groups.get(id(weight)) for name, weight in model.named_parameters()}
@@ -335,9 +339,7 @@ class TestOptimizer:
             assert group == (None if ".pooler." in name else (1, 0) if plain else (1, 0.01)), name
         assert set(found.values()) == {None, (1, 0), (1, 0.01)}
 
-    def test_a_head_learns_faster_than_the_encoder_below_and_what_it_looks_up_does_not_decay(
-        self, tiny_bert: Any
-    ) -> None:
+    def test_head_learns_faster_than_the_encoder_and_its_lookups_have_no_weight_decay(self, tiny_bert: Any) -> None:
         head = Prototypes(32, 40, ("text", "free"), 4)
         model = load(tiny_bert.folder).with_adapter(None, head).model
         groups = self.groups(model.trainable(), train="full")
@@ -346,24 +348,24 @@ class TestOptimizer:
         assert groups[id(head.layer.linear1.bias)] == (2, 0)
         assert groups[id(model.transformer.get_input_embeddings().weight)] == (1, 0.01)
 
-    def test_above_a_frozen_encoder_all_learn_alike(self) -> None:
+    def test_above_a_frozen_encoder_all_weights_have_the_same_rate(self) -> None:
         head = Prototypes(4, 40, ("text", "free"), 4)
-        groups = self.groups(VectorModel(4, Adapter(4, 3), head), method="prime")
+        groups = self.groups(VectorDualEncoder(4, Adapter(4, 3), head), method="prime")
         assert groups[id(head.free)] == (1, 0)
-        assert {pace for pace, _ in groups.values()} == {1}
+        assert {factor for factor, _ in groups.values()} == {1}
 
-    def test_a_head_without_free_vectors_has_none_to_learn(self) -> None:
+    def test_head_without_free_vectors_trains_none(self) -> None:
         head = Prototypes(4, 40, ("text",), 0)
-        assert id(head.free) not in self.groups(VectorModel(4, None, head), method="prime", prototype="text")
+        assert id(head.free) not in self.groups(VectorDualEncoder(4, None, head), method="prime", prototype="text")
 
-    def test_every_group_takes_the_rate_at_its_pace_and_a_steep_gradient_is_clipped(self) -> None:
-        model = VectorModel(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
+    def test_each_group_has_its_rate_factor_and_long_gradients_are_clipped(self) -> None:
+        model = VectorDualEncoder(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
         learner = loop.Learner(model, loop._optimizer(model, recipe(train="full")), "cpu")
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, 100.0)
         count = sum(weight.numel() for weight in model.parameters())
-        assert loop._descend(learner, 0.25) == pytest.approx(100 * math.sqrt(count))
-        assert {(group["pace"], group["lr"]) for group in learner.optimizer.param_groups} == {
+        assert loop._take_step(learner, 0.25) == pytest.approx(100 * math.sqrt(count))
+        assert {(group["rate_factor"], group["lr"]) for group in learner.optimizer.param_groups} == {
             (1, 0.25),
             (2, 0.5),
             (10, 2.5),
@@ -373,44 +375,44 @@ class TestOptimizer:
         length = math.sqrt(sum(float((moment / 0.1).square().sum()) for moment in moments))
         assert length == pytest.approx(1, rel=1e-4)
 
-    def test_a_frozen_weight_is_left_alone(self) -> None:
-        model = VectorModel(3, adapter := Adapter(3, 2))
+    def test_frozen_weights_are_not_trained(self) -> None:
+        model = VectorDualEncoder(3, adapter := Adapter(3, 2))
         adapter.queries.requires_grad_(False)
         assert self.groups(model).keys() == {id(weight) for weight in adapter.labels.parameters()}
 
 
-def test_no_keys_are_held_while_a_step_is_made(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_freed_before_a_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     makers, backward = [], loop.Objective.backward
-    made = loop.KeyMaker
+    key_maker = loop.KeyMaker
 
-    def watched(*arguments: Any) -> Any:
-        makers.append(made(*arguments))
+    def recorded(*arguments: Any) -> Any:
+        makers.append(key_maker(*arguments))
         return makers[-1]
 
     def step(self: Any, batch: Any) -> float:
-        assert makers[-1]._made is None
+        assert makers[-1]._cached is None
         return backward(self, batch)
 
-    monkeypatch.setattr(loop, "KeyMaker", watched)
+    monkeypatch.setattr(loop, "KeyMaker", recorded)
     monkeypatch.setattr(loop.Objective, "backward", step)
     assert train("--mine-every", 4).status == 0
 
 
-def test_a_large_batch_goes_through_the_gradient_cache_and_a_small_one_does_not(train: Train, monkeypatch: Any) -> None:
-    made = []
+def test_only_large_batches_use_the_gradient_cache(train: Train, monkeypatch: Any) -> None:
+    embedders = []
     embedder = loop._embedder
 
-    def watched(*arguments: Any) -> Any:
-        made.append(embedder(*arguments))
-        return made[-1]
+    def recorded(*arguments: Any) -> Any:
+        embedders.append(embedder(*arguments))
+        return embedders[-1]
 
-    monkeypatch.setattr(loop, "_embedder", watched)
+    monkeypatch.setattr(loop, "_embedder", recorded)
     train("--max-steps", 1)
     train("--max-steps", 1, "--micro-batch", 5, "--overwrite")
     monkeypatch.setattr(loop, "kept_tokens", lambda *_: 10)
     train("--max-steps", 1, "--overwrite")
-    assert [each.cache for each in made] == [False, True, True]
-    assert [each.micro_rows for each in made] == [2**31, 5, 2**31]
+    assert [each.cache for each in embedders] == [False, True, True]
+    assert [each.micro_rows for each in embedders] == [2**31, 5, 2**31]
 
 
 @pytest.mark.parametrize(
@@ -418,21 +420,28 @@ def test_a_large_batch_goes_through_the_gradient_cache_and_a_small_one_does_not(
     [(1, 2, 6), (2, 2, 8), (0, 2, 14), (9, 2, 14), (9, 0, 10), (0, 50, 40), (1, None, 40)],
     ids=["one drawn", "two drawn", "all", "more than there are", "none mined", "all labels and more", "all labels"],
 )
-def test_a_batchs_tokens_are_those_of_its_queries_and_of_the_labels_in_its_pool(
+def test_tokens_of_a_batch_are_those_of_its_queries_and_its_pool(
     positives: int, hard_negatives: int | None, pool: int
 ) -> None:
-    """Two of six queries, each of 10 tokens and with 5 of 40 labels; a label has 3 tokens."""
+    """A batch has two of six queries with 10 tokens and 5 of 40 labels each. A label has 3 tokens."""
     queries, table = (TokenTable(np.zeros(n * of, np.int32), of * np.arange(n + 1), 0) for n, of in ((6, 10), (40, 3)))
     sets = label_sets([range(5 * row, 5 * row + 5) for row in range(6)])
-    nobody = np.zeros(6, dtype=bool)
-    task = loop.Task(VectorModel(4), queries, table, sets, Validation(nobody, sets, 40, 0.0, "cpu"), keep=lambda: None)
-    asked = recipe(
+    none_held_out = np.zeros(6, dtype=bool)
+    task = loop.Task(
+        VectorDualEncoder(4),
+        queries,
+        table,
+        sets,
+        Validation(none_held_out, sets, 40, 0.0, "cpu"),
+        save_best=lambda: None,
+    )
+    given = recipe(
         method="dexml" if hard_negatives is None else "rae",
         batch_size=2,
         positives=positives,
         hard_negatives=hard_negatives,
     )
-    assert loop._batch_tokens(task, asked) == 2 * 10 + 3 * pool
+    assert loop._batch_tokens(task, given) == 2 * 10 + 3 * pool
 
 
 def test_help_explains_every_flag_with_its_values_or_its_unit(capfd: pytest.CaptureFixture[str]) -> None:

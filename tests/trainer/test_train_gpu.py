@@ -1,4 +1,4 @@
-"""`recollect train` on a GPU: killed it comes to the same end, and it finds what a CPU finds."""
+"""`recollect train` on a GPU: resuming after a kill, exact search, and measured memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 
 from tests.trainer.helpers import random_units
 from tests.trainer.runs import KILLED, Moment, metrics, results, run_recollect, training
-from trainer.device_memory import kept_tokens, told_when_full
 from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
+from trainer.memory_check import explain_out_of_memory, kept_tokens
 from trainer.pretrained import load_pretrained
 from trainer.randomness import random_state
 from trainer.search import nearest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-# Of so short texts no kernel adds up in an order of its own, so that equal steps make equal bytes.
+# For texts this short, kernels add in a fixed order, so equal steps give equal bytes.
 LEARNING = ["--device", "cuda", "--precision", "bf16", "--method", "rae", "--mine-every", 5, "--mine-top", 4]
 
 
 @pytest.fixture
 def run(flags: list[object], tmp_path: Path) -> Callable[..., int]:
-    """Runs `recollect train` in a process of its own that saves its state after every step."""
+    """Run `recollect train` in a new process that saves its state after every step."""
 
     def run(*more: object, killed: Moment | None = None) -> int:
         (status,) = run_recollect([*flags, *LEARNING, "--save-minutes", 0, *more], tmp_path / "log", killed)
@@ -38,7 +38,7 @@ def run(flags: list[object], tmp_path: Path) -> Callable[..., int]:
 
 @pytest.mark.parametrize("micro_batch", [3, 0], ids=["gradient cache", "as memory allows"])
 @pytest.mark.parametrize("what", ["adapter", "full"])
-def test_in_bfloat16_killed_and_resumed_ends_with_the_weights_of_one_that_never_was(
+def test_killed_and_resumed_training_in_bfloat16_has_the_weights_of_an_uninterrupted_one(
     run: Callable[..., int], run_folder: Path, tmp_path: Path, what: str, micro_batch: int
 ) -> None:
     words = ["--train", what, "--micro-batch", micro_batch]
@@ -56,17 +56,17 @@ def test_in_bfloat16_killed_and_resumed_ends_with_the_weights_of_one_that_never_
 
 
 @pytest.mark.parametrize("top", [1, 10, 700])
-def test_nearest_keys_are_those_that_a_cpu_finds(top: int) -> None:
+def test_nearest_keys_equal_those_found_on_a_cpu(top: int) -> None:
     rng = np.random.default_rng(0)
     queries, keys = random_units(rng, 300, 32), random_units(rng, 700, 32)
     (on_cpu, rows), (on_gpu, found) = (nearest(queries, keys, top, device) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-6)
-    # Of two that are as near as rounding tells, either may come first.
+    # Keys that differ only by rounding may come in any order.
     assert (found == rows).mean() > 0.99
     np.testing.assert_allclose(np.einsum("qd,qtd->qt", queries, keys[found]), on_cpu, atol=1e-6)
 
 
-def test_what_a_token_takes_is_measured_and_no_random_number_is_drawn(tiny_bert: Any) -> None:
+def test_memory_of_a_token_is_measured_without_drawing_random_numbers(tiny_bert: Any) -> None:
     encoder = load_pretrained(str(tiny_bert.folder), "mean", 32, 8, "cuda")
     table = encoder.tokenise(["quick Brown fox jumps over the lazy dog"] * 64, 32)
     model = encoder.model.trainable().train()
@@ -74,10 +74,10 @@ def test_what_a_token_takes_is_measured_and_no_random_number_is_drawn(tiny_bert:
     state = random_state("cuda")
     kept = kept_tokens(embedder, Part(table, np.arange(64)))
     assert all(torch.equal(state[name], now) for name, now in random_state("cuda").items())
-    # Two layers of 32 dimensions hold some kilobytes a token.
+    # Two layers of 32 dimensions take some kilobytes for each token.
     assert 500 < torch.cuda.mem_get_info()[0] / 2 / kept < 50_000
 
 
-def test_a_gpu_that_is_full_is_told() -> None:
-    with pytest.raises(TrainingError, match="found too little .CUDA out of memory"), told_when_full():
+def test_full_gpu_is_reported() -> None:
+    with pytest.raises(TrainingError, match="found too little .CUDA out of memory"), explain_out_of_memory():
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

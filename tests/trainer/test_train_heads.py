@@ -1,4 +1,4 @@
-"""`recollect train` by methods that learn something above the encoder: prototypes, a classifier."""
+"""`recollect train` by methods with a head: prototypes and a classifier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import recollect
 from tests.trainer.helpers import Clock, files, label_sets
 from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, weights
-from trainer import memory_writer, room, run_log
+from trainer import memory_check, memory_writer, run_log
 from trainer import train as loop
 from trainer.checkpoint import load_checkpoint, load_encoder
 from trainer.encoder import Encoder
@@ -31,7 +31,7 @@ INSTANCES, LABELS, DIM = 60, 12, 32
 
 
 def weights_above_and_below(checkpoint: Path) -> tuple[int, int]:
-    """How many numbers adapter and head learn, and how many the encoder below them has that matter."""
+    """Return the number of trained weights of adapter and head, and of the encoder."""
     model = load_checkpoint(checkpoint, "cpu").model
     above = [*(model.adapter.parameters() if model.adapter else ()), *(model.head.parameters() if model.head else ())]
     below = [weight for name, weight in model.transformer.named_parameters() if not name.startswith("pooler.")]
@@ -50,28 +50,26 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a training of four epochs left, label texts read as they are; nobody may change it."""
+    """The run folder of a training of four epochs, with --label-inputs text. Tests must not change it."""
     folder = tmp_path_factory.mktemp(f"{method}-{what}") / "run"
     words = ["train", lesson, "--out", folder, "--encoder", tiny_bert.folder, "--max-length", 16]
     words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
     words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # so that labels have numbers, whatever is made at once
+        patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # label numbers must be right in every chunk
         assert recollect.main([*map(str, words)]) == 0
     return folder
 
 
 class TestRun:
-    def test_is_whole(self, run: Path, method: str, what: str) -> None:
+    def test_is_complete(self, run: Path, method: str, what: str) -> None:
         assert {path.name for path in run.iterdir()} == LEFT
         kept = {path.name for path in (run / "checkpoint").glob("*.safetensors")}
         adapter = {"adapter.safetensors"} if what == "adapter" else set()
         head = set() if method == "supcon" else {"head.safetensors"}
         assert kept == {"model.safetensors"} | adapter | head
 
-    def test_has_the_keys_that_its_checkpoint_makes_of_instances_and_of_labels_with_their_numbers(
-        self, run: Path, method: str
-    ) -> None:
+    def test_has_the_keys_that_its_checkpoint_makes(self, run: Path, method: str) -> None:
         encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
         dim = 2 * DIM if method == "unidec" else DIM
         assert memory.keys.shape == (INSTANCES + LABELS, dim)
@@ -84,7 +82,7 @@ class TestRun:
         moved = encoder.encode(names, 8, side="labels", first=0)[::-1]
         assert not np.allclose(memory.keys[INSTANCES:], moved, atol=1e-2)
 
-    def test_says_what_it_took(self, run: Path, what: str) -> None:
+    def test_reports_time_memory_and_parameters(self, run: Path, what: str) -> None:
         saved = training(run)
         above, below = weights_above_and_below(run / "checkpoint")
         assert saved["measured"]["trainable_parameters"] == above + (below if what == "full" else 0)
@@ -96,13 +94,13 @@ class TestRun:
         assert spent == sorted(spent)
         assert spent[-1] == saved["measured"]["seconds"]
 
-    def test_is_tuned_without_being_trained_again(self, run: Path, tmp_path: Path) -> None:
+    def test_is_tuned_without_a_new_training(self, run: Path, tmp_path: Path) -> None:
         tuned = Path(shutil.copytree(run, tmp_path / "run"))
         assert recollect.main(["tune", str(tuned), "--lambda", "0,.5,1", "--temperature", ".04", "--json"]) == 0
         np.testing.assert_array_equal(open_memory(tuned / "memory").keys, open_memory(run / "memory").keys)
 
-    @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["as it is", "rae"])
-    def test_is_a_start_for_another_whose_head_stays_behind(
+    @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["untrained", "rae"])
+    def test_is_a_start_for_another_training_without_its_head(
         self, run: Path, train: Train, run_folder: Path, what: str, more: list[object]
     ) -> None:
         start = run / "checkpoint"
@@ -116,7 +114,7 @@ class TestRun:
             np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
         assert not list((run_folder / "checkpoint").glob("head*"))
 
-    def test_gives_its_adapter_to_another_of_its_kind_which_gets_a_head_of_its_own(
+    def test_gives_its_adapter_to_another_training_which_gets_a_new_head(
         self, run: Path, train: Train, run_folder: Path, method: str, what: str
     ) -> None:
         more = ["--method", method, "--train", what, "--max-steps", 1]
@@ -142,7 +140,7 @@ def test_label_keys_of_prime_are_its_prototypes(train: Train, run_folder: Path) 
 
 @pytest.mark.parametrize("what", ["adapter", "full"])
 @pytest.mark.parametrize("method", ["prime", "unidec"])
-def test_what_is_held_out_has_no_part_in_what_is_learnt(
+def test_held_out_instances_do_not_influence_the_head(
     train: Train,
     run_folder: Path,
     lesson: Path,
@@ -159,7 +157,7 @@ def test_what_is_held_out_has_no_part_in_what_is_learnt(
         rows[row]["text"] = "over"
     (other / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scores = itertools.count(1.0)
-    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # each is the best so far
+    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # each checkpoint is the best so far
     for dataset, run in ((lesson, run_folder), (other, tmp_path / "second")):
         assert train("--method", method, "--train", what, "--out", run, dataset=dataset).status == 0
     first, second = weights(run_folder), weights(tmp_path / "second")
@@ -169,7 +167,7 @@ def test_what_is_held_out_has_no_part_in_what_is_learnt(
 
 @pytest.mark.parametrize("what", ["adapter", "full"])
 @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
-def test_a_limit_in_seconds_ends_a_training_with_a_falling_rate_and_a_whole_memory(
+def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
     train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, what: str
 ) -> None:
     clock, backward = Clock(), loop.Objective.backward
@@ -208,15 +206,17 @@ def test_a_limit_in_seconds_ends_a_training_with_a_falling_rate_and_a_whole_memo
     ],
     ids=lambda more: " ".join(map(str, more)),
 )
-def test_a_label_that_no_instance_has_is_remembered_near_its_text_and_found_by_it(
+def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
     train: Train, run_folder: Path, lesson: Path, tmp_path: Path, what: str, more: list[object]
 ) -> None:
     dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
     with (dataset / "labels.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"uid": "never", "text": "lawn over chair"}\n')
     method, *flags = more
-    told = ["--method", method, *flags, "--train", what, "--label-inputs", "text"][: None if what == "adapter" else -2]
-    assert train(*told, dataset=dataset).status == 0
+    flags_given = ["--method", method, *flags, "--train", what, "--label-inputs", "text"][
+        : None if what == "adapter" else -2
+    ]
+    assert train(*flags_given, dataset=dataset).status == 0
     encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
     key = memory.keys[-1]
     assert np.isfinite(key).all()
@@ -227,11 +227,13 @@ def test_a_label_that_no_instance_has_is_remembered_near_its_text_and_found_by_i
 
 
 class TestRefused:
-    """Before anything is written, and with what a folder held kept."""
+    """Refused before the run folder changes."""
 
     @pytest.fixture(params=[[], ["--overwrite"]], ids=["new", "over another"])
-    def asked(self, request: pytest.FixtureRequest, train: Train, run_folder: Path) -> Callable[..., Outcome]:
-        """Asks for a training that must be refused; one that the folder may hold stays as it is."""
+    def refused_training(
+        self, request: pytest.FixtureRequest, train: Train, run_folder: Path
+    ) -> Callable[..., Outcome]:
+        """Run a training that must be refused. The contents of the run folder must stay unchanged."""
         if request.param:
             assert train("--epochs", 0).status == 0
 
@@ -248,12 +250,12 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("more", "complaint"),
         [
-            (["prime", "--bank", 13], "--bank 13: expected at most 12, the labels; choose a smaller one"),
+            (["prime", "--bank", 13], "--bank 13: expected at most 12, the number of labels; choose a smaller one"),
             (["prime", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["prime", "--prototype", "text,magic"], "--prototype"),
             (["prime", "--prototype", ""], "--prototype"),
-            (["prime", "--prototype", "text,text"], "--prototype: expected each of its parts once, found text,text"),
+            (["prime", "--prototype", "text,text"], "--prototype: expected each part once, found text,text"),
             (["prime", "--margin=-.1,.3"], "--margin: expected greater than 0; found '-.1'"),
             (["prime", "--margin", ".1"], "--margin"),
             (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),
@@ -266,39 +268,44 @@ class TestRefused:
         ],
         ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
     )
-    def test_flags_in_one_line(self, asked: Callable[..., Outcome], more: list[object], complaint: str) -> None:
-        assert f"recollect train: {complaint}" in asked("--method", *more).message
+    def test_bad_flags_in_one_line(
+        self, refused_training: Callable[..., Outcome], more: list[object], complaint: str
+    ) -> None:
+        assert f"recollect train: {complaint}" in refused_training("--method", *more).message
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
-    def test_a_head_that_is_too_large_by_how_much_it_needs(
-        self, asked: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
+    def test_head_that_does_not_fit_into_memory(
+        self, refused_training: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
     ) -> None:
-        # A projection with its bias, and a vector a label; in floats, six times over.
+        # A projection with its bias, and a vector for each label, six times in float32.
         needed = (DIM * DIM + DIM + LABELS * DIM) * 4 * 6
-        monkeypatch.setattr(room, "_free_bytes", lambda: needed - 1)
+        monkeypatch.setattr(memory_check, "free_bytes", lambda: needed - 1)
         monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("nothing should be encoded"))
         monkeypatch.setattr(Encoder, "tokenise", lambda *_: pytest.fail("nothing should be tokenised"))
-        message = asked("--method", "unidec", "--train", what).message
-        assert "--method unidec: 12 labels of 32 dimensions need 0.0 MB to learn, weights, gradients and" in message
+        message = refused_training("--method", "unidec", "--train", what).message
+        assert (
+            "--method unidec: 12 labels of 32 dimensions: expected 0.0 MB of free memory for weights, gradients and"
+            in message
+        )
 
-    def test_but_not_one_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(room, "_free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
+    def test_accepts_a_head_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_check, "free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
         assert train("--method", "unidec", "--max-steps", 1).status == 0
 
 
 class TestTunedAtOnce:
-    def test_primes_memory_is_and_others_are_where_it_is_asked_for(
+    def test_memory_of_prime_is_tuned_and_others_only_with_tune_yes(
         self, train: Train, run_folder: Path, tmp_path: Path
     ) -> None:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
         saved = json.loads((run_folder / "memory" / "tuning.json").read_text())
         assert saved["trained_on"] is False
         assert open_memory(run_folder / "memory").defaults["lambda"] == saved["best"]["lambda"]
-        asked = ["--max-steps", 1, "--tune", "yes", "--out", tmp_path / "rae"]
-        assert "tune: lambda " in train(*asked).err
+        tuned = ["--max-steps", 1, "--tune", "yes", "--out", tmp_path / "rae"]
+        assert "tune: lambda " in train(*tuned).err
         assert "tune: lambda " not in train("--max-steps", 1, "--out", tmp_path / "usual").err
 
-    def test_by_the_next_call_where_a_kill_came_before_and_only_once(
+    def test_next_call_tunes_once_after_a_kill(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
@@ -308,41 +315,41 @@ class TestTunedAtOnce:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
         assert "tune: lambda " not in train("--method", "prime", "--max-steps", 1).err
 
-    def test_but_not_by_what_it_has_learnt_from(self, train: Train, run_folder: Path) -> None:
+    def test_memory_without_held_out_instances_is_not_tuned(self, train: Train, run_folder: Path) -> None:
         assert train("--method", "prime", "--max-steps", 1, "--validation-fraction", 0.001).status == 0
         assert not (run_folder / "memory" / "tuning.json").exists()
 
 
-def test_a_head_is_asked_for_room_only_where_it_is_to_learn(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_check_of_a_head_is_only_before_training(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("--method", "unidec", "--max-steps", 1).status == 0
-    monkeypatch.setattr(room, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: 0)
     assert "already done" in train("--method", "unidec", "--max-steps", 1).err
 
 
 class TestDamagedHead:
     @pytest.fixture
     def broken(self, train: Train, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
-        """Asks to start from a checkpoint of prime's, and to build from it; gives what both answer, in one line."""
+        """Train and build from a damaged checkpoint of prime. Returns both error messages."""
         assert train("--method", "prime", "--max-steps", 1).status == 0
 
         def ask() -> list[str]:
-            before, told = files(run_folder), []
+            before, messages = files(run_folder), []
             started = train("--encoder", run_folder / "checkpoint", "--out", tmp_path / "second", "--epochs", 0)
             assert started.status == 2
-            told.append(started.message)
+            messages.append(started.message)
             assert not (tmp_path / "second").exists()
             capfd.readouterr()
             assert recollect.main(["build", str(run_folder), "--store", str(tmp_path / "store")]) == 2
             said = capfd.readouterr().err.splitlines()
             assert len(said) == 1, said
-            told.append(said[0])
+            messages.append(said[0])
             assert files(run_folder) == before
-            return told
+            return messages
 
         return ask
 
     @pytest.mark.parametrize("content", [None, b"", b"\x00\x01", "half", "a tensor less", "another shape"], ids=repr)
-    def test_weights_are_refused_by_their_file(self, broken: Any, run_folder: Path, content: Any) -> None:
+    def test_weights_are_refused_with_their_file_name(self, broken: Any, run_folder: Path, content: Any) -> None:
         path = run_folder / "checkpoint" / "head.safetensors"
         weights, whole = load_file(path), path.read_bytes()
         path.unlink()
@@ -373,7 +380,9 @@ class TestDamagedHead:
         ],
         ids=str,
     )
-    def test_description_is_refused_by_its_file(self, broken: Any, run_folder: Path, change: dict[str, Any]) -> None:
+    def test_description_is_refused_with_its_file_name(
+        self, broken: Any, run_folder: Path, change: dict[str, Any]
+    ) -> None:
         path = run_folder / "checkpoint" / "recollect.json"
         saved = json.loads(path.read_text())
         path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
@@ -381,7 +390,7 @@ class TestDamagedHead:
             assert f"{path}: expected the description of a head, found: " in message
 
     @pytest.mark.parametrize("head", ["prototypes", [], 3, {}], ids=repr)
-    def test_that_is_none_is_refused_too(self, broken: Any, run_folder: Path, head: Any) -> None:
+    def test_head_that_is_no_description_is_refused(self, broken: Any, run_folder: Path, head: Any) -> None:
         path = run_folder / "checkpoint" / "recollect.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"head": head}))
         for message in broken():

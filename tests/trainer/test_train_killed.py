@@ -1,4 +1,4 @@
-"""`recollect train`, killed at any moment, and by several processes: it comes to the same end."""
+"""`recollect train` killed at any moment, or run by several processes, has the same result."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ REPOSITORY = Path(__file__).parents[2]
 
 HEAD = "head.safetensors"
 
-# Where a training of 6 steps an epoch is killed; its state is saved after every step.
+# Moments at which a training with 6 steps an epoch is killed. Its state is saved after every step.
 ON_THE_WAY = [
-    Moment("trainer.memory_writer._write_progress", 2),  # some of the frozen keys are there
-    Moment("trainer.train.save_state", 1),  # nothing is saved yet but the first checkpoint
+    Moment("trainer.memory_writer._write_progress", 2),  # some frozen keys are written
+    Moment("trainer.train.save_state", 1),  # only the first checkpoint is saved
     Moment("trainer.objective.Objective.backward", 8),  # in the second epoch
-    Moment("trainer.training_state.save_file", 5),  # a state is half there
+    Moment("trainer.training_state.save_file", 5),  # a state is half written
     Moment("trainer.train.save_state", 2, after=True),
-    Moment("pathlib.Path.rename", 2),  # a state, or a checkpoint, is whole but not in its place
-    Moment("pathlib.Path.rename", 3, after=True),  # the one before is still there
+    Moment("pathlib.Path.rename", 2),  # a state or a checkpoint is complete but not in its place
+    Moment("pathlib.Path.rename", 3, after=True),  # the one before still exists
     Moment("trainer.train._validate", 1),
     Moment("trainer.train._validate", 1, after=True),
 ]
-# What is trained how; 5 divides neither an epoch's steps nor the steps that are killed.
+# Flags by what is trained. 5 divides neither the steps of an epoch nor the steps of the kills.
 KINDS: dict[str, list[object]] = {
     "adapter": ["--train", "adapter", "--method", "softtopk"],
     "whole encoder": ["--train", "full", "--method", "dexml", "--positives", 1],
@@ -68,11 +68,11 @@ KINDS: dict[str, list[object]] = {
 
 
 class TestKilled:
-    """A process that is killed, and goes on."""
+    """A training process that is killed and resumed."""
 
     @pytest.fixture
     def run(self, flags: list[object], tmp_path: Path) -> Callable[..., int]:
-        """Runs `recollect train` in a process of its own that saves its state after every step."""
+        """Run `recollect train` in a new process that saves its state after every step."""
 
         def run(*more: object, killed: Moment | None = None) -> int:
             (status,) = run_recollect([*flags, "--save-minutes", 0, *more], tmp_path / "log", killed)
@@ -81,7 +81,7 @@ class TestKilled:
         return run
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_again_and_again_it_ends_with_the_weights_and_keys_of_one_that_never_was(
+    def test_several_times_has_the_weights_and_keys_of_an_uninterrupted_one(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, kind: str
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
@@ -102,18 +102,18 @@ class TestKilled:
     @pytest.mark.parametrize(
         "moment",
         [
-            Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state is still there
-            Moment("trainer.key_sources.AdaptedKeys.keys", 2),
+            Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state still exists
+            Moment("trainer.keys.AdaptedKeys.keys", 2),
             Moment("trainer.run._write_memory", 1, after=True),
         ],
         ids=["before the memory", "in the memory", "after the memory"],
     )
-    def test_at_the_end_it_needs_no_more_than_to_be_run_again(
+    def test_at_the_end_finishes_when_run_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, moment: Moment, what: str, resume: list[str]
     ) -> None:
         few = ["--train", what, "--max-steps", 2]
         if what == "full" and "Adapted" in moment.function:
-            moment = Moment("trainer.key_sources.EncodedTexts.keys", 2)
+            moment = Moment("trainer.keys.EncodedTexts.keys", 2)
         assert run(*few, killed=moment) == KILLED, (tmp_path / "log").read_text()
         trained = (run_folder / "checkpoint" / "model.safetensors").stat().st_mtime_ns
         assert run(*few, *resume) == 0, (tmp_path / "log").read_text()
@@ -124,7 +124,7 @@ class TestKilled:
             memory.instance_keys, encoder.encode(texts(run_folder, "instances.jsonl"), 16), atol=1e-5
         )
 
-    def test_before_a_state_was_saved_it_begins_anew_without_being_asked(
+    def test_before_the_first_state_starts_again_without_resume(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 2, "--out", tmp_path / "never") == 0
@@ -132,7 +132,7 @@ class TestKilled:
         assert run("--max-steps", 2) == 0
         assert results(run_folder) == results(tmp_path / "never")
 
-    def test_unfinished_it_is_refused_without_resume_and_nothing_changes(
+    def test_unfinished_is_refused_without_resume_and_stays_unchanged(
         self,
         run: Callable[..., int],
         train: Train,
@@ -163,7 +163,7 @@ class TestKilled:
         assert "expected no training here, found one" in outcome.message
         assert files(run_folder) == before
 
-    def test_the_dataset_it_is_resumed_with_must_be_the_same(
+    def test_resuming_needs_the_same_dataset(
         self, run: Callable[..., int], train: Train, run_folder: Path, lesson: Path, tmp_path: Path
     ) -> None:
         dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
@@ -176,7 +176,7 @@ class TestKilled:
         assert "expected this training, found one that differs in dataset; continue with the same" in outcome.message
         assert files(run_folder) == before
 
-    def test_frozen_vectors_that_were_damaged_meanwhile_are_made_again(
+    def test_damaged_frozen_vectors_are_made_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 3, "--out", tmp_path / "never") == 0
@@ -186,14 +186,14 @@ class TestKilled:
         assert run("--max-steps", 3, "--resume") == 0, (tmp_path / "log").read_text()
         assert results(run_folder) == results(tmp_path / "never")
 
-    def test_overwriting_starts_it_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
+    def test_overwrite_starts_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
         assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
         assert run(killed=Moment("trainer.objective.Objective.backward", 4)) == KILLED
         assert run("--seed", 1, "--max-steps", 7, "--overwrite") == 0
         assert results(run_folder) == results(tmp_path / "never")
         assert metrics(run_folder, "validation_ndcg_5") == metrics(tmp_path / "never", "validation_ndcg_5")
 
-    def test_resuming_what_is_done_changes_nothing_and_what_is_not_there_begins(
+    def test_resuming_a_finished_run_changes_nothing_and_an_absent_run_starts(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert "1 steps of 8" in train("--resume", "--max-steps", 1).err
@@ -206,7 +206,7 @@ class TestKilled:
             assert files(run_folder) == before
 
     @pytest.mark.parametrize("kind", ["adapter", "whole encoder", "mined negatives"])
-    def test_what_was_done_before_there_were_heads_clusters_and_measures_is_done(
+    def test_run_finished_by_an_older_release_counts_as_finished(
         self, train: Train, run_folder: Path, kind: str
     ) -> None:
         assert train(*KINDS[kind], "--max-steps", 1).status == 0
@@ -224,16 +224,14 @@ class TestKilled:
             assert "already done, 72 keys" in outcome.err
             assert files(run_folder) == before
 
-    def test_a_memory_that_was_tuned_stays_as_it_is(self, train: Train, run_folder: Path) -> None:
+    def test_tuned_memory_stays_unchanged(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         assert recollect.main(["tune", str(run_folder), "--lambda", "0.3", "--label-key-alpha", "0.75"]) == 0
         before = files(run_folder)
         assert train("--max-steps", 1).status == 0
         assert files(run_folder) == before
 
-    def test_what_batches_and_prototypes_are_made_of_is_in_the_state(
-        self, run: Callable[..., int], run_folder: Path
-    ) -> None:
+    def test_state_includes_clusters_and_followed_vectors(self, run: Callable[..., int], run_folder: Path) -> None:
         assert run(*KINDS["prototypes"], killed=Moment("trainer.objective.Objective.backward", 8)) == KILLED
         (state,) = (run_folder / "state").iterdir()
         clusters = np.load(state / "clusters.npy")
@@ -243,7 +241,7 @@ class TestKilled:
         kept, head = (load_file(path) for path in (state / "model.safetensors", run_folder / "checkpoint" / HEAD))
         assert {f"head.{name}" for name in head} <= kept.keys()
 
-    def test_from_outside_while_it_runs_it_goes_on_to_the_same_end(
+    def test_from_outside_while_it_runs_has_the_same_result(
         self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--train", "full", "--out", tmp_path / "never") == 0
@@ -254,36 +252,36 @@ class TestKilled:
 
 
 def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
-    """Start a training, and kill all its processes at once when its log has reached a step."""
-    said, told = folder.with_name("killed.log"), folder / "metrics.jsonl"
+    """Start a training, and kill all its processes when its log reaches a step."""
+    output, steps_log = folder.with_name("killed.log"), folder / "metrics.jsonl"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with said.open("wb") as log:
+    with output.open("wb") as log:
         process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (told.exists() and f'"step": {step},' in told.read_text()):
-            assert process.poll() is None, said.read_text()
-            assert time.monotonic() < deadline, said.read_text()
+        while not (steps_log.exists() and f'"step": {step},' in steps_log.read_text()):
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.001)
     finally:
-        for pid in family(process.pid):
+        for pid in descendants(process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that it started, and so on."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
+def descendants(pid: int) -> list[int]:
+    """Return the numbers of a process and all its descendants."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, table.splitlines())}
     found = [pid]
-    for member in found:  # grows as it is read
+    for member in found:  # the list grows during the loop
         found.extend(child for child, parent in parents.items() if parent == member)
     return found
 
 
-# What one process trains, and two.
+# Flags for one process and for two.
 TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
-# The same with a head above the encoder, by method; what dropout draws depends on the process.
+# Flags with a head, by method. Without dropout, because each process draws its own.
 HEADS: dict[str, list[object]] = {
     "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
     "unidec": ["--hard-negatives", 3],
@@ -298,20 +296,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
-    """The run that two processes made, which nobody killed."""
+    """An uninterrupted run of two processes."""
     words = ["train", lesson, "--out", folder / "two", "--encoder", steady_encoder, *USUAL, *TWICE]
     assert run_recollect(words, folder / "log", ranks=2) == [0, 0], (folder / "log").read_text()
     return folder / "two"
 
 
-def test_two_ranks_learn_what_one_learns(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
+def test_two_ranks_learn_the_same_as_one(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
     words = ["train", lesson, "--out", folder / "one", "--encoder", steady_encoder, *USUAL, *TWICE]
     assert run_recollect(words, folder / "log") == [0]
     assert_same(folder / "one", two)
 
 
 @pytest.mark.parametrize("method", HEADS)
-def test_two_ranks_learn_what_one_learns_with_a_head(
+def test_two_ranks_learn_the_same_as_one_with_a_head(
     folder: Path, lesson: Path, steady_encoder: Path, method: str
 ) -> None:
     words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE, "--method", method, *HEADS[method]]
@@ -323,18 +321,20 @@ def test_two_ranks_learn_what_one_learns_with_a_head(
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """That two processes learnt what one did, but for rounding."""
+    """Check that two processes learned the same as one, up to rounding."""
     first, second = (metrics(run, "validation_ndcg_5") for run in (one, two))
     assert second == pytest.approx(first, abs=1e-6)
     assert {path.name for path in two.iterdir()} == LEFT
     np.testing.assert_allclose(open_memory(two / "memory").keys, open_memory(one / "memory").keys, atol=1e-3)
     mine, other = weights(one), weights(two)
     for name in mine:
-        if not name.endswith("key.bias"):  # softmax does not see it: its gradient is rounding, and Adam enlarges it
+        if not name.endswith(
+            "key.bias"
+        ):  # softmax ignores this bias: its gradient is a rounding error, which Adam enlarges
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
-def test_two_ranks_killed_under_torchrun_go_on_to_the_same_weights(
+def test_two_ranks_killed_under_torchrun_resume_to_the_same_weights(
     two: Path, folder: Path, lesson: Path, steady_encoder: Path
 ) -> None:
     words = ["train", lesson, "--out", folder / "killed", "--encoder", steady_encoder, *USUAL, *TWICE]
@@ -346,7 +346,7 @@ def test_two_ranks_killed_under_torchrun_go_on_to_the_same_weights(
     assert results(folder / "killed") == results(two)
 
 
-def test_two_ranks_teach_an_adapter_with_dropout_and_go_on_after_a_kill(
+def test_two_ranks_train_an_adapter_with_dropout_and_resume_after_a_kill(
     folder: Path, lesson: Path, tiny_bert: Any
 ) -> None:
     words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
@@ -355,7 +355,7 @@ def test_two_ranks_teach_an_adapter_with_dropout_and_go_on_after_a_kill(
         for moment in kills:
             first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)
             assert first == KILLED
-            assert second != 0  # killed too, or left alone
+            assert second != 0  # killed too, or without a partner
             assert run_recollect([*words, *out, "--resume"], folder / "alone") == [2]
             assert "found one that differs in ranks; continue with the same settings" in (folder / "alone").read_text()
         assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (

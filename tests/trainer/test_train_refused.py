@@ -1,4 +1,4 @@
-"""`recollect train` that cannot go on: diverging losses, full disks, bad flags and bad data."""
+"""`recollect train` that fails: diverging losses, full disks, bad flags and bad data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainer.validation import Validation
 @pytest.mark.parametrize(
     "where", ["trainer.train.Objective.backward", "trainer.train.mine", "trainer.run.write_memory"]
 )
-def test_a_gpu_that_is_full_is_told_in_one_line(train: Train, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_full_gpu_is_reported_in_one_line(train: Train, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of")
 
@@ -41,7 +41,7 @@ def test_a_gpu_that_is_full_is_told_in_one_line(train: Train, monkeypatch: pytes
 
 
 class TestDiverging:
-    def test_loss_is_told_in_one_line_and_the_last_good_checkpoint_kept(
+    def test_loss_is_reported_in_one_line_and_the_last_good_checkpoint_stays(
         self, train: Train, run_folder: Path, tiny_bert: Any
     ) -> None:
         outcome = train("--train", "full", "--learning-rate", 1e30)
@@ -71,7 +71,7 @@ class TestDiverging:
             assert "--learning-rate below 1e+30" in outcome.message
             assert not (run_folder / "memory" / "memory.json").exists()
 
-    def test_later_leaves_the_best_checkpoint_so_far(
+    def test_later_step_leaves_the_best_checkpoint_so_far(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         backward = loop.Objective.backward
@@ -89,29 +89,28 @@ class TestDiverging:
         )
         assert load_checkpoint(run_folder / "checkpoint", "cpu").model.adapter is not None
 
-    def test_names_a_gradient_that_is_not_finite_though_the_loss_is(
-        self, train: Train, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(loop, "_descend", lambda *_: math.inf)
+    def test_gradient_that_is_not_finite_is_named(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loop, "_take_step", lambda *_: math.inf)
         assert "found a gradient of length inf; the checkpoint of step 0 is kept" in train().message
 
-    def test_names_vectors_that_are_not_finite_though_loss_and_gradient_were(
-        self, train: Train, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(loop, "_answers", lambda *_: False)
+    def test_vectors_that_are_not_finite_are_named(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loop, "_has_finite_vectors", lambda *_: False)
         message = train().message
-        assert "step 6: expected a finite loss, gradient and vectors, found vectors that are not; the check" in message
+        assert (
+            "step 6: expected a finite loss, gradient and vectors, found vectors that are not finite; the check"
+            in message
+        )
 
 
 class TestFullDisk:
     @pytest.fixture(autouse=True)
     def without_tensorboard(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A limit holds for the whole process: TensorBoard's own thread would meet it whenever it writes."""
+        """Disable TensorBoard: the file limit applies to the whole process, so to its writer thread too."""
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
     @pytest.fixture
     def limited(self) -> Callable[[int], contextlib.AbstractContextManager[None]]:
-        """No file may grow beyond so many bytes; what pytest captures is a file too."""
+        """Limit the size of each file, including the files that capture output for pytest."""
 
         @contextlib.contextmanager
         def limited(size: int) -> Iterator[None]:
@@ -124,7 +123,7 @@ class TestFullDisk:
 
         return limited
 
-    def test_while_the_state_is_saved_keeps_the_last_one_and_training_goes_on_from_it(
+    def test_while_saving_a_state_keeps_the_last_state_and_training_resumes_from_it(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         train("--train", "full", "--out", run_folder.with_name("never"))
@@ -139,8 +138,8 @@ class TestFullDisk:
             full.setattr(loop, "save_state", fill_up)
             outcome = train("--train", "full", "--save-minutes", 0)
         assert outcome.status == 2
-        assert f"{run_folder}/state: the training's state cannot be saved (" in outcome.message
-        assert "make room and go on with --resume" in outcome.message
+        assert f"{run_folder}/state: the training state cannot be saved (" in outcome.message
+        assert "free some disk space and continue with --resume" in outcome.message
         assert [path.name for path in (run_folder / "state").iterdir()] == ["step-00000007"]
         assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
         assert train("--train", "full", "--resume").status == 0
@@ -148,7 +147,7 @@ class TestFullDisk:
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("size", [100, 20_000], ids=["first file", "weights"])
-    def test_while_a_checkpoint_is_saved_keeps_the_last_good_one(
+    def test_while_saving_a_checkpoint_keeps_the_last_good_one(
         self,
         train: Train,
         run_folder: Path,
@@ -176,11 +175,11 @@ class TestFullDisk:
         assert {path.name for path in run_folder.iterdir()} - {"frozen"} == LEFT - {"memory", "tensorboard"}
         assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
 
-    def test_while_a_tokenizer_is_saved_is_told_in_one_line(
+    def test_while_saving_a_tokenizer_is_reported_in_one_line(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Any, folder: Path) -> None:
-            self.backend_tokenizer.save("/dev/full")  # tokenizers says it by no OSError
+            self.backend_tokenizer.save("/dev/full")  # tokenizers does not raise OSError
 
         monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail)
         outcome = train()
@@ -188,7 +187,7 @@ class TestFullDisk:
         assert "No space left on device" in outcome.message
         assert not (run_folder / "checkpoint").exists()
 
-    def test_while_the_memory_is_written_is_mended_by_running_again(
+    def test_while_writing_the_memory_is_repaired_by_running_again(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         train("--out", run_folder.with_name("never"))
@@ -227,13 +226,13 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
     "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
     "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
-    "go on and start again": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
+    "resume and overwrite": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
     "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
 }
 
 
 @pytest.mark.parametrize(("more", "complaint"), BAD_FLAGS.values(), ids=BAD_FLAGS)
-def test_bad_flag_is_told_in_one_line_and_writes_nothing(
+def test_bad_flag_is_reported_in_one_line_and_writes_nothing(
     train: Train, run_folder: Path, more: list[object], complaint: str
 ) -> None:
     outcome = train(*more)
@@ -261,7 +260,7 @@ BAD_DATA: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("labels", "instances", "complaint"), BAD_DATA.values(), ids=BAD_DATA)
-def test_data_that_teaches_nothing_is_told_in_one_line_and_writes_nothing(
+def test_data_without_two_labels_in_use_is_reported_in_one_line_and_writes_nothing(
     run_folder: Path,
     tiny_bert: Any,
     tmp_path: Path,
@@ -282,7 +281,7 @@ def test_data_that_teaches_nothing_is_told_in_one_line_and_writes_nothing(
     assert not run_folder.exists()
 
 
-def test_gpu_that_is_not_there_is_refused(train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_refused(train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     outcome = train("--device", "cuda")
     assert outcome.status == 2
@@ -291,14 +290,14 @@ def test_gpu_that_is_not_there_is_refused(train: Train, run_folder: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "memory", "state", "frozen", "tensorboard"])
-def test_folder_that_no_training_left_is_not_removed_unasked(train: Train, run_folder: Path, name: str) -> None:
+def test_folder_of_unknown_origin_is_not_removed_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
     (run_folder / name).mkdir(parents=True)
     (run_folder / name / "precious.bin").write_text("mine")
     assert train("--max-steps", 1).status == 2
     assert files(run_folder) == {f"{name}/precious.bin": b"mine"}
 
 
-def test_state_that_cannot_be_read_is_refused_until_overwritten(
+def test_unreadable_state_is_refused_until_overwritten(
     train: Train, flags: list[object], run_folder: Path, tmp_path: Path
 ) -> None:
     killed = Moment("trainer.objective.Objective.backward", 3)
@@ -307,12 +306,12 @@ def test_state_that_cannot_be_read_is_refused_until_overwritten(
     (state / "optimizer.safetensors").write_bytes(b"half")
     outcome = train("--resume")
     assert outcome.status == 2
-    assert f"{state}: expected a training's state, found: " in outcome.message
+    assert f"{state}: expected a training state, found: " in outcome.message
     assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
     assert train("--overwrite", "--max-steps", 1).status == 0
 
 
-def test_two_instances_of_two_labels_are_enough(tmp_path: Path, tiny_bert: Any, run_folder: Path) -> None:
+def test_two_instances_with_two_labels_are_enough(tmp_path: Path, tiny_bert: Any, run_folder: Path) -> None:
     dataset = tmp_path / "dataset"
     dataset.mkdir()
     (dataset / "labels.jsonl").write_text('{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n')

@@ -13,18 +13,18 @@ from safetensors import SafetensorError
 
 from tests.trainer.helpers import files
 from trainer import training_state
+from trainer.distributed import ALONE, Ranks
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
-from trainer.heads.head import VectorModel
+from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.negatives import HardNegatives
-from trainer.ranks import ALONE, Ranks
 from trainer.training_state import Learner, Progress, load_state, save_state
 
 
 def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters: Any = None) -> Learner:
-    """A small model with dropout, and weights that decay and weights that do not, as in training."""
+    """A small model with dropout, some weights with weight decay and some without, as in training."""
     torch.manual_seed(seed)
-    model = VectorModel(6, Adapter(6, 40, dropout=0.5))
+    model = VectorDualEncoder(6, Adapter(6, 40, dropout=0.5))
     weights = list(model.parameters())
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.01},
@@ -34,7 +34,7 @@ def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters:
 
 
 def take_steps(learner: Learner, steps: int) -> None:
-    """Learn from what torch and dropout draw."""
+    """Take a training step on random data, with dropout."""
     for _ in range(steps):
         loss = (learner.model(torch.randn(8, 6)) - torch.randn(8, 6)).square().mean()
         loss.backward()
@@ -52,13 +52,13 @@ CLUSTERS = np.array([1, 0, -1], dtype=np.int32)
 
 @pytest.fixture
 def learner() -> Learner:
-    """One that has learnt for three steps."""
+    """A learner after three steps."""
     learner = new_learner(negatives=MINED, clusters=CLUSTERS)
     take_steps(learner, 3)
     return learner
 
 
-def test_a_restored_learner_goes_on_as_the_one_that_was_saved(tmp_path: Path, learner: Learner) -> None:
+def test_restored_learner_continues_like_the_saved_one(tmp_path: Path, learner: Learner) -> None:
     progress = Progress(step=3, best=12.5, best_step=2, seconds=7.25)
     save_state(tmp_path, progress, learner, ALONE)
     take_steps(learner, 4)
@@ -75,7 +75,7 @@ def test_a_restored_learner_goes_on_as_the_one_that_was_saved(tmp_path: Path, le
     np.testing.assert_array_equal(other.clusters, CLUSTERS)
 
 
-def test_saving_changes_nothing_for_the_learner(tmp_path: Path, learner: Learner) -> None:
+def test_saving_does_not_change_the_learner(tmp_path: Path, learner: Learner) -> None:
     other = new_learner()
     take_steps(other, 3)
     random = torch.get_rng_state()
@@ -87,7 +87,7 @@ def test_saving_changes_nothing_for_the_learner(tmp_path: Path, learner: Learner
     assert weights_of(learner) == weights_of(other)
 
 
-def test_a_learner_that_has_not_stepped_yet_is_restored(tmp_path: Path) -> None:
+def test_learner_without_steps_is_restored(tmp_path: Path) -> None:
     learner = new_learner()
     save_state(tmp_path, Progress(), learner, ALONE)
     other = new_learner(seed=1, negatives=MINED, clusters=CLUSTERS)
@@ -97,7 +97,7 @@ def test_a_learner_that_has_not_stepped_yet_is_restored(tmp_path: Path) -> None:
     assert other.clusters is None
 
 
-def test_without_a_state_a_learner_begins_unchanged(tmp_path: Path, learner: Learner) -> None:
+def test_learner_without_a_saved_state_starts_unchanged(tmp_path: Path, learner: Learner) -> None:
     before, random = weights_of(learner), torch.get_rng_state()
     assert load_state(tmp_path / "absent", learner, ALONE) == Progress()
     assert weights_of(learner) == before
@@ -105,7 +105,7 @@ def test_without_a_state_a_learner_begins_unchanged(tmp_path: Path, learner: Lea
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_the_newest_of_several_states_counts(tmp_path: Path, learner: Learner) -> None:
+def test_newest_of_several_states_is_loaded(tmp_path: Path, learner: Learner) -> None:
     for step in (9, 10, 100):
         save_state(tmp_path / str(step), Progress(step=step), learner, ALONE)
         (state,) = (tmp_path / str(step)).iterdir()
@@ -113,7 +113,7 @@ def test_the_newest_of_several_states_counts(tmp_path: Path, learner: Learner) -
     assert load_state(tmp_path / "all", learner, ALONE).step == 100
 
 
-def test_an_unfinished_state_is_no_state(tmp_path: Path, learner: Learner) -> None:
+def test_unfinished_state_is_ignored(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=3), learner, ALONE)
     shutil.copytree(tmp_path / "step-00000003", tmp_path / ".step-00000004-incoming")
     (tmp_path / ".step-00000004-incoming" / "model.safetensors").write_bytes(b"half")
@@ -122,32 +122,34 @@ def test_an_unfinished_state_is_no_state(tmp_path: Path, learner: Learner) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
-def test_older_states_stay_until_the_new_one_is_whole(
+def test_older_states_stay_until_the_new_one_is_complete(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     removed: list[str] = []
     rmtree = shutil.rmtree
 
-    def watched(path: Path, **options: bool) -> None:
+    def recorded(path: Path, **options: bool) -> None:
         if path.is_dir():
             removed.append(path.name)
             assert load_state(tmp_path, new_learner(), ALONE).step == 2
         rmtree(path, **options)
 
-    monkeypatch.setattr(training_state.shutil, "rmtree", watched)
+    monkeypatch.setattr(training_state.shutil, "rmtree", recorded)
     save_state(tmp_path, Progress(step=2), learner, ALONE)
     assert removed == ["step-00000001"]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
-def test_a_full_disk_keeps_the_older_state_and_says_what_to_do(tmp_path: Path, learner: Learner) -> None:
+def test_full_disk_keeps_the_older_state_and_names_the_next_step(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     before = files(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # no file may grow beyond
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # limit of each file
     try:
-        with pytest.raises(TrainingError, match="cannot be saved .*the last one.*kept: make room and go on with --res"):
+        with pytest.raises(
+            TrainingError, match="cannot be saved .*the last state.*kept: free some disk space and continue with --res"
+        ):
             save_state(tmp_path, Progress(step=2), learner, ALONE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -157,7 +159,7 @@ def test_a_full_disk_keeps_the_older_state_and_says_what_to_do(tmp_path: Path, l
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("IoError")])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_save_that_fails_at_any_file_keeps_the_older_state(
+def test_failed_save_keeps_the_older_state(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, error: Exception, nth: int
 ) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
@@ -205,44 +207,44 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spoil", [empty, halve, garble, replace_by_a_list])
-def test_a_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, spoil: Callable[[Path], None]) -> None:
+def test_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, spoil: Callable[[Path], None]) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     spoil(tmp_path / "step-00000001" / name)
-    with pytest.raises(TrainingError, match="step-00000001: expected a training's state, found: .*--overwrite"):
+    with pytest.raises(TrainingError, match="step-00000001: expected a training state, found: .*--overwrite"):
         load_state(tmp_path, learner, ALONE)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(".npy")])
-def test_a_state_with_a_file_missing_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
+def test_state_with_a_missing_file_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     (tmp_path / "step-00000001" / name).unlink()
-    with pytest.raises(TrainingError, match="expected a training's state, found: .*"):
+    with pytest.raises(TrainingError, match="expected a training state, found: .*"):
         load_state(tmp_path, learner, ALONE)
 
 
-def test_the_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
+def test_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
-    model = VectorModel(2, Adapter(2, 2))
+    model = VectorDualEncoder(2, Adapter(2, 2))
     other = Learner(model, torch.optim.AdamW(model.parameters()), "cpu")
-    with pytest.raises(TrainingError, match="expected a training's state"):
+    with pytest.raises(TrainingError, match="expected a training state"):
         load_state(tmp_path, other, ALONE)
 
 
-class Joined(Ranks):
-    """One of two processes that hold the same tensors."""
+class EqualRank(Ranks):
+    """One of two ranks that hold the same tensors."""
 
-    def join(self, part: torch.Tensor, rows: int) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor, rows: int) -> torch.Tensor:
         return torch.cat([part] * self.size)
 
 
-def test_only_the_first_rank_writes_a_state(tmp_path: Path, learner: Learner) -> None:
-    save_state(tmp_path, Progress(step=1), learner, Joined(1, 2))
+def test_only_rank_0_writes_a_state(tmp_path: Path, learner: Learner) -> None:
+    save_state(tmp_path, Progress(step=1), learner, EqualRank(1, 2))
     assert not list(tmp_path.iterdir())
-    save_state(tmp_path, Progress(step=1), learner, Joined(0, 2))
+    save_state(tmp_path, Progress(step=1), learner, EqualRank(0, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_the_state_of_fewer_ranks_is_refused(tmp_path: Path, learner: Learner) -> None:
+def test_state_of_fewer_ranks_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
-    with pytest.raises(TrainingError, match="expected a training's state"):
-        load_state(tmp_path, new_learner(), Joined(1, 2))
+    with pytest.raises(TrainingError, match="expected a training state"):
+        load_state(tmp_path, new_learner(), EqualRank(1, 2))

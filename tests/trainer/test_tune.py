@@ -18,12 +18,12 @@ from tests.trainer.helpers import files, label_sets, random_sets, random_units
 from tests.trainer.runs import Train, training
 from trainer import tune as tuner
 from trainer.data.split import Entries, Split
+from trainer.distributed import ALONE
 from trainer.errors import MemoryFolderError, TrainingError
-from trainer.heads.head import VectorModel
-from trainer.key_sources import AdaptedKeys
+from trainer.heads.dual_encoder import VectorDualEncoder
+from trainer.keys import AdaptedKeys
 from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
 from trainer.memory_writer import write_memory
-from trainer.ranks import ALONE
 from trainer.settings import TuneSettings
 from trainer.tokens import VectorTable
 from trainer.tune import Trial, Tuning, table, tune
@@ -43,7 +43,7 @@ def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: An
     plan = MemoryPlan(len(sets), labels, dim, key_dtype, {}, "", "")
     instances = Split(entries("i", len(sets)), label_sets(sets), np.empty((0, 2), np.int64))
     inputs = VectorTable(torch.from_numpy(keys[len(sets) :]), "labels")
-    source = AdaptedKeys(VectorModel(dim).eval(), keys[: len(sets)], inputs, "cpu")
+    source = AdaptedKeys(VectorDualEncoder(dim).eval(), keys[: len(sets)], inputs, "cpu")
     write_memory(folder / "memory", plan, entries("l", labels), instances, source, ALONE)
     return folder
 

@@ -20,7 +20,7 @@ few = settings(max_examples=40, deadline=None)
 
 @few
 @given(sets=any_sets, fraction=st.floats(0, 0.5), seed=st.integers(0, 2**40))
-def test_only_instances_with_a_label_are_held_out_and_one_always_stays(
+def test_only_labelled_instances_are_held_out_and_one_stays_in_training(
     sets: list[set[int]], fraction: float, seed: int
 ) -> None:
     held_out = hold_out(label_sets(sets), fraction, seed)
@@ -33,18 +33,18 @@ def test_only_instances_with_a_label_are_held_out_and_one_always_stays(
 
 @few
 @given(sets=any_sets, seed=st.integers(0, 2**40))
-def test_the_seed_decides_what_is_held_out(sets: list[set[int]], seed: int) -> None:
+def test_equal_seeds_hold_out_equal_instances(sets: list[set[int]], seed: int) -> None:
     first, second = (hold_out(label_sets(sets), 0.5, seed) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
-def test_seeds_hold_out_others() -> None:
+def test_other_seeds_hold_out_other_instances() -> None:
     sets = label_sets([{0}] * 100)
     assert len({hold_out(sets, 0.1, seed).tobytes() for seed in range(5)}) == 5
 
 
 @pytest.mark.parametrize(("instances", "fraction", "count"), [(1, 0.5, 0), (2, 0.5, 1), (100, 0.05, 5), (100, 0.0, 0)])
-def test_the_fraction_is_of_the_instances_with_a_label(instances: int, fraction: float, count: int) -> None:
+def test_fraction_is_of_labelled_instances(instances: int, fraction: float, count: int) -> None:
     sets = label_sets([{0}, set()] * instances)
     assert hold_out(sets, fraction, 0).sum() == count
 
@@ -53,8 +53,8 @@ def test_at_most_four_thousand_are_held_out() -> None:
     assert hold_out(label_sets([{0}] * 20_000), 0.5, 0).sum() == 4_000
 
 
-def joined(instances: np.ndarray, labels: np.ndarray) -> Keys:
-    """The keys as the first of many ranks has them; its own share is no matter here."""
+def gathered(instances: np.ndarray, labels: np.ndarray) -> Keys:
+    """Return keys as rank 0 has them. Its own share is not used here."""
     return Keys(instances[:0], labels, instances)
 
 
@@ -64,7 +64,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float) -> float:
-    """At the tau and lambda that suit the keys best."""
+    """Return the score at the best tau and lambda."""
     return max(
         naive_score_at(lambda_, temperature, keys, sets, held_out, alpha)
         for lambda_, temperature in itertools.product(LAMBDAS, TEMPERATURES)
@@ -74,9 +74,9 @@ def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: f
 def naive_score_at(
     lambda_: float, temperature: float, keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float
 ) -> float:
-    """The formulas, a query at a time, in float64."""
+    """Compute the written formulas query by query in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
-    instance_keys = keys.joined.astype(np.float64)
+    instance_keys = keys.gathered.astype(np.float64)
     label_keys = []
     for label, text in enumerate(keys.labels.astype(np.float64)):
         has = [instance_keys[row] for row in voters if label in sets[row]]
@@ -98,27 +98,27 @@ def naive_score_at(
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("seed", "instances", "labels"), [(0, 12, 7), (1, 40, 3), (2, 150, 120)])
-def test_the_score_is_that_of_the_formulas_and_the_held_out_have_no_vote(
+def test_score_is_the_written_formula_and_held_out_instances_have_no_vote(
     seed: int, instances: int, labels: int, alpha: float
 ) -> None:
     rng = np.random.default_rng(seed)
     sets = random_sets(rng, instances, labels)
-    keys = joined(random_units(rng, instances, 6), random_units(rng, labels, 6))
+    keys = gathered(random_units(rng, instances, 6), random_units(rng, labels, 6))
     held_out = hold_out(label_sets(sets), 0.3, seed)
     assert held_out.any()
     validation = Validation(held_out, label_sets(sets), labels, alpha, "cpu")
     assert validation.score(keys) == pytest.approx(naive_score(keys, sets, held_out, alpha), abs=1e-3)
 
 
-def test_an_instance_does_not_find_itself() -> None:
-    keys = joined(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
+def test_held_out_instance_does_not_find_itself() -> None:
+    keys = gathered(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
     validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu")
-    # The other instance has label 1, and label 0 has no instance but the one that asks.
+    # The other instance has label 1. Label 0 has no instance except the query.
     assert validation.score(keys) == pytest.approx(100 / math.log2(3))
 
 
-def test_the_best_possible_answer_scores_a_hundred() -> None:
+def test_perfect_answers_score_100() -> None:
     units = np.eye(6, dtype=np.float32)
-    keys = joined(units[[0, 1, 0, 1]], units[[0, 1]])
+    keys = gathered(units[[0, 1, 0, 1]], units[[0, 1]])
     validation = Validation(np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu")
     assert validation.score(keys) == pytest.approx(100)

@@ -1,7 +1,7 @@
-"""Small residual heads on a frozen encoder: what trains in minutes where there is no GPU.
+"""Small residual networks on a frozen encoder, which train in minutes on a CPU.
 
-Queries (and so instances) and labels have a head each. Where the heads start, both sides are the encoder's own vectors;
-they part as far as the two kinds of text need, which one shared head could not.
+Queries (and so instances) have one network, labels have another. At the start of training both return the encoder's
+own vectors. Two networks can separate two kinds of text where one shared network could not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Side = Literal["queries", "labels"]
 
 
 class ResidualHead(nn.Module):
-    """z = unit(x + W2 gelu(W1 x + b1) + b2); W2 and b2 are zero at first, so z starts as x."""
+    """z = unit(x + W2 gelu(W1 x + b1) + b2). W2 and b2 start at zero, so z starts as x."""
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class ResidualHead(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The two heads."""
+    """The networks of both sides."""
 
     def __init__(self, dim: int, hidden: int, dropout: float = 0.1) -> None:
         super().__init__()

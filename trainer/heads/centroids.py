@@ -1,8 +1,9 @@
-"""Label centroids: the mean of each label's instances, which follows them as they move, and leaves a step's own out.
+"""Label centroids: the mean of each label's instances, updated as the instances move, without the step's own queries.
 
-PRIME keeps a momentum mean a label. Here each instance's vector follows by momentum, and a centroid is the mean of
-those: as quick for a rare label as for a frequent one, and exact to take instances out of. That matters, since a query
-that sat in the centroids of its own labels would be near them for that alone, the rarer the label the more.
+PRIME keeps a momentum mean for each label. Here a vector for each instance is updated with momentum, and a centroid is
+the mean of these vectors. A rare label is then updated as fast as a frequent one, and an instance can be left out
+exactly. A query must be left out of its own labels' centroids: otherwise it is near them for that reason alone, and
+most of all for a rare label.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from torch import Tensor, nn
 
 from trainer.batches import Batch
 
-# Of an instance's vector, at each of its visits. As far as a label of 14 instances goes with PRIME's .95 a visit.
+# Weight of an instance's old vector at each of its visits. A label of 14 instances then moves as far as with PRIME's
+# .95 a visit.
 _MOMENTUM = 0.5
 # Instances whose vectors are in full precision at once.
-_STRETCH = 65_536
+_CHUNK_ROWS = 65_536
 
 
 class Centroids(nn.Module):
-    """The sums of the vectors of each label's instances, and while training those vectors, in half precision.
+    """The sum of each label's instance vectors and, during training, the instance vectors in half precision.
 
     Args:
-        labels: How many there are.
+        labels: Number of labels.
         dim: Size of a vector.
     """
 
@@ -39,38 +41,38 @@ class Centroids(nn.Module):
         self._left_out: tuple[Tensor, Tensor, Tensor] | None = None
 
     def forward(self, rows: Int[Tensor, " row"], texts: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
-        """Unit vectors; a label without instances is where its text is."""
+        """Return unit vectors. A label without instances gets its text vector."""
         sums, counts = self.sums[rows], self.counts[rows]
         if self._left_out is not None:
-            pool, theirs, many = self._left_out
+            pool, left_out_sums, left_out_counts = self._left_out
             place = torch.searchsorted(pool, rows)
-            sums, counts = sums - theirs[place], counts - many[place]
+            sums, counts = sums - left_out_sums[place], counts - left_out_counts[place]
         return torch.where((counts > 0)[:, None], nn.functional.normalize(sums, dim=-1), texts)
 
     def start(self, instances: Float[np.ndarray, "instance dim"], values: sparse.csr_matrix) -> None:
-        """Begin with the instances' vectors, and their labels; an instance without any is held out."""
+        """Initialise the sums from instance vectors and their labels. A held-out instance has no labels in `values`."""
         self.followed = instances.astype(np.float16)
         self.sums.zero_()
-        for start in range(0, len(instances), _STRETCH):
-            stretch = slice(start, start + _STRETCH)
-            self.sums += self._here(values[stretch].T @ self.followed[stretch].astype(np.float32))
+        for start in range(0, len(instances), _CHUNK_ROWS):
+            chunk = slice(start, start + _CHUNK_ROWS)
+            self.sums += self._on_device(values[chunk].T @ self.followed[chunk].astype(np.float32))
         self.counts.copy_(torch.from_numpy(np.bincount(values.indices, minlength=len(self.counts))))
 
     def leave_out(self, batch: Batch) -> None:
-        """Leave a batch's queries out of the labels of its pool, until they have been followed."""
+        """Leave a batch's queries out of the labels of its pool, until `follow` is called."""
         own = batch.label_sets[:, batch.pool].T.tocsr()
-        theirs, many = own @ self.followed[batch.rows].astype(np.float32), np.diff(own.indptr)
-        self._left_out = (self._here(batch.pool), self._here(theirs), self._here(many))
+        sums, counts = own @ self.followed[batch.rows].astype(np.float32), np.diff(own.indptr)
+        self._left_out = (self._on_device(batch.pool), self._on_device(sums), self._on_device(counts))
 
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
-        """Move the centroids of all labels of a batch's queries, as far as these have moved."""
+        """Update the vectors of a batch's queries with momentum, and the sums of their labels."""
         self._left_out = None
         before = self.followed[batch.rows]
         after = _MOMENTUM * before.astype(np.float32) + (1 - _MOMENTUM) * queries.cpu().numpy()
         self.followed[batch.rows] = after
         moved = self.followed[batch.rows].astype(np.float32) - before.astype(np.float32)
         labels = np.unique(batch.label_sets.indices)
-        self.sums.index_add_(0, self._here(labels), self._here(batch.label_sets[:, labels].T @ moved))
+        self.sums.index_add_(0, self._on_device(labels), self._on_device(batch.label_sets[:, labels].T @ moved))
 
-    def _here(self, array: np.ndarray) -> Tensor:
+    def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.sums.device)

@@ -1,10 +1,10 @@
-"""The classifier head (UniDEC): beside its dual encoder's vector, a query has one by which labels are told apart.
+"""The classifier head (UniDEC): a second view of queries and labels beside the text vectors, with a weight per label.
 
     query:  [ f(x) ; unit(dropout(W f(x) + b)) ] / sqrt 2        label:  [ f(z_l) ; unit(w_l) ] / sqrt 2
 
-w_l is learnt, one vector a label. Both views count alike in the similarity of two keys. UniDEC puts a layer of its own
-between encoder and f, and learns the classifier's query at its own length; here f is the encoder's vector, as for every
-method, and both views learn as they answer, at unit length.
+w_l is a trained vector for each label. Both views have equal weight in the similarity of two keys. UniDEC adds a layer
+between the encoder and f, and does not normalise the classifier's query. Here f is the encoder's vector, as in every
+method, and both views are unit vectors in training and at query time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DROPOUT = 0.1
 
 
 class Classifier(Head):
-    """Queries and labels have two views each, the dual encoder's and the classifier's; a key is both, side by side.
+    """Queries and labels have two views each, the text vector and the classifier's. A key is their concatenation.
 
     Args:
         dim: Size of a vector.
-        labels: How many there are.
+        labels: Number of labels.
     """
 
     kind: ClassVar[str] = "classifier"
@@ -40,7 +40,7 @@ class Classifier(Head):
         self.project = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(_DROPOUT)
         self.weights = nn.Parameter(torch.zeros(labels, dim))
-        nn.init.eye_(self.project.weight)  # so that both views of a query start as one
+        nn.init.eye_(self.project.weight)  # both views of a query start equal
         nn.init.zeros_(self.project.bias)
 
     @property
@@ -66,7 +66,7 @@ class Classifier(Head):
         values: sparse.csr_matrix,
         seed: int,
     ) -> None:
-        """A label starts between its text and the mean of its instances."""
+        """Start each label's weight between its text vector and the mean of its instances."""
         weights = mix(texts, values.T @ instances, alpha=0.5)
         with torch.no_grad():
             self.weights.copy_(torch.from_numpy(weights))

@@ -1,9 +1,9 @@
-"""Label prototypes (PRIME): what a label's text, its instances and its neighbours say of it, as one vector.
+"""Label prototypes (PRIME): one vector for a label, made of its text, its instances and its cluster of labels.
 
     p_l = unit( mean of Transformer( [t_l, v_c(l), c_l] ) )
 
-t_l is the label text's vector; c_l its centroid, the mean of its instances'; v_c(l) a free vector out of a bank, which
-the labels of a cluster share.
+t_l is the vector of the label text, c_l the centroid of its instances, and v_c(l) a free vector from a bank: all labels
+of a cluster share one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _FEED_FORWARD, _DROPOUT = 1_024, 0.1
 
 
 class Prototypes(Head):
-    """Queries keep their vector; labels have two views: the prototype, which is their key, and the text's vector.
+    """Queries have one view, their vector. Labels have two: the prototype, which is the key, and the text vector.
 
     Args:
         dim: Size of a vector.
-        labels: How many there are.
-        tokens: Of what a prototype is made.
-        bank: Free vectors; 0 where they are no token.
+        labels: Number of labels.
+        tokens: Parts of a prototype.
+        bank: Number of free vectors. 0 if `free` is not among the tokens.
     """
 
     kind: ClassVar[str] = "prototypes"
@@ -45,7 +45,7 @@ class Prototypes(Head):
         super().__init__(dim)
         self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
         self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
-        for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # so that a prototype starts as a mean
+        for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # a prototype starts as the mean of its parts
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
         self.free = nn.Parameter(torch.zeros(bank, dim))
@@ -82,7 +82,7 @@ class Prototypes(Head):
         values: sparse.csr_matrix,
         seed: int,
     ) -> None:
-        """A free vector starts as the mean of its cluster's texts."""
+        """Start each free vector as the mean text vector of its cluster."""
         if self.centroids is not None:
             self.centroids.start(instances, values)
         if len(self.free):
@@ -101,12 +101,12 @@ class Prototypes(Head):
         if self.centroids is not None:
             self.centroids.follow(batch, queries)
 
-    def scratch(self) -> dict[str, np.ndarray]:
+    def training_arrays(self) -> dict[str, np.ndarray]:
         return {} if self.centroids is None else {"followed": self.centroids.followed}
 
-    def restore(self, scratch: dict[str, np.ndarray]) -> None:
+    def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         if self.centroids is not None:
-            self.centroids.followed = scratch["followed"]
+            self.centroids.followed = arrays["followed"]
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.free]

@@ -4,11 +4,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trainer import losses
-from trainer.methods.method import Method, Scored
+from trainer.methods.method import Method, MethodOptions, Scored
 
 
-def _loss(scored: Scored) -> Float[Tensor, " query"]:
+class DexmlOptions(MethodOptions):
+    """DEXML has no flags of its own."""
+
+
+def _loss(scored: Scored, _: DexmlOptions) -> Float[Tensor, " query"]:
     return losses.decoupled_softmax(scored.labels[0], scored.positives, scored.relevant, scored.ranks)
 
 
-METHOD = Method(name="dexml", loss=_loss, hard_negatives=None, positives=0, temperature=0.05)
+METHOD = Method(name="dexml", options=DexmlOptions, loss=_loss, hard_negatives=None, positives=0, temperature=0.05)

@@ -1,78 +1,85 @@
-"""What a method is: a pool of keys, a loss over it, what it learns above the encoder, and what it does well with."""
+"""A training method: a pool of keys, a loss over the pool, an optional head, defaults, and flags of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Bool, Float
+from pydantic import BaseModel, Field
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 from torch import Tensor
 
+from trainer.distributed import Ranks
 from trainer.heads.head import Head
-from trainer.heads.prototypes import PrototypeToken
-from trainer.ranks import Ranks
-
-PSL = Literal["pal-n", "pal"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What some methods can be told beyond their pool; each heeds those that its `flags` name.
+class MethodOptions(BaseModel):
+    """The flags that belong to one method. Subclasses declare each flag once: name, type, default and help text.
 
-    Attributes:
-        symmetric: Whether labels are asked for queries too.
-        psl: Which of UniDEC's losses.
-        margin: Bounds of the triplets' margin.
-        prototype: What PRIME makes prototypes of.
-        bank: Free vectors that its labels share; 0 where `prototype` has none.
+    `TrainSettings` inherits the options of all methods, so that each field is a flag and an environment variable. The
+    recipe stores the options of the chosen method.
     """
 
-    symmetric: bool = False
-    psl: PSL = "pal-n"
-    margin: tuple[float, float] = (0.1, 0.3)
-    prototype: tuple[PrototypeToken, ...] = ()
-    bank: int = 0
+    # A settings class inherits this class, so mypy needs the type that settings have.
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(frozen=True, allow_inf_nan=False)
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield a message for each contradiction between these flags."""
+        yield from ()
+
+    def with_defaults(self, labels: int) -> MethodOptions:
+        """Fill in the defaults that depend on the number of labels.
+
+        Raises:
+            TrainingError: If a value does not suit the number of labels.
+        """
+        return self
+
+
+class SymmetricOptions(MethodOptions):
+    """The flag of methods that have a loss of labels as well."""
+
+    symmetric: CliImplicitFlag[bool] = Field(
+        True, description="prime, unidec, supcon: train labels to find their queries too"
+    )
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Some queries of a batch against this process's part of the pool; similarities are over tau already.
+    """Some queries of a batch, compared with this rank's share of the pool. Similarities are already divided by tau.
 
     Attributes:
-        labels: Similarities to the pool's labels, in each view.
-        positives: The true labels that this visit pulls closer.
+        labels: Similarities to the labels of the pool, in each view.
+        positives: The true labels that this step pulls closer.
         relevant: All true labels.
-        instances: Similarities to the batch's instances; no columns for a method that leaves them out.
-        strangers: Which of them share no label with the query.
+        instances: Similarities to the instances of the batch. No columns if the method does not use instances as keys.
+        disjoint_instances: The instances that share no label with the query.
         ranks: The processes that share the pool.
-        options: What the method was told.
     """
 
     labels: Float[Tensor, "view query key"]
     positives: Bool[Tensor, "query key"]
     relevant: Bool[Tensor, "query key"]
     instances: Float[Tensor, "query instance"]
-    strangers: Bool[Tensor, "query instance"]
+    disjoint_instances: Bool[Tensor, "query instance"]
     ranks: Ranks
-    options: Options
 
 
 @dataclass(frozen=True)
 class ScoredLabels:
-    """Some of this process's labels against all queries of a batch: the same, seen from the other side.
+    """Some of this rank's labels, compared with all queries of a batch.
 
     Attributes:
         queries: Similarities to the queries, in each view.
-        positives: The queries that this visit pulls closer.
+        positives: The queries that this step pulls closer.
         relevant: All queries that have the label.
-        options: What the method was told.
     """
 
     queries: Float[Tensor, "view label query"]
     positives: Bool[Tensor, "label query"]
     relevant: Bool[Tensor, "label query"]
-    options: Options
 
 
 @dataclass(frozen=True)
@@ -80,38 +87,38 @@ class Method:
     """One way to train an encoder.
 
     Attributes:
-        name: What `--method` calls it.
-        loss: One number a query.
-        hard_negatives: Mined negatives a query by default. None: the pool is the whole label space, and needs none.
-        positives: True labels of a query that are drawn at each visit, by default; 0: all in the pool.
-        temperature: Tau, by default. None: the loss reads similarities as they are.
-        instances: Whether the batch's instances are keys of the pool too.
-        pulls_pool: Whether a visit pulls every true label in the pool closer, whoever drew it; else those drawn.
-        label_loss: One number a label, added to the queries' where `Options.symmetric`; None: there is none.
-        positive_sampling: How labels are drawn by default.
-        clusters: Of what batches are made by default: of queries at random; of clusters that grow (NGAME); or one
-            cluster each.
+        name: Value of `--method`.
+        options: The flags of the method.
+        loss: The loss of each query, given the method's options.
+        hard_negatives: Default number of mined negatives for each query. None: the pool is the whole label space and
+            needs none.
+        positives: Default number of true labels drawn for a query at each visit. 0: all are in the pool.
+        temperature: Default tau. None: the loss takes similarities that are not divided by tau.
+        instances: Whether the instances of the batch are keys of the pool too.
+        pulls_pool: Whether a query pulls all its true labels in the pool closer, or only the labels drawn for it.
+        label_loss: The loss of each label, added to the queries' loss with `--symmetric`. None: there is none.
+        positive_sampling: Default way to draw true labels.
+        clusters: Default composition of batches: random queries; clusters that grow (NGAME); or one cluster a batch.
         label_inputs: What an adapter reads of a label by default.
-        head: What it learns above the encoder, for vectors of so many dimensions and so many labels.
-        flags: What of `Options` it heeds.
-        tuned: Whether its memory's lambda is chosen at once by default, where something was held out.
+        head: Makes the head, given the size of a vector, the number of labels and the options. None: there is none.
+        tuned: Whether `--tune auto` chooses the memory's lambda after training.
     """
 
     name: str
-    loss: Callable[[Scored], Float[Tensor, " query"]]
+    options: type[MethodOptions]
+    loss: Callable[[Scored, Any], Float[Tensor, " query"]]
     hard_negatives: int | None
     positives: int
     temperature: float | None
     instances: bool = False
     pulls_pool: bool = False
-    label_loss: Callable[[ScoredLabels], Float[Tensor, " label"]] | None = None
+    label_loss: Callable[[ScoredLabels, Any], Float[Tensor, " label"]] | None = None
     positive_sampling: Literal["uniform", "propensity"] = "uniform"
     clusters: Literal["none", "growing", "whole"] = "none"
     label_inputs: Literal["text", "enriched"] = "enriched"
-    head: Callable[[int, int, Options], Head] | None = None
-    flags: frozenset[str] = frozenset()
+    head: Callable[[int, int, Any], Head] | None = None
     tuned: bool = False
 
-    def mined(self, asked: int | None) -> int | None:
-        """Mined negatives a query: as many as were asked for, or by default."""
-        return self.hard_negatives if asked is None else asked
+    def mined(self, given: int | None) -> int | None:
+        """Return the number of mined negatives for each query: the given number, or the default."""
+        return self.hard_negatives if given is None else given

@@ -1,34 +1,83 @@
-"""PRIME: triplets of queries and label prototypes, and of queries and label texts, in batches of near queries."""
+"""PRIME: triplets of queries and label prototypes, and of queries and label texts, in batches of similar queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated
 
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from trainer import losses
-from trainer.heads.prototypes import Prototypes
-from trainer.methods.method import Method, Scored, ScoredLabels
+from trainer.errors import TrainingError
+from trainer.heads.prototypes import Prototypes, PrototypeToken
+from trainer.methods.method import Method, Scored, ScoredLabels, SymmetricOptions
+from trainer.settings import Listed, NotEmpty, Positive
 
-_REGULARISER = 0.1  # its weight
+_REGULARISER_WEIGHT = 0.1
+# Labels that share a free vector.
+_LABELS_PER_FREE = 2
 
 
-def _loss(scored: Scored) -> Float[Tensor, " query"]:
+class PrimeOptions(SymmetricOptions):
+    """The flags of PRIME."""
+
+    prototype: Annotated[list[PrototypeToken], *Listed, NotEmpty] = Field(
+        ["text", "free", "centroid"], description="prime: parts of a label's prototype"
+    )
+    bank: int | None = Field(
+        None, ge=1, description="prime: number of free vectors; unset: a power of two, one for 2 or 3 labels"
+    )
+    margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
+        (0.1, 0.3), description="prime: bounds of the triplets' margin; equal bounds fix it"
+    )
+
+    def contradictions(self) -> Iterator[str]:
+        tokens, (low, high) = self.prototype, self.margin
+        if len(set(tokens)) < len(tokens):
+            yield f"--prototype: expected each part once, found {','.join(tokens)}; leave the second out"
+        if tokens == ["free"]:
+            yield "--prototype free: expected a part that differs within a cluster, found none; add text or centroid"
+        if "bank" in self.model_fields_set and "free" not in tokens:
+            yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; leave it out"
+        if low > high:
+            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap them"
+
+    def with_defaults(self, labels: int) -> PrimeOptions:
+        if (self.bank or 0) > labels:
+            raise TrainingError(
+                f"--bank {self.bank}: expected at most {labels:,}, the number of labels; choose a smaller one"
+            )
+        default = 1 << max(0, int(math.log2(labels / _LABELS_PER_FREE)))
+        bank = (self.bank or default) if "free" in self.prototype else 0
+        return self.model_copy(update={"bank": bank})
+
+
+def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     """L(queries, prototypes) + L(queries, texts) + .1 R."""
     prototypes, texts = scored.labels
     pairs = scored.positives, scored.relevant
     regulariser = losses.prototype_regulariser(prototypes, texts, *pairs, ranks=scored.ranks)
     triplets = [
-        losses.clipped_triplet(view, *pairs, margin=scored.options.margin, ranks=scored.ranks)
-        for view in (prototypes, texts)
+        losses.clipped_triplet(view, *pairs, margin=options.margin, ranks=scored.ranks) for view in (prototypes, texts)
     ]
-    return triplets[0] + triplets[1] + _REGULARISER * regulariser
+    return triplets[0] + triplets[1] + _REGULARISER_WEIGHT * regulariser
 
 
-def _label_loss(scored: ScoredLabels) -> Float[Tensor, " label"]:
+def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " label"]:
     """L(texts, queries)."""
-    return losses.clipped_triplet(scored.queries[1], scored.positives, scored.relevant, margin=scored.options.margin)
+    return losses.clipped_triplet(scored.queries[1], scored.positives, scored.relevant, margin=options.margin)
+
+
+def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
+    return Prototypes(dim, labels, options.prototype, options.bank or 0)
 
 
 METHOD = Method(
     name="prime",
+    options=PrimeOptions,
     loss=_loss,
     label_loss=_label_loss,
     hard_negatives=0,
@@ -36,8 +85,7 @@ METHOD = Method(
     positive_sampling="propensity",
     temperature=None,
     clusters="growing",
-    label_inputs="text",  # a prototype has its instances from their centroid
-    head=lambda dim, labels, options: Prototypes(dim, labels, options.prototype, options.bank),
+    label_inputs="text",  # a prototype contains the instances through its centroid
+    head=_head,
     tuned=True,
-    flags=frozenset({"symmetric", "margin", "prototype", "bank"}),
 )

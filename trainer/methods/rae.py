@@ -1,16 +1,22 @@
-"""RAE-XMC: the batch's labels, mined negatives and the batch's instances are the pool, as they are in the memory."""
+"""RAE-XMC: the pool holds the batch's labels, mined negatives and the batch's instances, like the keys of a memory."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from trainer import losses
-from trainer.methods.method import Method, Scored
+from trainer.methods.method import Method, MethodOptions, Scored
 
 
-def _loss(scored: Scored) -> Float[Tensor, " query"]:
+class RaeOptions(MethodOptions):
+    """RAE-XMC has no flags of its own."""
+
+
+def _loss(scored: Scored, _: RaeOptions) -> Float[Tensor, " query"]:
     return losses.rae(
-        scored.labels[0], scored.positives, scored.relevant, scored.instances, scored.strangers, scored.ranks
+        scored.labels[0], scored.positives, scored.relevant, scored.instances, scored.disjoint_instances, scored.ranks
     )
 
 
-METHOD = Method(name="rae", loss=_loss, instances=True, hard_negatives=2, positives=1, temperature=0.04)
+METHOD = Method(
+    name="rae", options=RaeOptions, loss=_loss, instances=True, hard_negatives=2, positives=1, temperature=0.04
+)

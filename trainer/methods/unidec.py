@@ -1,4 +1,4 @@
-"""UniDEC: SupconDE's dual encoder and a classifier learn together, each by half of the loss, and answer together."""
+"""UniDEC: SupconDE's dual encoder and a classifier. Each is trained by half of the loss, and both answer queries."""
 
 import dataclasses
 

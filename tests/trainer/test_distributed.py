@@ -1,4 +1,4 @@
-"""Ranks as `torchrun` starts them: every process runs this file's `work`, and the tests compare what they wrote."""
+"""Ranks that `torchrun` starts: each process runs `work` of this file, and the tests compare the written results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.test_objective import ALL, Problem, assert_same
-from trainer import losses
-from trainer import ranks as ranks_module
+from trainer import distributed, losses
+from trainer.distributed import ALONE, Ranks, process_group
 from trainer.errors import TrainingError
 from trainer.heads.prototypes import Prototypes
-from trainer.ranks import ALONE, Ranks, joined_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120
 
-# A usual batch, one with much in its pool, and some with fewer queries or labels than ranks.
+# An average batch, a batch with a larger pool, and batches with fewer queries or labels than ranks.
 BATCHES: dict[str, dict[str, Any]] = {
     "usual": {},
     "mined": {"positives": 2, "hard_negatives": 3},
@@ -37,20 +36,20 @@ LOSSES = ["softmax", "decoupled", "rae", "soft top k", "pal", "triplet", "two ha
 ROWS = [1, 2, 3, 7, 8, 13]
 
 
-# The greatest of two rows, 3 at most, falling, that each of three ranks knows of.
+# The greatest values, at most 3 in descending order, of two rows on each of three ranks.
 BEST = [torch.tensor([[5.0, 2.0, -1.0], [1.0, 0.5, 0.0]]), torch.empty(2, 0), torch.tensor([[3.0], [-7.0]])]
 
 
 def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """This rank's columns of similarities, positives, relevance, and of the similarities of as many instances."""
+    """Return this rank's columns: similarities, positives, relevance, and similarities of as many instances."""
     torch.manual_seed(1)
-    scores, lots = 5 * torch.randn(6, keys, dtype=torch.float64), torch.rand(6, keys)
+    scores, draws = 5 * torch.randn(6, keys, dtype=torch.float64), torch.rand(6, keys)
     own = slice(*ranks.bounds(keys))
-    return scores[:, own].clone().requires_grad_(), lots[:, own] < 0.2, lots[:, own] < 0.4, scores[:, own] / 2
+    return scores[:, own].clone().requires_grad_(), draws[:, own] < 0.2, draws[:, own] < 0.4, scores[:, own] / 2
 
 
 def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
-    """Each loss over a shared pool, added up, and the gradient of this rank's columns."""
+    """Return each loss over a shared pool, summed over the ranks, and the gradient of this rank's columns."""
     found = {}
     for name, loss in {
         "softmax": lambda s, t, p, x: losses.softmax_cross_entropy(s, t, ranks),
@@ -65,12 +64,12 @@ def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
         scores, positives, relevant, others = columns(ranks, keys)
         value = loss(scores, positives, relevant, others)
         (value * torch.arange(1, 7)).sum().backward()
-        found[name] = (ranks.sum(value.detach()), scores.grad)
+        found[name] = (ranks.all_reduce_sum(value.detach()), scores.grad)
     return found
 
 
 def exchanges(ranks: Ranks) -> dict[str, Any]:
-    """What each means of communication gives."""
+    """Return the result of each collective operation."""
     own = torch.tensor([[1.0, -5.0, 3.0]]) * (ranks.rank + 1)
     values = (torch.arange(4.0) * (ranks.rank - 0.5)).requires_grad_()
     total = ranks.log_sum_exp(values)
@@ -81,24 +80,24 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     model = torch.nn.Linear(3, 2)
     model.weight.grad = torch.full((2, 3), float(ranks.rank + 1))
     model.bias.grad = torch.arange(2.0) * ranks.rank
-    ranks.add_gradients(model)
+    ranks.all_reduce_gradients(model)
     arrays = [np.arange(3 * rows).reshape(rows, 3) for rows in ROWS]
     return {
         "rank": (ranks.rank, ranks.size, ranks.first),
-        "sum": (ranks.sum(own), own),
-        "largest": (ranks.largest(own), own),
-        "agree": ranks.agree({"said by": ranks.rank}),
+        "all_reduce_sum": (ranks.all_reduce_sum(own), own),
+        "all_reduce_max": (ranks.all_reduce_max(own), own),
+        "broadcast_object": ranks.broadcast_object({"rank": ranks.rank}),
         "log_sum_exp": (values.detach(), total.detach(), values.grad),
         "top_k": (top.detach(), best.grad),
         "gradients": (model.weight.grad, model.bias.grad),
-        "join": [ranks.join(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
-        "join_arrays": [ranks.join_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
-        "collect": [ranks.collect(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+        "all_gather": [ranks.all_gather(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
+        "all_gather_arrays": [ranks.all_gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+        "gather_arrays": [ranks.gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
     }
 
 
 def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
-    """Loss and gradient of each method, and where it leaves the centroids of labels that has any."""
+    """Return loss and gradient of each method, and the centroids of prime after the step."""
     found: dict[str, Any] = {}
     for method in ALL:
         problem = Problem(method)
@@ -120,28 +119,28 @@ WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
 
 @functools.cache
 def alone(name: str) -> dict[str, Any]:
-    """What one process finds that has no others beside it."""
+    """Return the results of a single process."""
     return WORK[name](ALONE)
 
 
 def work(folder: Path) -> None:
-    """What each process does, one thing after another."""
-    ranks_module._PATIENCE, ranks_module._STRETCH_ROWS = timedelta(seconds=20), 2
-    with joined_ranks("cpu") as ranks:
+    """Run all tasks in this process, and write their results."""
+    distributed._TIMEOUT, distributed._CHUNK_ROWS = timedelta(seconds=20), 2
+    with process_group("cpu") as ranks:
         for name, task in WORK.items():
             torch.save(task(ranks), folder / f"{name} {ranks.rank}.pt")
     assert not dist.is_initialized()
 
 
 class Group(NamedTuple):
-    """Where the ranks of one launch left what they found."""
+    """The results of all ranks of one launch."""
 
     size: int
     folder: Path
     log: str
 
     def found(self, name: str) -> list[Any]:
-        """By rank."""
+        """Load the results of a task by rank."""
         paths = [self.folder / f"{name} {rank}.pt" for rank in range(self.size)]
         assert all(path.exists() for path in paths), self.log
         return [torch.load(path, weights_only=False) for path in paths]
@@ -152,7 +151,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("ranks")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
     process = subprocess.Popen(
-        [*torchrun, "-m", "tests.trainer.test_ranks", str(folder)],
+        [*torchrun, "-m", "tests.trainer.test_distributed", str(folder)],
         cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -162,12 +161,12 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     try:
         log, _ = process.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun ends its ranks
+        process.terminate()  # torchrun stops its ranks
         log, _ = process.communicate()
     return Group(request.param, folder, log)
 
 
-def test_every_rank_ends_well(group: Group) -> None:
+def test_all_ranks_succeed(group: Group) -> None:
     assert {path.name for path in group.folder.iterdir()} == {
         f"{name} {rank}.pt" for name in WORK for rank in range(group.size)
     }, group.log
@@ -179,53 +178,53 @@ def test_ranks_know_their_number(group: Group) -> None:
     ]
 
 
-def test_sum_and_largest_are_over_all_ranks(group: Group) -> None:
+def test_all_reduce_sum_and_max_are_over_all_ranks(group: Group) -> None:
     found = group.found("exchanges")
-    parts = torch.stack([rank["sum"][1] for rank in found])
+    parts = torch.stack([rank["all_reduce_sum"][1] for rank in found])
     for rank in found:
-        assert torch.equal(rank["sum"][0], parts.sum(dim=0))
-        assert torch.equal(rank["largest"][0], parts.amax(dim=0))
+        assert torch.equal(rank["all_reduce_sum"][0], parts.sum(dim=0))
+        assert torch.equal(rank["all_reduce_max"][0], parts.amax(dim=0))
 
 
-def test_all_agree_with_the_first_rank(group: Group) -> None:
-    assert [found["agree"] for found in group.found("exchanges")] == [{"said by": 0}] * group.size
+def test_broadcast_object_gives_all_ranks_the_object_of_rank_0(group: Group) -> None:
+    assert [found["broadcast_object"] for found in group.found("exchanges")] == [{"rank": 0}] * group.size
 
 
-def test_join_puts_unequal_and_empty_shares_back_together(group: Group) -> None:
+def test_all_gather_concatenates_unequal_and_empty_shares(group: Group) -> None:
     for found in group.found("exchanges"):
-        for rows, tensor, array in zip(ROWS, found["join"], found["join_arrays"], strict=True):
+        for rows, tensor, array in zip(ROWS, found["all_gather"], found["all_gather_arrays"], strict=True):
             whole = np.arange(3 * rows).reshape(rows, 3)
             np.testing.assert_array_equal(tensor.numpy(), whole)
             np.testing.assert_array_equal(array, whole)
 
 
-def test_collect_puts_them_together_on_the_first_rank_alone(group: Group) -> None:
+def test_gather_arrays_concatenates_shares_on_rank_0_only(group: Group) -> None:
     for rank, found in enumerate(group.found("exchanges")):
-        for rows, array in zip(ROWS, found["collect"], strict=True):
+        for rows, array in zip(ROWS, found["gather_arrays"], strict=True):
             np.testing.assert_array_equal(array, np.arange(3 * rows).reshape(rows, 3)[: None if rank == 0 else 0])
 
 
-def test_log_sum_exp_is_that_of_all_ranks_and_its_gradient_serves_all_objectives(group: Group) -> None:
+def test_log_sum_exp_and_its_gradient_are_over_all_ranks(group: Group) -> None:
     found = [rank["log_sum_exp"] for rank in group.found("exchanges")]
     values = torch.stack([value for value, _, _ in found]).requires_grad_()
     total = torch.logsumexp(values, dim=0)
     sum((total * (rank + torch.arange(4.0))).sum() for rank in range(group.size)).backward()
-    for rank, (_, said, gradient) in enumerate(found):
-        torch.testing.assert_close(said, total.detach())
+    for rank, (_, result, gradient) in enumerate(found):
+        torch.testing.assert_close(result, total.detach())
         torch.testing.assert_close(gradient, values.grad[rank])
 
 
-def test_top_k_is_that_of_all_ranks_and_its_gradient_goes_home(group: Group) -> None:
+def test_top_k_is_over_all_ranks_and_its_gradient_returns_to_the_own_columns(group: Group) -> None:
     found = [rank["top_k"] for rank in group.found("exchanges")]
     own = [part.clone().requires_grad_() for part in BEST[: group.size]]
     top = torch.cat(own, dim=1).topk(3, dim=1).values
     sum((top * torch.arange(1.0, 4.0) * (rank + 1)).sum() for rank in range(group.size)).backward()
-    for (said, gradient), part in zip(found, own, strict=True):
-        assert torch.equal(said, top.detach())
+    for (result, gradient), part in zip(found, own, strict=True):
+        assert torch.equal(result, top.detach())
         assert torch.equal(gradient, part.grad)
 
 
-def test_every_rank_gets_the_sum_of_all_gradients(group: Group) -> None:
+def test_all_reduce_gradients_gives_all_ranks_the_sum(group: Group) -> None:
     numbers = range(group.size)
     for found in group.found("exchanges"):
         weight, bias = found["gradients"]
@@ -235,17 +234,17 @@ def test_every_rank_gets_the_sum_of_all_gradients(group: Group) -> None:
 
 @pytest.mark.parametrize("keys", ["seven keys", "two keys"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_loss_over_a_shared_pool_is_the_loss_over_the_whole(group: Group, keys: str, loss: str) -> None:
+def test_loss_over_a_shared_pool_equals_the_loss_over_the_whole_pool(group: Group, keys: str, loss: str) -> None:
     found = [rank[loss] for rank in group.found(keys)]
     value, gradient = alone(keys)[loss]
-    for said, _ in found:
-        torch.testing.assert_close(said, value)
+    for result, _ in found:
+        torch.testing.assert_close(result, value)
     torch.testing.assert_close(torch.cat([part for _, part in found], dim=1), gradient)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("method", ALL)
-def test_all_ranks_have_the_loss_and_the_gradient_of_one(group: Group, method: str, batch: str) -> None:
+def test_all_ranks_have_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
     expected = alone(batch)[method]
     assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all are in the top 5
     for found in group.found(batch):
@@ -253,7 +252,7 @@ def test_all_ranks_have_the_loss_and_the_gradient_of_one(group: Group, method: s
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_all_ranks_have_the_centroids_of_one(group: Group, batch: str) -> None:
+def test_all_ranks_have_the_centroids_of_a_single_process(group: Group, batch: str) -> None:
     expected = alone(batch)["centroids"]
     for found in group.found(batch):
         torch.testing.assert_close(found["centroids"], expected)
@@ -261,7 +260,7 @@ def test_all_ranks_have_the_centroids_of_one(group: Group, batch: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [0, 1, 5, 8, 1_000_003])
-def test_shares_cover_all_rows_and_differ_by_one_at_most(size: int, rows: int) -> None:
+def test_shares_cover_all_rows_and_differ_by_at_most_one(size: int, rows: int) -> None:
     bounds = [Ranks(rank, size).bounds(rows) for rank in range(size)]
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == rows
@@ -269,9 +268,9 @@ def test_shares_cover_all_rows_and_differ_by_one_at_most(size: int, rows: int) -
     assert Ranks(0, size).bounds(rows, size - 1) == bounds[-1]
 
 
-def test_process_that_torchrun_did_not_start_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_torchrun_is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined_ranks("cpu") as ranks:
+    with process_group("cpu") as ranks:
         assert ranks == ALONE
         assert not dist.is_initialized()
 
@@ -280,17 +279,17 @@ class TestRefused:
     @pytest.fixture(autouse=True)
     def started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The environment of the third of four processes on one machine."""
-        told = {"WORLD_SIZE": 4, "RANK": 2, "LOCAL_RANK": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
-        for name, value in told.items():
+        variables = {"WORLD_SIZE": 4, "RANK": 2, "LOCAL_RANK": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+        for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
 
     def refusal(self, device: str) -> str:
-        with pytest.raises(TrainingError) as refused, joined_ranks(device):
-            pytest.fail("there is nothing to join")
+        with pytest.raises(TrainingError) as refused, process_group(device):
+            pytest.fail("the process group must be refused")
         assert not dist.is_initialized()
         return str(refused.value)
 
-    def test_a_number_of_processes_that_torchrun_did_not_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_world_size_without_the_other_variables_of_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("RANK", "MASTER_PORT"):
             monkeypatch.delenv(name)
         assert self.refusal("cpu") == (
@@ -306,11 +305,16 @@ class TestRefused:
         )
 
 
-def test_rank_that_is_alone_gets_back_what_it_gave() -> None:
+def test_single_rank_gets_its_own_values_back() -> None:
     values = torch.arange(3.0)
     assert ALONE.first
-    assert ALONE.agree("so") == "so"
-    for given in (ALONE.sum(values), ALONE.largest(values), ALONE.log_sum_exp(values), ALONE.join(values, 3)):
+    assert ALONE.broadcast_object("value") == "value"
+    for given in (
+        ALONE.all_reduce_sum(values),
+        ALONE.all_reduce_max(values),
+        ALONE.log_sum_exp(values),
+        ALONE.all_gather(values, 3),
+    ):
         assert given is values
     rows = values[None]
     assert ALONE.top_k(rows, 3) is rows

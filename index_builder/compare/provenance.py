@@ -1,4 +1,4 @@
-"""How a comparison was made, as its report tells it: settings, counts, seeds, machine and versions, and no path."""
+"""Provenance of a comparison: settings, counts, seeds, machine and versions. It holds no path of the machine."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from pathlib import Path
 
 import torch
 
-from index_builder.compare.contest import SHARED
+from index_builder.compare.plan import SHARED_FLAGS
 from index_builder.compare.queries import Queries
-from index_builder.compare.standing import Standing
+from index_builder.compare.results import ContestantResults
 from index_builder.settings import CompareSettings
 from trainer.memory import MemoryPlan
 
-# Of a digest, enough to tell two encoders apart.
-_DIGITS = 12
+# Leading digits of the SHA-256 that are shown: enough to distinguish two encoders.
+_DIGEST_DIGITS = 12
 
 
-def title(settings: CompareSettings) -> str:
+def report_title(settings: CompareSettings) -> str:
     return f"Methods compared: {settings.dataset.resolve().name}, {_encoder_name(settings)}"
 
 
-def how_it_was_made(
-    settings: CompareSettings, standings: list[Standing], queries: Queries, plan: MemoryPlan, device: str
+def provenance(
+    settings: CompareSettings, results: list[ContestantResults], queries: Queries, plan: MemoryPlan, device: str
 ) -> dict[str, str]:
-    """What a reader needs to make it again.
+    """List the facts that a reader needs to repeat the comparison.
 
     Args:
-        settings: What was asked for.
-        standings: Of the contestants.
-        queries: Of the test split.
-        plan: Of the untrained memory, which knows the dataset's counts and the encoder.
-        device: Where all of it ran.
+        settings: Settings of the comparison.
+        results: Results of all contestants.
+        queries: The test queries.
+        plan: Plan of the untrained memory, which holds the dataset's counts and the encoder.
+        device: Device that trained and measured.
     """
     encoder = plan.encoder
-    own = {standing.name: " ".join(standing.contestant.own) for standing in standings if standing.contestant.own}
+    variants = {each.name: " ".join(each.contestant.own) for each in results if each.contestant.own}
     return {
         "dataset": f"{settings.dataset.resolve().name}, {plan.instances:,} instances, {plan.labels:,} labels, "
         f"{len(queries):,} test texts{' (the first)' if settings.limit else ''}, {queries.filtered:,} pairs filtered",
         "encoder": f"{_encoder_name(settings)}, {encoder['pooling']} pooling, {encoder['max_length']} tokens, labels "
-        f"{encoder['label_max_length']}, {plan.dim} dimensions, SHA-256 {plan.encoder_sha256[:_DIGITS]}",
+        f"{encoder['label_max_length']}, {plan.dim} dimensions, SHA-256 {plan.encoder_sha256[:_DIGEST_DIGITS]}",
         "command": _command(settings),
-        **{f"variant {name}": flags for name, flags in own.items()},
+        **{f"variant {name}": flags for name, flags in variants.items()},
         "seeds": ", ".join(map(str, settings.seeds)),
         "propensity": "A {:g}, B {:g}".format(*settings.propensity),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
@@ -51,21 +51,21 @@ def how_it_was_made(
 
 
 def _command(settings: CompareSettings) -> str:
-    """What was typed, in names for paths."""
+    """The command line, with names in place of paths."""
     words = ["recollect compare", settings.dataset.resolve().name, f"--methods {','.join(settings.methods)}"]
     if settings.variants is not None:
         words.append(f"--variants {settings.variants.name}")
     words.append(f"--seeds {','.join(map(str, settings.seeds))}")
-    for name in (*SHARED, "metric", "propensity", "limit"):
+    for name in (*SHARED_FLAGS, "metric", "propensity", "limit"):
         if name in settings.model_fields_set:
             value = _encoder_name(settings) if name == "encoder" else getattr(settings, name)
-            told = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            words.append(f"--{name.replace('_', '-')} {told}")
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            words.append(f"--{name.replace('_', '-')} {text}")
     return " ".join(words)
 
 
 def _encoder_name(settings: CompareSettings) -> str:
-    """The encoder's name, or that of its folder; of a run's checkpoint, the run's."""
+    """The encoder's name, or the name of its folder. For the checkpoint of a run, the name of the run."""
     path = Path(settings.encoder)
     if not path.is_dir():
         return settings.encoder

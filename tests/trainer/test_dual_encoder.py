@@ -11,7 +11,7 @@ from tests.trainer.conftest import SAMPLE_TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.encoder import Encoder, embed
 from trainer.heads.adapter import Side
-from trainer.heads.head import VectorModel
+from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.tokens import VectorTable
 
 DIM, LABELS = 32, 4  # as many as there are sample texts
@@ -30,10 +30,12 @@ def vectors() -> Tensor:
     [("rae", 1, 1, DIM), ("prime", 1, 2, DIM), ("unidec", 2, 2, 2 * DIM)],
 )
 @pytest.mark.parametrize("adapted", [False, True])
-def test_has_the_views_and_the_key_of_its_head(
+def test_model_has_the_views_and_the_key_of_its_head(
     vectors: Tensor, method: str, query_views: int, label_views: int, key_dim: int, adapted: bool
 ) -> None:
-    model = VectorModel(DIM, learned_adapter(DIM, 8) if adapted else None, learned_head(method, DIM, LABELS)).eval()
+    model = VectorDualEncoder(
+        DIM, learned_adapter(DIM, 8) if adapted else None, learned_head(method, DIM, LABELS)
+    ).eval()
     assert (model.view_count("queries"), model.view_count("labels"), model.key_dim) == (
         query_views,
         label_views,
@@ -50,30 +52,32 @@ def test_has_the_views_and_the_key_of_its_head(
 
 
 @every_side
-def test_without_adapter_and_head_gives_back_what_it_reads(vectors: Tensor, side: Side) -> None:
-    model = VectorModel(DIM)
+def test_model_without_adapter_and_head_returns_its_input(vectors: Tensor, side: Side) -> None:
+    model = VectorDualEncoder(DIM)
     assert torch.equal(model.views(vectors, side), vectors[:, None])
     assert torch.equal(model(vectors, side), vectors)
 
 
 @every_side
-def test_without_a_head_gives_what_its_adapter_gives(vectors: Tensor, side: Side) -> None:
+def test_model_without_head_returns_the_adapters_vectors(vectors: Tensor, side: Side) -> None:
     adapter = learned_adapter(DIM, 8).eval()
-    torch.testing.assert_close(VectorModel(DIM, adapter).eval()(vectors, side), adapter(vectors, side))
+    torch.testing.assert_close(VectorDualEncoder(DIM, adapter).eval()(vectors, side), adapter(vectors, side))
 
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
-def test_head_stands_on_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
+def test_head_is_above_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
     adapter, head = learned_adapter(DIM, 8).eval(), learned_head(method, DIM, LABELS)
-    found = VectorModel(DIM, adapter, head).eval().views(vectors, side, ROWS)
+    found = VectorDualEncoder(DIM, adapter, head).eval().views(vectors, side, ROWS)
     below = adapter(vectors, side)
-    torch.testing.assert_close(found, VectorModel(DIM, None, head).eval().views(below, side, ROWS))
+    torch.testing.assert_close(found, VectorDualEncoder(DIM, None, head).eval().views(below, side, ROWS))
 
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
-def test_encoders_keys_are_those_of_what_stands_on_it(tiny_encoder: Encoder, method: str, side: Side) -> None:
+def test_encoders_keys_equal_those_of_adapter_and_head_on_its_vectors(
+    tiny_encoder: Encoder, method: str, side: Side
+) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
     bare = VectorTable(torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32)), side)
     expected = embed(encoder.vector_model().eval(), bare, encoder.dim, "cpu")
@@ -83,7 +87,7 @@ def test_encoders_keys_are_those_of_what_stands_on_it(tiny_encoder: Encoder, met
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_encoder_knows_labels_by_the_number_of_the_first(tiny_encoder: Encoder, method: str) -> None:
+def test_encoder_numbers_labels_from_the_first_number(tiny_encoder: Encoder, method: str) -> None:
     encoder = tiny_encoder.with_adapter(None, learned_head(method, DIM, LABELS))
     whole = encoder.encode(SAMPLE_TEXTS, 32, side="labels")
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS[2:], 32, side="labels", first=2), whole[2:], atol=1e-6)
@@ -91,7 +95,7 @@ def test_encoder_knows_labels_by_the_number_of_the_first(tiny_encoder: Encoder, 
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
-def test_in_bfloat16_an_encoders_views_are_near(tiny_encoder: Encoder, method: str, side: Side) -> None:
+def test_views_in_bfloat16_are_close(tiny_encoder: Encoder, method: str, side: Side) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
     model = copy.deepcopy(encoder.model).trainable()
     inputs = tiny_encoder.tokenise(SAMPLE_TEXTS, 32, side).batch(np.arange(LABELS), "cpu")

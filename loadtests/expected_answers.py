@@ -1,4 +1,4 @@
-"""What each version answers to each request, learned without the service, and what is wrong with a reply."""
+"""Expected answers of each version to each request, computed without the service, and the check of replies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from service.options import resolve_options
 from service.predictor.predictor import Answer, Predictor
 from service.store.store import Store
 
-# How far scores may lie from those of a query that was alone: sums of floats depend on what is computed beside them.
+# Tolerance of scores. Rounding depends on the other queries in a batch.
 _TOLERANCE = 1e-3
 
 Labels = list[tuple[str, float]]
 
 
-class Truth:
-    """Answers by version and request.
+class ExpectedAnswers:
+    """Expected answers by version and request.
 
     Args:
-        store: Which has the versions.
-        versions: That may answer.
-        requests: That may be asked.
+        store: Store of the versions.
+        versions: Versions that may answer.
+        requests: Requests that may be sent.
 
     Raises:
         StoreError, BundleError: If a version does not open.
@@ -38,7 +38,7 @@ class Truth:
         self._requests = requests
 
     def judge(self, number: int, reply: Reply) -> str:
-        """What is wrong with the reply to a request, in few words; empty where nothing is."""
+        """Describe what is wrong with the reply to a request; empty if nothing is."""
         try:
             return self._judge(number, reply)
         except (ValueError, KeyError, TypeError):
@@ -46,37 +46,39 @@ class Truth:
 
     def _judge(self, number: int, reply: Reply) -> str:
         if reply.status != 200:
-            return _problem(reply)
+            return _describe_error(reply)
         body: dict[str, Any] = json.loads(reply.body)
         if reply.version != body["version"]:
             return "version in header differs from body"
-        if (known := self._answers.get(reply.version)) is None:
+        if (answers := self._answers.get(reply.version)) is None:
             return f"unknown version {reply.version}"
         results = body.get("results", [body])
-        expected = known[number]
+        expected = answers[number]
         if len(results) != len(expected):
             return "batch of another size"
         for result, labels in zip(results, expected, strict=True):
             found = [(label["uid"], label["score"]) for label in result["labels"]]
             if not _agree(found, labels):
                 return "answer differs from the version's"
-            if "explain" in self._requests[number].options and not all(map(_adds_up, result["labels"])):
+            if "explain" in self._requests[number].options and not all(map(_shares_add_up, result["labels"])):
                 return "explanation does not add up"
         return ""
 
 
 def _labels(predictor: Predictor, request: Request) -> list[Labels]:
-    filters = {name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options}
+    filters: dict[str, Any] = {
+        name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options
+    }
     options = resolve_options(predictor.defaults, **filters)
-    return [_pairs(predictor.predict([query], options).answers[0]) for query in request.queries]
+    return [_uids_and_scores(predictor.predict([query], options).answers[0]) for query in request.queries]
 
 
-def _pairs(answer: Answer) -> Labels:
+def _uids_and_scores(answer: Answer) -> Labels:
     return [(label.uid, label.score) for label in answer.labels]
 
 
 def _agree(found: Labels, expected: Labels) -> bool:
-    """Whether labels and scores are the same but for rounding: of those as good as equal, another may come first."""
+    """Whether labels and scores are equal up to rounding. Labels with nearly equal scores may change places."""
     if len(found) != len(expected):
         return False
     if any(abs(one - other) > _TOLERANCE for (_, one), (_, other) in zip(found, expected, strict=True)):
@@ -85,12 +87,12 @@ def _agree(found: Labels, expected: Labels) -> bool:
     return all(abs(scores.get(uid, last) - score) <= _TOLERANCE for uid, score in found)
 
 
-def _adds_up(label: dict[str, Any]) -> bool:
+def _shares_add_up(label: dict[str, Any]) -> bool:
     return bool(abs(sum(reason["share"] for reason in label["because"]) - label["score"]) <= _TOLERANCE)
 
 
-def _problem(reply: Reply) -> str:
-    """Status and code of an error; a 503 must say when to come again."""
+def _describe_error(reply: Reply) -> str:
+    """Status and code of an error. A 429 or 503 must have a Retry-After header."""
     is_problem = reply.headers.get("content-type", "").startswith("application/problem+json")
     words = [str(reply.status), *([json.loads(reply.body)["code"]] if is_problem else [])]
     if reply.status in (429, 503) and "retry-after" not in reply.headers:

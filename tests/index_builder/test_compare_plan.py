@@ -1,4 +1,4 @@
-"""What `compare` refuses, before it trains or writes anything."""
+"""Plans of comparisons, and inputs that `compare` rejects before it trains or writes anything."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import get_args
 
 import pytest
 
-from index_builder.compare.contest import SHARED, read_runs
-from index_builder.compare.training import recollect as in_a_process
+from index_builder.compare.plan import SHARED_FLAGS, plan_runs
+from index_builder.compare.training import run_recollect
 from index_builder.errors import ContestantError
 from index_builder.settings import METHODS, CompareSettings
 from tests.conftest import write_topics
 from tests.index_builder.comparisons import run
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def dataset(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.compare.training.recollect", pytest.fail)
+def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.compare.training.run_recollect", pytest.fail)
 
 
-def refused(dataset: Path, *flags: object, out: Path | None = None) -> str:
-    """The one line that is told; nothing is written where nothing was."""
+def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
+    """Run a command that must fail with one line on stderr and write nothing."""
     out = out or dataset.parent / "out"
     before = sorted(dataset.parent.rglob("*"))
-    told = run(dataset, "--out", out, *flags)
-    assert (told.status, told.out, len(told.err.splitlines())) == (2, "", 1), told.err
+    output = run(dataset, "--out", out, *flags)
+    assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1), output.err
     assert sorted(dataset.parent.rglob("*")) == before
-    return told.err
+    return output.err
 
 
 @pytest.mark.parametrize(
@@ -52,73 +52,73 @@ def refused(dataset: Path, *flags: object, out: Path | None = None) -> str:
         (["--variants", "/none.toml"], "/none.toml: No such file or directory"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(dataset: Path, flags: list[str], expected: str) -> None:
-    assert expected in refused(dataset, *flags)
+def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: str) -> None:
+    assert expected in rejection(dataset, *flags)
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("[near", "expected TOML, a table a variant, found: "),
-        ("bank = 0", "bank: expected tables, one a variant, found a key outside any; put it into one"),
+        ("[near", "expected TOML with one table for each variant, found: "),
+        ("bank = 0", "bank: expected one table for each variant, found a key outside any table"),
         (
             '[rae]\nmethod = "rae"',
-            "[rae]: expected a name of its own, found a method's; rename it, as in [rae-variant]",
+            "[rae]: expected a name that no method has; rename the variant, as in [rae-variant]",
         ),
-        ('[untrained]\nmethod = "rae"', "[untrained]: expected a name of its own"),
+        ('[untrained]\nmethod = "rae"', "[untrained]: expected a name that no method has"),
         ('["../up"]\nmethod = "rae"', "[../up]: expected a name of letters, digits"),
         (
             '[rae-seed1]\nmethod = "rae"',
-            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-', with no seed",
+            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-', without a seed",
         ),
         ("[near]\npositives = 2", '[near]: expected a method, found none; add one, as in method = "rae"'),
         ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`, with underscores"),
-        ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag in which variants may differ"),
-        ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag in which variants may differ"),
+        ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag that may differ between variants"),
+        ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag that may differ between variants"),
         ('[near]\nmethod = "bayes"', "[near] method: expected 'rae'"),
         ('[near]\nmethod = "rae"\npositives = "few"', "[near] positives: expected a valid integer"),
-        ('[near]\nmethod = "rae"\npositives = {a = 1}', "[near] positives: expected a word, a number"),
+        ('[near]\nmethod = "rae"\npositives = {a = 1}', "[near] positives: expected a string, a number"),
         ('[near]\nmethod = "rae"\npositives = true', "[near]: argument --positives: expected one argument"),
         ('[near]\nmethod = "infonce"\nmine_top = 9', "[near]: --mine-top: expected hard negatives to mine"),
     ],
 )
-def test_a_variants_file_is_refused_by_table_and_key(dataset: Path, written: str, expected: str) -> None:
+def test_error_of_a_variants_file_names_table_and_key(dataset: Path, written: str, expected: str) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text(written)
-    told = refused(dataset, "--methods", "rae", "--variants", variants)
-    assert str(variants) in told
-    assert expected in told
+    message = rejection(dataset, "--methods", "rae", "--variants", variants)
+    assert str(variants) in message
+    assert expected in message
 
 
-def test_a_dataset_that_is_missing_or_has_no_test_split_is_refused(dataset: Path) -> None:
-    assert "expected a dataset folder, found nothing" in refused(dataset.parent / "none")
+def test_missing_dataset_or_test_split_is_rejected(dataset: Path) -> None:
+    assert "expected a dataset folder, found nothing" in rejection(dataset.parent / "none")
     (dataset / "test.jsonl").unlink()
-    assert "test.jsonl" in refused(dataset)
+    assert "test.jsonl" in rejection(dataset)
 
 
-def test_what_does_not_suit_the_datasets_size_is_refused_before_anything_is_trained(dataset: Path) -> None:
+def test_flag_that_does_not_fit_the_dataset_size_is_rejected_before_training(dataset: Path) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text('[large]\nmethod = "prime"\nbank = 1000\n')
-    assert "[large]: --bank 1000: expected at most " in refused(dataset, "--variants", variants)
+    assert "[large]: --bank 1000: expected at most " in rejection(dataset, "--variants", variants)
     assert not (dataset.parent / "out").exists()
 
 
-def test_a_folder_that_holds_something_else_is_refused(dataset: Path) -> None:
+def test_folder_with_other_content_is_rejected(dataset: Path) -> None:
     out = dataset.parent / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("")
-    assert "expected no such folder, an empty one or a comparison, found thesis.tex in it" in refused(dataset)
+    assert "expected an absent folder, an empty folder or a comparison, found thesis.tex in it" in rejection(dataset)
     (out / "comparison.json").write_text('{"format_version": 99}')
-    assert "expected a comparison of format_version 1, found: " in refused(dataset)
+    assert "expected a comparison of format_version 1, found: " in rejection(dataset)
     (out / "comparison.json").write_text('{"format_version": 1, "dataset_sha256": "", "runs": {"rae": 3}}')
-    assert "expected a comparison of format_version 1, found: " in refused(dataset)
+    assert "expected a comparison of format_version 1, found: " in rejection(dataset)
     shutil.rmtree(out)
     out.write_text("")
-    assert str(out) in refused(dataset)
-    assert str(out) in refused(dataset, out=out / "below")
+    assert str(out) in rejection(dataset)
+    assert str(out) in rejection(dataset, out=out / "below")
 
 
-def test_variants_share_all_flags_but_their_own(dataset: Path) -> None:
+def test_variants_share_all_flags_except_their_own(dataset: Path) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text(
         '[slow]\nmethod = "dexml"\nlearning_rate = 1e-5\n[text]\nmethod = "rae"\nlabel_inputs = "text"\n'
@@ -131,7 +131,7 @@ def test_variants_share_all_flags_but_their_own(dataset: Path) -> None:
         seeds=[0, 3],
         learning_rate=0.01,
     )
-    runs = read_runs(settings)
+    runs = plan_runs(settings)
     assert [run.name for run in runs] == [
         *("untrained", "rae", "rae-seed3", "slow", "slow-seed3", "text", "text-seed3"),
     ]
@@ -142,34 +142,34 @@ def test_variants_share_all_flags_but_their_own(dataset: Path) -> None:
     assert flags["text"] == ("--learning-rate=0.01", "--method=rae", "--label-inputs=text")
 
 
-@pytest.mark.parametrize("name", [name for name in SHARED if name in TrainSettings.model_fields])
-def test_shared_flags_mean_what_they_mean_to_train(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in SHARED_FLAGS if name in TrainSettings.model_fields])
+def test_shared_flags_have_the_same_type_and_default_as_in_train(name: str) -> None:
     ours, theirs = CompareSettings.model_fields[name], TrainSettings.model_fields[name]
     assert (ours.annotation, ours.default) == (theirs.annotation, theirs.default)
 
 
-def test_every_method_is_compared_unless_told_otherwise() -> None:
+def test_every_method_is_compared_by_default() -> None:
     assert get_args(TrainSettings.model_fields["method"].annotation) == METHODS
     assert CompareSettings.model_fields["methods"].default == list(METHODS)
 
 
-def test_a_process_that_is_killed_is_told_by_its_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_of_a_killed_process_names_the_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Zwölf >&2\nkill -KILL $$\n", encoding="utf-8")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
-    with pytest.raises(ContestantError, match="^rae: `recollect train` was ended by SIGKILL, as where memory runs out"):
-        in_a_process("rae", "train")
+    with pytest.raises(ContestantError, match="^rae: `recollect train` was killed by SIGKILL; memory may have run out"):
+        run_recollect("rae", "train")
 
 
-def test_a_process_that_fails_is_told_by_its_last_line(
+def test_error_of_a_failed_process_holds_its_last_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nprintf 'a\\rb\\nrecollect train: zwölf\\n\\n' >&2\nexit 2\n", encoding="utf-8")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
-    with pytest.raises(ContestantError, match=r"^rae: zwölf \(what is done stays") as failed:
-        in_a_process("rae", "train")
+    with pytest.raises(ContestantError, match=r"^rae: zwölf \(finished steps are kept") as failed:
+        run_recollect("rae", "train")
     assert failed.value.exit_status == 1
     assert capsys.readouterr().err == "a\rb\nrecollect train: zwölf\n\n"

@@ -7,26 +7,25 @@ from typing import Any
 import pytest
 
 from trainer.errors import TrainingError
-from trainer.flags import check_flags
-from trainer.settings import TrainSettings
+from trainer.train_settings import TrainSettings
 
 
-def settings(**asked: Any) -> TrainSettings:
-    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | asked))
+def settings(**given: Any) -> TrainSettings:
+    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | given))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "go on and start again": (
+    "resume and overwrite": (
         {"resume": True, "overwrite": True},
-        "--resume, --overwrite: expected one of them, found both; go on, or start again",
+        "--resume, --overwrite: expected one of them, found both; resume, or start again",
     ),
     "vectors for nothing": (
         {"vectors": "zero/memory", "epochs": 0},
-        "--vectors: expected --train adapter, as only an adapter learns from vectors, found --epochs 0",
+        "--vectors: expected --train adapter, as only an adapter trains on vectors, found --epochs 0",
     ),
     "vectors for a whole encoder": (
         {"vectors": "zero/memory", "train": "full"},
-        "--vectors: expected --train adapter, as only an adapter learns from vectors, found --train full",
+        "--vectors: expected --train adapter, as only an adapter trains on vectors, found --train full",
     ),
     "label inputs of a whole encoder": (
         {"label_inputs": "enriched", "train": "full"},
@@ -45,7 +44,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mine_top": 50, "method": "infonce"},
         "--mine-top: expected hard negatives to mine, found --method infonce without any; leave",
     ),
-    "mining where nobody wants negatives": (
+    "mining without negatives": (
         {"mine_search": "auto", "hard_negatives": 0},
         "--mine-search: expected hard negatives to mine, found --hard-negatives 0; leave",
     ),
@@ -75,11 +74,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a part twice": (
         {"prototype": "text,free,text", "method": "prime"},
-        "--prototype: expected each of its parts once, found text,free,text; leave the second out",
+        "--prototype: expected each part once, found text,free,text; leave the second out",
     ),
     "prototypes that tell no labels apart": (
         {"prototype": "free", "method": "prime"},
-        "--prototype free: expected a part that tells labels of a cluster apart, found none; add text or centroid",
+        "--prototype free: expected a part that differs within a cluster, found none; add text or centroid",
     ),
     "free vectors that nothing reads": (
         {"prototype": "text,centroid", "bank": 4, "method": "prime"},
@@ -87,28 +86,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "margins out of order": (
         {"margin": "0.3,.1", "method": "prime"},
-        "--margin: expected the lower bound first, found 0.3,0.1; turn them round",
+        "--margin: expected the lower bound first, found 0.3,0.1; swap them",
     ),
     "when to cluster what is not": (
         {"cluster_from": 0},
-        "--cluster-from: expected clusters to make batches of, found --method rae without any; leave it out, or give "
+        "--cluster-from: expected batches made of clusters, found --method rae without any; leave it out, or give "
         "--clusters",
     ),
     "how often to cluster what shall not be": (
         {"cluster_every": 1, "clusters": 0, "method": "prime"},
-        "--cluster-every: expected clusters to make batches of, found --clusters 0; leave it out, or give --clusters",
+        "--cluster-every: expected batches made of clusters, found --clusters 0; leave it out, or give --clusters",
     ),
 }
 
 
-@pytest.mark.parametrize(("asked", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_flags_that_contradict_each_other_or_change_nothing_are_refused(asked: dict[str, Any], complaint: str) -> None:
+@pytest.mark.parametrize(("given", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(TrainingError, match=re.escape(complaint)):
-        check_flags(settings(**asked))
+        settings(**given)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "given",
     [
         {},
         {"train": "full"},
@@ -127,8 +126,8 @@ def test_flags_that_contradict_each_other_or_change_nothing_are_refused(asked: d
     ],
     ids=str,
 )
-def test_defaults_and_flags_that_go_together_are_let_through(asked: dict[str, Any]) -> None:
-    check_flags(settings(**asked))
+def test_defaults_and_consistent_flags_are_accepted(given: dict[str, Any]) -> None:
+    settings(**given)
 
 
 class TestInsideTheRunFolder:
@@ -140,17 +139,17 @@ class TestInsideTheRunFolder:
 
     @pytest.mark.parametrize("flag", ["vectors", "encoder"])
     @pytest.mark.parametrize("path", ["run/memory", "run", "run/../run/memory", "link"])
-    def test_nothing_may_be_read_from_what_is_written(self, out: Path, flag: str, path: str) -> None:
+    def test_input_inside_the_run_folder_is_refused(self, out: Path, flag: str, path: str) -> None:
         given = f"{out.parent}/{path}"
         with pytest.raises(
             TrainingError, match=f"--{flag} .*: expected a folder outside --out {out}, which is written"
         ):
-            check_flags(settings(out=out, **{flag: given}))
+            settings(out=out, **{flag: given})
 
-    def test_what_lies_elsewhere_or_is_no_folder_is_let_through(
+    def test_input_outside_the_run_folder_is_accepted(
         self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "other").mkdir()
-        check_flags(settings(out=out, vectors=tmp_path / "other", encoder=str(tmp_path / "other")))
+        settings(out=out, vectors=tmp_path / "other", encoder=str(tmp_path / "other"))
         monkeypatch.chdir(out)
-        check_flags(settings(out=Path(), encoder="minilm"))
+        settings(out=Path(), encoder="minilm")

@@ -1,0 +1,127 @@
+"""Measurements of predictors without HTTP: time and memory, each in a separate process with nothing else in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtests.processes import Memory, memory
+from loadtests.workload import sample_texts
+from service.options import resolve_options
+from service.predictor.predictor import Predictor
+from service.store.store import Store
+
+_BATCH, _MEMORY_QUERIES = 32, 256
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds per query.
+
+    Attributes:
+        cpu_ms: CPU time to tokenise, encode, search and combine, in batches, on several threads. Threads share caches
+            and memory bandwidth, so a query costs more CPU time than on one thread.
+        alone_cpu_ms: The same on one thread.
+        p50_ms: Median latency of a single query, one directly after the other.
+        paced_p50_ms: The same with pauses between queries; an idle machine slows down.
+    """
+
+    cpu_ms: float
+    alone_cpu_ms: float
+    p50_ms: float
+    paced_p50_ms: float
+
+
+def measure_timings(store: Path, queries: int, threads: int, seconds: float, pause_seconds: float) -> Timings:
+    """Measure the current version of a store.
+
+    Args:
+        store: A valid bundle store.
+        queries: Number of texts of its memory to use as queries.
+        threads: Number of threads that answer batches.
+        seconds: Duration of each measurement.
+        pause_seconds: Pause between paced queries.
+    """
+    return Timings(**_run_in_process("timings", store, queries, threads, seconds, pause_seconds))
+
+
+def measure_memory(store: Path, versions: list[str]) -> Memory:
+    """Measure the memory of a process that has these versions open and has queried each of them."""
+    return Memory(**_run_in_process("memory", store, *versions))
+
+
+def _run_in_process(measurement: str, *arguments: object) -> dict[str, float]:
+    command = [sys.executable, "-m", "loadtests.in_process", measurement, *map(str, arguments)]
+    printed: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return printed
+
+
+def _timings(store: str, queries: str, threads: str, seconds: str, pause_seconds: str) -> Timings:
+    opened = Store(Path(store))
+    predictor = Predictor.open(opened.open(opened.require_current()), threads=1)
+    texts, duration = sample_texts(predictor.bundle.instance_texts, int(queries)), float(seconds)
+    return Timings(
+        cpu_ms=_cpu_ms(predictor, texts, int(threads), duration),
+        alone_cpu_ms=_cpu_ms(predictor, texts, 1, duration),
+        p50_ms=_p50_ms(predictor, texts, duration, 0.0),
+        paced_p50_ms=_p50_ms(predictor, texts, duration, float(pause_seconds)),
+    )
+
+
+def _cpu_ms(predictor: Predictor, queries: list[str], threads: int, seconds: float) -> float:
+    options, numbers = resolve_options(predictor.defaults), itertools.count()
+    answered: list[int] = []
+    before, until = time.process_time(), time.perf_counter() + seconds
+
+    def work() -> None:
+        while time.perf_counter() < until:
+            start = next(numbers) * _BATCH % len(queries)
+            batch = queries[start : start + _BATCH]
+            predictor.predict(batch, options)
+            answered.append(len(batch))
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return 1e3 * (time.process_time() - before) / sum(answered)
+
+
+def _p50_ms(predictor: Predictor, queries: list[str], seconds: float, pause_seconds: float) -> float:
+    latencies: list[float] = []
+    options, until = resolve_options(predictor.defaults), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        time.sleep(pause_seconds)
+        start = time.perf_counter()
+        predictor.predict([queries[len(latencies) % len(queries)]], options)
+        latencies.append(time.perf_counter() - start)
+    return 1e3 * float(np.median(latencies))
+
+
+def _memory(store: str, *versions: str) -> Memory:
+    opened = [Predictor.open(Store(Path(store)).open(version), threads=1) for version in versions]
+    for predictor in opened:
+        queries = sample_texts(predictor.bundle.instance_texts, _MEMORY_QUERIES)
+        for start in range(0, len(queries), _BATCH):
+            predictor.predict(queries[start : start + _BATCH], resolve_options(predictor.defaults))
+    return memory(os.getpid())
+
+
+_MEASUREMENTS: dict[str, Callable[..., Any]] = {"timings": _timings, "memory": _memory}
+
+
+if __name__ == "__main__":
+    print(json.dumps(dataclasses.asdict(_MEASUREMENTS[sys.argv[1]](*sys.argv[2:]))))

@@ -1,0 +1,147 @@
+"""Load generators: open loops with a constant request rate, and closed loops.
+
+In an open loop, a latency counts from the time when the request was due, not from the time when a connection was free
+to send it. A server that stalls is therefore charged for every request that was due during the stall.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtests.client import Address, Connection, LostRequestError, Reply
+
+# Requests without a free connection are still sent until this long after the last one was due.
+_GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request and its outcome.
+
+    Attributes:
+        number: Number of the request within the load.
+        seconds: Time from when it was due until its answer.
+        late_seconds: Time from when it was due until it was sent.
+        status: Status of the answer; 0 without an answer.
+        version: Version that the answer names.
+        error: Short description of what is wrong; empty if nothing is.
+    """
+
+    number: int
+    seconds: float
+    late_seconds: float
+    status: int
+    version: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests for a server, and the check of its answers.
+
+    Attributes:
+        address: Address of the server.
+        request: Returns path and body of a request by its number.
+        judge: Describes what is wrong with the answer to a request; empty if nothing is.
+        record: Called with every exchange, from many threads.
+    """
+
+    address: Address
+    request: Callable[[int], tuple[str, bytes]]
+    judge: Callable[[int, Reply], str]
+    record: Callable[[Exchange], None]
+
+    def send(self, connection: Connection, number: int, due: float) -> None:
+        """Send a request now and record the exchange."""
+        path, body = self.request(number)
+        late_seconds = time.perf_counter() - due
+        try:
+            reply = connection.post(path, body)
+        except LostRequestError as error:
+            self.record(Exchange(number, time.perf_counter() - due, late_seconds, 0, "", f"lost: {error}"))
+            return
+        seconds = time.perf_counter() - due
+        self.record(Exchange(number, seconds, late_seconds, reply.status, reply.version, self.judge(number, reply)))
+
+
+def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
+    """Send requests at a constant rate over a bounded pool of connections.
+
+    Args:
+        load: Requests and their check.
+        rate: Requests per second.
+        seconds: Duration.
+        connections: Most requests at once. If all connections are busy, the next request is sent late.
+
+    Returns:
+        Number of requests that were never sent, because no connection was free in time.
+    """
+    numbers, count = itertools.count(), round(rate * seconds)
+    first = time.perf_counter() + 0.01  # the threads start before the first request is due
+    last = first + seconds + _GRACE_SECONDS
+    unsent: list[int] = []
+
+    def work(connection: Connection) -> None:
+        while (number := next(numbers)) < count:
+            due = first + number / rate
+            if (early := due - time.perf_counter()) > 0:
+                time.sleep(early)
+            elif time.perf_counter() > last:
+                unsent.append(number)
+                continue
+            load.send(connection, number, due)
+
+    _run_on_connections(work, load.address, connections)
+    return len(unsent)
+
+
+def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: float = math.inf) -> float:
+    """Run clients that send the next request as soon as the last one is answered.
+
+    Args:
+        load: Requests and their check.
+        clients: Number of clients.
+        seconds: Duration; unlimited by default.
+        requests: Number of requests of all clients together; unlimited by default.
+
+    Returns:
+        The duration in seconds.
+    """
+    numbers, start = itertools.count(), time.perf_counter()
+
+    def work(connection: Connection) -> None:
+        while (now := time.perf_counter()) - start < seconds and (number := next(numbers)) < requests:
+            load.send(connection, number, now)
+
+    _run_on_connections(work, load.address, clients)
+    return time.perf_counter() - start
+
+
+def latency_percentiles(exchanges: list[Exchange], *percents: float) -> list[float]:
+    """Latency percentiles of the answers with status 200, in milliseconds; 0 if there is none."""
+    answered = [exchange.seconds for exchange in exchanges if exchange.status == 200]
+    return [round(1e3 * float(np.percentile(answered or [0.0], percent)), 3) for percent in percents]
+
+
+def _run_on_connections(work: Callable[[Connection], None], address: Address, connections: int) -> None:
+    """Call `work` in one thread for each connection, and wait for all threads."""
+
+    def run() -> None:
+        connection = Connection(address)
+        try:
+            work(connection)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,155 @@
+"""Exhaustive ranking: score the labels that a filter admits from every key that votes for them.
+
+A search finds the keys near a query, whatever labels they vote for. If a filter admits few labels, a search may find
+none of their keys. The transposed values list the keys of a label: its instances and its own key. If the admitted
+labels have few votes, all of their keys are compared with the query. If they have many, a search for more keys
+usually finds enough labels, and the exhaustive ranking is only the last resort.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from service.errors import QueryError
+from service.predictor.filters import LabelFilter
+from service.predictor.scoring import Ranking, Votes, gather_rows, key_weights
+from service.predictor.searcher import Neighbours, Searcher
+
+# Up to this number of votes, exhaustive ranking costs less than a search for many keys.
+MAX_CHEAP_VOTES = 16_384
+# Votes of instances that are in memory at once.
+_BLOCK_VOTES = 1 << 20
+
+
+class ExhaustiveRanker:
+    """Ranks labels by all keys that vote for them.
+
+    Label l gets a vote from the instances `indices[indptr[l] : indptr[l + 1]]` and from its own key.
+    """
+
+    def __init__(
+        self, indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], searcher: Searcher
+    ) -> None:
+        self._indptr, self._indices, self._searcher = indptr, indices, searcher
+
+    def is_cheap(self, label_filter: LabelFilter, lambda_: float) -> bool:
+        """Whether the admitted labels have so few votes that exhaustive ranking is the fastest way."""
+        if not label_filter.allows_all:
+            return self._count_votes(label_filter.labels, lambda_) <= MAX_CHEAP_VOTES
+        all_votes = len(self._indices) * (lambda_ > 0) + len(label_filter.admits) * (lambda_ < 1)
+        denied = np.flatnonzero(~label_filter.admits)
+        return all_votes - self._count_votes(denied, lambda_) <= MAX_CHEAP_VOTES
+
+    def count_rankable(self, label_filter: LabelFilter, lambda_: float) -> int:
+        """The number of admitted labels that get a vote from any key; at lambda 1, label keys have no vote."""
+        admits = label_filter.admits
+        return int(np.count_nonzero(admits & (np.diff(self._indptr) > 0) if lambda_ == 1 else admits))
+
+    def rank(
+        self,
+        vector: Float[np.ndarray, " dim"],
+        nearest: Neighbours,
+        labels: Int[np.ndarray, " label"],
+        temperature: float,
+        lambda_: float,
+        explained: int,
+    ) -> tuple[Ranking, Votes]:
+        """Rank labels by all keys that vote for them.
+
+        The softmax is over these keys and the keys that a search found, each counted once.
+
+        Args:
+            vector: The query.
+            nearest: The keys that a search found for the query.
+            labels: Positions of the labels, in rising order.
+            temperature: Tau.
+            lambda_: Weight of instances against labels.
+            explained: Number of best labels whose votes are returned.
+
+        Returns:
+            The labels that get a vote, ranked, and the votes of the best labels.
+
+        Raises:
+            QueryError: If there are too many votes to return.
+        """
+        weight = self._key_weights(vector, nearest, labels, temperature, lambda_)
+        score, has_vote = np.zeros(len(labels)), np.full(len(labels), lambda_ < 1)
+        for block in self._blocks(labels, lambda_):
+            row, key = gather_rows(self._indptr, self._indices, labels[block])
+            score[block] = lambda_ * np.bincount(row, weights=weight[key], minlength=len(labels[block]))
+            has_vote[block] |= self._count_instances(labels[block]) > 0
+        if lambda_ < 1:
+            score += (1 - lambda_) * weight[self._label_keys(labels)]
+        order = np.argsort(-score[has_vote], kind="stable")
+        best, score = labels[has_vote][order], score[has_vote][order]
+        ranking = Ranking(np.zeros(len(best), dtype=np.int64), best, score)
+        return ranking, self._votes(best[:explained], weight, lambda_)
+
+    def _key_weights(
+        self,
+        vector: Float[np.ndarray, " dim"],
+        nearest: Neighbours,
+        labels: Int[np.ndarray, " label"],
+        temperature: float,
+        lambda_: float,
+    ) -> Float[np.ndarray, " key"]:
+        """The weight of every key of the memory; 0 for a key that was not found and votes for none of the labels."""
+        keys = self._voting_keys(labels, lambda_)
+        found = nearest.keys[0] >= 0
+        weighted = np.union1d(keys, nearest.keys[0, found])
+        similarities = np.empty(len(weighted), dtype=np.float32)
+        similarities[np.searchsorted(weighted, keys)] = self._searcher.similarities(vector, keys)
+        similarities[np.searchsorted(weighted, nearest.keys[0, found])] = nearest.similarities[0, found]
+        weight = np.zeros(self._searcher.keys)
+        weight[weighted] = key_weights(similarities[None], temperature)[0]
+        return weight
+
+    def _voting_keys(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Int[np.ndarray, " key"]:
+        """The keys that vote for any of the labels, in rising order."""
+        votes = np.zeros(self._searcher.instances.keys, dtype=bool)
+        for block in self._blocks(labels, lambda_):
+            votes[gather_rows(self._indptr, self._indices, labels[block])[1]] = True
+        label_keys = self._label_keys(labels) if lambda_ < 1 else labels[:0]
+        return np.concatenate([np.flatnonzero(votes), label_keys])
+
+    def _votes(self, labels: Int[np.ndarray, " label"], weight: Float[np.ndarray, " key"], lambda_: float) -> Votes:
+        """All votes for some labels."""
+        if (votes := self._count_votes(labels, lambda_)) > MAX_CHEAP_VOTES:
+            raise QueryError(
+                f"explain: expected at most {MAX_CHEAP_VOTES:,} keys that vote for the labels found, found {votes:,}; "
+                "set a smaller top_k, or do not ask for an explanation"
+            )
+        row, key = gather_rows(self._indptr, self._indices, labels if lambda_ > 0 else labels[:0])
+        label_keys = self._label_keys(labels) if lambda_ < 1 else labels[:0]
+        return Votes(
+            query=np.zeros(len(key) + len(label_keys), dtype=np.int64),
+            key=np.concatenate([key, label_keys]),
+            label=np.concatenate([labels[row], label_keys - self._searcher.instances.keys]),
+            share=np.concatenate([lambda_ * weight[key], (1 - lambda_) * weight[label_keys]]),
+        )
+
+    def _label_keys(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        return labels + self._searcher.instances.keys
+
+    def _count_instances(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        """The number of instances that vote for each label."""
+        counts: np.ndarray = self._indptr[labels + 1] - self._indptr[labels]
+        return counts
+
+    def _count_votes(self, labels: Int[np.ndarray, " label"], lambda_: float) -> int:
+        """The number of votes for the labels from keys to which lambda gives weight."""
+        from_instances = int(self._count_instances(labels).sum()) if lambda_ > 0 else 0
+        return from_instances + (len(labels) if lambda_ < 1 else 0)
+
+    def _blocks(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Iterator[slice]:
+        """Slices of the labels with about `_BLOCK_VOTES` votes of instances each; none at lambda 0."""
+        if lambda_ == 0:
+            return
+        block = np.cumsum(self._count_instances(labels)) // _BLOCK_VOTES
+        starts = np.flatnonzero(np.diff(block, prepend=-1))
+        for start, stop in itertools.pairwise([*starts.tolist(), len(labels)]):
+            yield slice(start, stop)

@@ -1,0 +1,108 @@
+"""Expected answers: wrong replies are described, and right replies pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from loadtests.client import Reply
+from loadtests.expected_answers import ExpectedAnswers
+from loadtests.workload import Request
+from service.options import resolve_options
+from service.predictor.predictor import Predictor
+from service.store.store import Store
+
+QUERY = "How doctors treat high blood pressure"
+REQUESTS = [
+    Request("medium", (QUERY,), {}),
+    Request("batch", (QUERY, "Photographs of galaxies"), {}),
+    Request("filter", (QUERY,), {"deny": ["Medicine", "no such label"]}),
+    Request("explain", (QUERY,), {"explain": True}),
+]
+PROBLEM = {"content-type": "application/problem+json"}
+
+
+@pytest.fixture(scope="module")
+def expected(road: Any) -> ExpectedAnswers:
+    return ExpectedAnswers(Store(road.store), [road.version], REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def results(road: Any) -> list[dict[str, Any]]:
+    """The service's answers to the queries of the batch, with explanations."""
+    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
+    answers = predictor.predict(list(REQUESTS[1].queries), resolve_options(predictor.defaults, explain=True)).answers
+    return [
+        {
+            "labels": [
+                {
+                    "uid": label.uid,
+                    "score": label.score,
+                    "because": [{"share": reason.share} for reason in label.because or []],
+                }
+                for label in answer.labels
+            ]
+        }
+        for answer in answers
+    ]
+
+
+def reply(body: Any, version: str, status: int = 200, **headers: str) -> Reply:
+    return Reply(status, {"x-index-version": version, **headers}, json.dumps(body).encode())
+
+
+def test_right_answers_pass(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+    version = road.version
+    assert expected.judge(0, reply({"version": version, **results[0]}, version)) == ""
+    assert expected.judge(1, reply({"version": version, "results": results}, version)) == ""
+    assert expected.judge(3, reply({"version": version, **results[0]}, version)) == ""
+
+
+def test_scores_within_rounding_pass(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+    labels = [label | {"score": label["score"] + 1e-6} for label in results[0]["labels"]]
+    assert expected.judge(0, reply({"version": road.version, "labels": labels}, road.version)) == ""
+
+
+def test_filtered_request_expects_the_filtered_answer(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+    whole = results[0]["labels"]
+    allowed = [label for label in whole if label["uid"] != "Medicine"]
+    assert expected.judge(2, reply({"version": road.version, "labels": allowed}, road.version)) == ""
+    assert "differs" in expected.judge(2, reply({"version": road.version, "labels": whole}, road.version))
+
+
+def test_wrong_answer_is_described(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+    one, other = results
+    fewer, swapped = {"labels": one["labels"][:-1]}, {"results": [other, one]}
+    for number, body in ((0, other), (0, fewer), (1, swapped), (1, {"results": [one, fewer]})):
+        assert expected.judge(number, reply({"version": road.version, **body}, road.version)) == (
+            "answer differs from the version's"
+        )
+    assert (
+        expected.judge(1, reply({"version": road.version, "results": [one]}, road.version)) == "batch of another size"
+    )
+
+
+def test_two_versions_in_one_answer_are_described(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+    body = {"version": "another", **results[0]}
+    assert expected.judge(0, reply(body, road.version)) == "version in header differs from body"
+    assert expected.judge(0, reply(body, "another")) == "unknown version another"
+
+
+def test_shares_that_do_not_add_up_are_described(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+    labels = [label | {"because": label["because"][1:]} for label in results[0]["labels"]]
+    message = expected.judge(3, reply({"version": road.version, "labels": labels}, road.version))
+    assert message == "explanation does not add up"
+
+
+def test_errors_are_described_by_status_and_code_and_503_needs_retry_after(
+    expected: ExpectedAnswers, road: Any
+) -> None:
+    overloaded, retry = {"code": "overloaded"}, {"retry-after": "1"}
+    assert expected.judge(0, reply(overloaded, "", 503, **PROBLEM, **retry)) == "503 overloaded"
+    assert expected.judge(0, reply(overloaded, "", 503, **PROBLEM)) == "503 overloaded without Retry-After"
+    assert expected.judge(0, reply("<html>", "", 502)) == "502"
+    assert expected.judge(0, reply("no problem", "", 500, **PROBLEM)) == "500 unreadable"
+    assert expected.judge(0, Reply(200, {}, b"{")) == "200 unreadable"
+    assert expected.judge(0, reply({}, road.version)) == "200 unreadable"

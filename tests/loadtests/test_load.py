@@ -1,0 +1,122 @@
+"""Load generators: requests are sent when they are due, and latencies count from then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from loadtests import load as load_module
+from loadtests.client import Address
+from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
+from tests.loadtests.stub import StubAnswer, stub
+
+FINE = StubAnswer(200, {}, {"X-Index-Version": "v1"})
+
+
+def make_load(
+    address: Address, record: Callable[[Exchange], Any], judge: Callable[..., str] = lambda number, reply: ""
+) -> Load:
+    return Load(address, lambda number: ("/predict", b'{"number": %d}' % number), judge, record)
+
+
+class Clock:
+    """A clock on which time passes only while a load sleeps or a server works."""
+
+    def __init__(self) -> None:
+        self._now, self._lock = 0.0, threading.Lock()
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Replace the clock of the load generators, so that they do not depend on the machine's speed."""
+    clock = Clock()
+    monkeypatch.setattr(load_module, "time", clock)
+    return clock
+
+
+def test_open_loop_sends_every_due_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "_GRACE_SECONDS", 60.0)  # so that a slow machine sends all requests
+    exchanges: list[Exchange] = []
+    received: list[int] = []
+
+    def answer(body: dict[str, Any]) -> StubAnswer:
+        received.append(body["number"])
+        return FINE
+
+    with stub(answer) as address:
+        assert open_loop(make_load(address, exchanges.append), rate=200, seconds=0.2, connections=4) == 0
+    assert sorted(received) == list(range(40)) == sorted(exchange.number for exchange in exchanges)
+    assert {(exchange.status, exchange.version, exchange.error) for exchange in exchanges} == {(200, "v1", "")}
+
+
+def test_latency_counts_from_when_a_request_was_due(clock: Clock) -> None:
+    exchanges: list[Exchange] = []
+
+    def answer(body: dict[str, Any]) -> StubAnswer:
+        clock.sleep(0.5 if body["number"] == 0 else 0.01)
+        return FINE
+
+    with stub(answer) as address:
+        open_loop(make_load(address, exchanges.append), rate=20, seconds=0.5, connections=1)
+    by_number = sorted(exchanges, key=lambda exchange: exchange.number)
+    assert len(by_number) == 10
+    # All requests were due while the only connection waited, so each latency includes the rest of the stall.
+    assert by_number[1].late_seconds > 0.4
+    assert all(exchange.seconds >= exchange.late_seconds for exchange in by_number)
+    assert by_number[1].late_seconds > by_number[5].late_seconds > by_number[9].late_seconds
+
+
+def test_requests_without_a_free_connection_in_time_are_counted_as_never_sent(clock: Clock) -> None:
+    exchanges: list[Exchange] = []
+    both = threading.Barrier(2)
+
+    def answer(body: dict[str, Any]) -> StubAnswer:
+        both.wait(60)  # until every connection is taken
+        clock.sleep(1.5)
+        return FINE
+
+    with stub(answer) as address:
+        unsent = open_loop(make_load(address, exchanges.append), rate=100, seconds=0.1, connections=2)
+    assert unsent == 8
+    assert len(exchanges) == 2
+
+
+def test_closed_loop_sends_its_number_of_requests_over_all_clients() -> None:
+    exchanges: list[Exchange] = []
+    with stub(lambda body: FINE) as address:
+        closed_loop(make_load(address, exchanges.append), clients=3, requests=50)
+    assert sorted(exchange.number for exchange in exchanges) == list(range(50))
+
+
+def test_load_continues_after_a_lost_request() -> None:
+    exchanges: list[Exchange] = []
+    with stub(lambda body: StubAnswer(0, None) if body["number"] == 3 else FINE) as address:
+        closed_loop(make_load(address, exchanges.append), clients=1, requests=6)
+    assert [exchange.number for exchange in exchanges if exchange.error] == [3]
+    assert exchanges[3].error.startswith("lost: ")
+    assert exchanges[3].status == 0
+
+
+def test_all_requests_to_an_absent_server_are_lost() -> None:
+    exchanges: list[Exchange] = []
+    with stub(lambda body: FINE) as address:
+        pass
+    closed_loop(make_load(address, exchanges.append), clients=2, requests=4)
+    assert [exchange.error for exchange in exchanges] == ["lost: Connection refused"] * 4
+
+
+def test_percentiles_cover_only_answers_with_status_200() -> None:
+    exchanges = [Exchange(number, number / 1000, 0, 200, "v1", "") for number in range(101)]
+    exchanges += [Exchange(0, 9.0, 0, 503, "", "503 overloaded"), Exchange(0, 9.0, 0, 0, "", "lost: closed")]
+    assert latency_percentiles(exchanges, 50, 99) == [50, 99]
+    assert latency_percentiles([], 50) == [0]

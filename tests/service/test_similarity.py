@@ -1,0 +1,63 @@
+"""The similarity to a chosen key equals the similarity that a search reports, for every kind of index."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.predictor.searcher import KeyIndex
+from tests.index_builder.vectors import clustered_keys, near, opened
+from tests.service.test_searcher import FACTORIES
+
+KEYS = clustered_keys(2_000)
+QUERIES = near(KEYS, 3)
+# Tolerance for codes whose similarities a search rounds.
+ROUNDED = {"PQ16x4fs": 0.02}
+
+
+@pytest.fixture(scope="module", params=[*FACTORIES, "PQ16x4fs", "RaBitQ", "RaBitQfs", "NSG16", "IVF40,PQ16x4"])
+def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, KeyIndex]:
+    return request.param, opened(KEYS, request.param, tmp_path_factory.mktemp("index"))
+
+
+def test_similarities_equal_those_that_a_search_reports(index: tuple[str, KeyIndex]) -> None:
+    factory, opened_index = index
+    exhaustive = opened_index.at(opened_index._info.model_copy(update={"effort": 2_000}))
+    rows = np.arange(0, 2_000, 3)
+    for query in QUERIES:
+        found = exhaustive.search(query[None], 2_000)
+        known = found.keys[0] >= 0
+        expected = np.full(2_000, np.nan, dtype=np.float32)
+        expected[found.keys[0, known]] = found.similarities[0, known]
+        similarities = opened_index.similarities(query, rows)
+        reached = np.isfinite(expected[rows])  # all keys, except in a graph
+        assert reached.mean() > 0.99
+        np.testing.assert_allclose(similarities[reached], expected[rows][reached], atol=ROUNDED.get(factory, 1e-5))
+
+
+def test_no_keys_give_no_similarities(index: tuple[str, KeyIndex]) -> None:
+    assert index[1].similarities(QUERIES[0], np.array([], dtype=np.int64)).tolist() == []
+
+
+def test_similarity_of_one_key_does_not_depend_on_other_keys(index: tuple[str, KeyIndex]) -> None:
+    together = index[1].similarities(QUERIES[0], np.arange(2_000))
+    for key in (0, 7, 1_999):
+        np.testing.assert_allclose(index[1].similarities(QUERIES[0], np.array([key])), together[[key]], atol=1e-6)
+
+
+def test_block_size_does_not_change_the_similarities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
+    whole = index.similarities(QUERIES[0], rows)
+    monkeypatch.setattr("service.predictor.similarity._BLOCK_KEYS", 64)
+    np.testing.assert_array_equal(index.similarities(QUERIES[0], rows), whole)
+
+
+def test_concurrent_first_calls_give_equal_similarities(tmp_path: Path) -> None:
+    index, rows = opened(KEYS, "IVF40,SQ8", tmp_path), np.arange(2_000)
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda _: index.similarities(QUERIES[0], rows), range(8))
+    for other in others:
+        np.testing.assert_array_equal(other, first)

@@ -1,0 +1,226 @@
+"""The memory check: what training needs, what a GPU or a machine has free, and how many graphs fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainer import memory_check
+from trainer.errors import TrainingError
+from trainer.gradient_cache import Embedder, Part
+from trainer.heads.classifier import Classifier
+from trainer.heads.dual_encoder import VectorDualEncoder
+from trainer.heads.prototypes import Prototypes
+from trainer.memory_check import explain_out_of_memory, free_bytes, kept_tokens, require_memory
+from trainer.tokens import TokenTable
+
+LENGTHS = [3, 9, 5, 8, 7]
+
+
+class TestRequiredMemory:
+    """For a classifier of 1,000 labels in 100 dimensions, and its projection."""
+
+    needed = 6 * 4 * (1_000 * 100 + 100 * 100 + 100)
+
+    @pytest.fixture
+    def module(self) -> torch.nn.Module:
+        with torch.device("meta"):
+            return Classifier(100, 1_000)
+
+    @pytest.fixture
+    def set_free(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+        return lambda free: monkeypatch.setattr(memory_check, "free_bytes", lambda: free)
+
+    def test_module_that_just_fits_is_accepted(self, module: torch.nn.Module, set_free: Callable[[int], None]) -> None:
+        set_free(self.needed)
+        require_memory(module, "the weights", "cpu")
+
+    def test_module_that_needs_one_more_byte_is_refused(
+        self, module: torch.nn.Module, set_free: Callable[[int], None]
+    ) -> None:
+        set_free(self.needed - 1)
+        with pytest.raises(TrainingError, match="the weights: expected 2.6 MB of free memory"):
+            require_memory(module, "the weights", "cpu")
+
+    def test_message_names_needed_and_free_memory(self, set_free: Callable[[int], None]) -> None:
+        set_free(3_072_000_000)
+        with torch.device("meta"):
+            module = Classifier(768, 2_000_000)
+        with pytest.raises(TrainingError) as refused:
+            require_memory(module, "--method unidec: 2,000,000 labels of 768 dimensions", "cpu")
+        assert str(refused.value) == (
+            "--method unidec: 2,000,000 labels of 768 dimensions: expected 36.9 GB of free memory for weights, "
+            "gradients and moments, found 3.1 GB; choose another --method, or a machine with more memory"
+        )
+
+    def test_buffers_count_once(self, set_free: Callable[[int], None]) -> None:
+        with torch.device("meta"):
+            module = Prototypes(8, 1_000_000, ("text", "centroid"), 0)
+        learnt = sum(weight.numel() for weight in module.parameters())
+        sums, counts = 4 * 8 * 1_000_000, 8 * 1_000_000
+        set_free(6 * 4 * learnt + sums + counts)
+        require_memory(module, "prototypes", "cpu")
+        set_free(6 * 4 * learnt + sums + counts - 1)
+        with pytest.raises(TrainingError):
+            require_memory(module, "prototypes", "cpu")
+
+    def test_on_a_gpu_the_memory_of_the_gpu_counts(
+        self, module: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.needed, 10**12))
+        require_memory(module, "the weights", "cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.needed - 1, 10**12))
+        with pytest.raises(TrainingError):
+            require_memory(module, "the weights", "cuda")
+
+
+MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"}  # 1,024,000 bytes
+STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file 100000\ninactive_file 200000\n"
+V2 = "sys/fs/cgroup"
+V1 = "sys/fs/cgroup/memory"
+GROUP_V2 = {f"{V2}/memory.max": "700000", f"{V2}/memory.high": "max", f"{V2}/memory.current": "500000"}
+NESTED_V2 = {
+    "proc/self/cgroup": "0::/a.slice/b.scope\n",
+    f"{V2}/a.slice/memory.max": "700000",
+    f"{V2}/a.slice/memory.high": "max",
+    f"{V2}/a.slice/memory.current": "650000",
+    f"{V2}/a.slice/memory.stat": STAT,
+    f"{V2}/a.slice/b.scope/memory.max": "max",
+    f"{V2}/a.slice/b.scope/memory.high": "max",
+    f"{V2}/a.slice/b.scope/memory.current": "500000",
+}
+GROUP_V1 = {
+    "proc/self/cgroup": "9:name=systemd:/x\n4:cpu,memory:/x\n0::/x\n",
+    f"{V1}/memory.limit_in_bytes": "9223372036854771712",
+    f"{V1}/memory.usage_in_bytes": "900000",
+    f"{V1}/x/memory.limit_in_bytes": "700000",
+    f"{V1}/x/memory.usage_in_bytes": "500000",
+    f"{V1}/x/memory.stat": "cache 1\ntotal_cache 350000\ntotal_active_file 100000\ntotal_inactive_file 200000\n",
+}
+
+
+def folder_with(folder: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2, 200_000),
+        ({"proc/self/cgroup": "0::/\n", f"{V2}/memory.stat": STAT} | GROUP_V2, 500_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.high": "600000"}, 100_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": "max"}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.current": "800000"}, 0),
+        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": str(10**12)}, 1_024_000),
+        ({"proc/self/cgroup": "0::/docker/not-visible-here\n"} | GROUP_V2, 200_000),
+        ({"proc/self/cgroup": "0::/../beside\n"} | GROUP_V2, 200_000),
+        (NESTED_V2, 350_000),
+        (NESTED_V2 | {f"{V2}/a.slice/b.scope/memory.max": "600000"}, 100_000),
+        (GROUP_V1, 500_000),
+    ],
+    ids=[
+        "no control group",
+        "group without limits",
+        "limit",
+        "file pages are free, tmpfs pages are not",
+        "memory.high is below memory.max",
+        "no limit",
+        "usage over the limit",
+        "limit above the machine's memory",
+        "path that the container does not see",
+        "path outside of the container",
+        "limit of the group above",
+        "limits of both groups",
+        "version 1",
+    ],
+)
+def test_free_memory_is_the_least_that_machine_and_control_groups_leave(
+    tmp_path: Path, files: dict[str, str], free: int
+) -> None:
+    assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
+
+
+def test_free_memory_comes_from_sysconf_where_the_kernel_has_no_meminfo(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) > 0
+
+
+def test_free_memory_of_this_machine_is_read() -> None:
+    assert free_bytes() > 1 << 20
+
+
+@pytest.fixture
+def part() -> Part:
+    return Part(TokenTable(np.zeros(sum(LENGTHS), np.int32), np.cumsum([0, *LENGTHS]), 0), np.arange(5))
+
+
+def embedder(device: str, make: type[Embedder] = Embedder) -> Embedder:
+    return make(VectorDualEncoder(4), device, autocast=True, micro_tokens=20, micro_rows=100, cache=True)
+
+
+class FakeEmbedder(Embedder):
+    """Computes nothing. Its graphs take 1,000 bytes a token, padding included, on a GPU that does not exist."""
+
+    allocated = 500
+
+    def views(self, part: Part, places: np.ndarray) -> torch.Tensor:
+        FakeEmbedder.allocated += 1_000 * len(places) * int(part.inputs.lengths_of(part.rows[places]).max())
+        return torch.zeros(len(places), 1, self.model.dim)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A GPU with 100,000 bytes free, and 50,500 more that torch reserves, 500 of them in use.
+
+    Returns the list of restored random states.
+    """
+    restored: list[object] = []
+    monkeypatch.setattr(FakeEmbedder, "allocated", 500)
+    replaced: dict[str, Callable[[], object]] = {
+        "memory_allocated": lambda: FakeEmbedder.allocated if not restored else 500,
+        "memory_reserved": lambda: 50_500,
+        "mem_get_info": lambda: (100_000, 200_000),
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(memory_check, "random_state", lambda device: {"device": device})
+    monkeypatch.setattr(memory_check, "restore_random_state", restored.append)
+    return restored
+
+
+def test_cpu_keeps_the_graphs_of_a_fixed_number_of_tokens(part: Part) -> None:
+    assert kept_tokens(embedder("cpu"), part) == 16_384
+
+
+def test_gpu_keeps_the_graphs_that_fit_into_half_of_its_free_memory(part: Part, gpu: list[object]) -> None:
+    assert kept_tokens(embedder("cuda", FakeEmbedder), part) == 150_000 / 2 / 1_000
+
+
+def test_measuring_restores_the_random_state(part: Part, gpu: list[object]) -> None:
+    kept_tokens(embedder("cuda", FakeEmbedder), part)
+    assert gpu == [{"device": "cuda"}]
+
+
+def test_out_of_memory_becomes_one_line_with_flags_to_change() -> None:
+    reason = (
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB of which 3.00 MiB"
+    )
+    with pytest.raises(TrainingError) as refused, explain_out_of_memory():
+        raise torch.OutOfMemoryError(reason)
+    assert str(refused.value) == (
+        "--device cuda: expected enough memory on the GPU, found too little (CUDA out of memory. Tried to allocate "
+        "20.00 MiB); lower --micro-batch or --batch-size, or cut texts shorter with --max-length"
+    )
+
+
+def test_other_errors_stay_unchanged() -> None:
+    with pytest.raises(RuntimeError, match="no more"), explain_out_of_memory():
+        raise RuntimeError("no more")

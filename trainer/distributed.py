@@ -1,0 +1,236 @@
+"""Training with several processes: each process (rank) takes a share of the rows and exchanges results with the others.
+
+`torchrun` starts the processes. Each rank encodes its share of a batch's queries and its share of the labels. NCCL
+carries tensors between GPUs, gloo between CPUs. The training loss is the sum of the losses that the ranks compute.
+Without `torchrun` there is one rank, and every function here returns its argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from trainer.errors import TrainingError
+
+# Time limit of one exchange: the other ranks wait while rank 0 saves a checkpoint or writes a memory.
+_TIMEOUT = timedelta(hours=2)
+# Rows of each rank that are on the device at the same time while arrays in CPU memory are gathered.
+_CHUNK_ROWS = 16_384
+# Environment variables that `torchrun` sets besides WORLD_SIZE.
+_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The number of this process (from 0) and the number of processes."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is rank 0, which writes all files and messages."""
+        return self.rank == 0
+
+    def bounds(self, rows: int, rank: int | None = None) -> tuple[int, int]:
+        """Return the start and the stop of a rank's share of `rows` rows. Shares differ by at most one row."""
+        rank = self.rank if rank is None else rank
+        return rows * rank // self.size, rows * (rank + 1) // self.size
+
+    def share(self, rows: np.ndarray) -> np.ndarray:
+        """Return this rank's share of an array."""
+        start, stop = self.bounds(len(rows))
+        part: np.ndarray = rows[start:stop]
+        return part
+
+    def all_gather(self, part: Tensor, rows: int) -> Tensor:
+        """Concatenate the shares of all ranks, on every rank. No gradient flows back."""
+        if self.size == 1:
+            return part
+        return torch.cat([piece for _, piece in self._gather_pieces(part, rows, 0, -(-rows // self.size))])
+
+    def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        """Do `all_gather` for arrays in CPU memory. The device holds one chunk of each share at a time."""
+        if self.size == 1:
+            return part
+        gathered = np.empty((rows, *part.shape[1:]), part.dtype)
+        for place, piece in self._gather_chunks(part, rows, device):
+            gathered[place] = piece.cpu().numpy()
+        return gathered
+
+    def gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
+        """Do `all_gather_arrays` for rank 0. The other ranks get an array without rows."""
+        if self.first:
+            return self.all_gather_arrays(part, rows, device)
+        for _ in self._gather_chunks(part, rows, device):
+            pass
+        empty: np.ndarray = part[:0]
+        return empty
+
+    def _gather_chunks(self, part: np.ndarray, rows: int, device: str) -> Iterator[tuple[slice, Tensor]]:
+        largest_share = -(-rows // self.size)
+        for start in range(0, largest_share, _CHUNK_ROWS):
+            stop = min(start + _CHUNK_ROWS, largest_share)
+            chunk = torch.from_numpy(np.ascontiguousarray(part[start:stop])).to(device)
+            yield from self._gather_pieces(chunk, rows, start, stop)
+
+    def _gather_pieces(self, chunk: Tensor, rows: int, start: int, stop: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows `start` to `stop` of every rank's share, with their place in the whole of `rows` rows."""
+        padded = chunk.new_zeros((stop - start, *chunk.shape[1:]))  # shares may differ by one row
+        padded[: len(chunk)] = chunk.detach()
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        for rank, part in enumerate(parts):
+            first, last = self.bounds(rows, rank)
+            place = slice(first + start, min(first + stop, last))
+            yield place, part[: place.stop - place.start]
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Return the sum over the ranks. No gradient flows back."""
+        if self.size == 1:
+            return values
+        total = values.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        """Return the maximum over the ranks. No gradient flows back."""
+        if self.size == 1:
+            return values
+        maximum = values.detach().clone()
+        dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
+        return maximum
+
+    def log_sum_exp(self, values: Float[Tensor, " query"]) -> Float[Tensor, " query"]:
+        """Return log of the sum of e^value over the ranks. Gradients flow back on every rank."""
+        if self.size == 1:
+            return values
+        total: Tensor = _LogSumExp.apply(values)  # type: ignore[no-untyped-call]
+        return total
+
+    def top_k(self, values: Float[Tensor, "query own"], k: int) -> Float[Tensor, "query top"]:
+        """Return the k greatest values of each row over all ranks. Gradients flow back on every rank.
+
+        Args:
+            values: This rank's greatest values, at most k, in descending order. The number may differ by rank.
+            k: Values to return. If there are fewer, a single process returns fewer; several processes pad the result
+                with the smallest number of the data type.
+        """
+        if self.size == 1:
+            return values
+        columns: Tensor = _GatherColumns.apply(values, k)  # type: ignore[no-untyped-call]
+        return columns.topk(k, dim=1).values
+
+    def all_reduce_gradients(self, model: nn.Module) -> None:
+        """Replace the gradients of a model with their sum over the ranks, in one message."""
+        if self.size == 1:
+            return
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        for weight in weights:
+            if weight.grad is None:  # this rank had no rows
+                weight.grad = torch.zeros_like(weight)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient, total in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of every rank with the values of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the value of rank 0, on every rank."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+
+ALONE = Ranks()
+
+
+class _LogSumExp(torch.autograd.Function):
+    """d/dx_r of log sum_r e^{x_r} is e^{x_r - total}, times the sum over the ranks of the gradient of the total."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, values.contiguous())
+        total = torch.logsumexp(torch.stack(parts), dim=0)
+        ctx.save_for_backward(values, total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        values, total = ctx.saved_tensors
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient)
+        return gradient * torch.exp(values - total)
+
+
+class _GatherColumns(torch.autograd.Function):
+    """Concatenate the columns of all ranks, each padded to k columns; the gradient returns to the column's own rank.
+
+    The padding is the smallest number of the data type, so it is never among the greatest.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, k: int) -> Tensor:
+        padded = values.new_full((len(values), k), torch.finfo(values.dtype).min)
+        padded[:, : values.shape[1]] = values
+        parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, padded)
+        ctx.start, ctx.columns = dist.get_rank() * k, values.shape[1]
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient)
+        return gradient[:, ctx.start : ctx.start + ctx.columns], None
+
+
+@contextlib.contextmanager
+def process_group(device: str) -> Iterator[Ranks]:
+    """Join the processes that `torchrun` started. Without `torchrun`, yield a single rank.
+
+    Raises:
+        TrainingError: If WORLD_SIZE is set but the other variables of `torchrun` are not, or if there is no GPU for
+            this process.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    if missing := [name for name in _TORCHRUN_VARIABLES if name not in os.environ]:
+        raise TrainingError(
+            f"WORLD_SIZE={size}: expected {', '.join(_TORCHRUN_VARIABLES)} beside it, as torchrun sets them, found no "
+            f"{', '.join(missing)}; start with torchrun, or unset WORLD_SIZE"
+        )
+    if device.startswith("cuda"):
+        number, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if number >= gpus:
+            raise TrainingError(
+                f"LOCAL_RANK={number}: expected a GPU for each process, found {gpus}; start "
+                f"torchrun --nproc-per-node {gpus}, or use --device cpu"
+            )
+        torch.cuda.set_device(number)  # from now on "cuda" is this process's own GPU
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_TIMEOUT)
+    try:
+        yield Ranks(dist.get_rank(), size)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,74 @@
+"""The dual encoder above the text vectors: an optional adapter, then an optional head.
+
+A loss compares *views*: unit vectors, one or several for each query and each label. The memory stores one *key* for
+each text, which is made of its views. Without a head the vector itself is the only view, and it is the key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from trainer.heads.adapter import Adapter, Side
+from trainer.heads.head import Head
+
+
+class DualEncoder(nn.Module):
+    """A model that maps queries and labels to unit vectors. Subclasses define the inputs.
+
+    Args:
+        dim: Size of the vectors below adapter and head.
+        adapter: The residual networks of queries and labels. None: the vectors pass unchanged.
+        head: The head of the training method. None: the vector is the only view, and the key.
+    """
+
+    def __init__(self, dim: int, adapter: Adapter | None = None, head: Head | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+        self.adapter = adapter
+        self.head = head
+
+    @property
+    def key_dim(self) -> int:
+        return self.dim if self.head is None else self.head.key_dim
+
+    def view_count(self, side: Side) -> int:
+        if self.head is None:
+            return 1
+        return self.head.label_views if side == "labels" else self.head.query_views
+
+    def views(self, *inputs: Any) -> Float[Tensor, "row view dim"]:
+        """Return the views, which the loss compares. The inputs are the result of `Inputs.batch`."""
+        raise NotImplementedError
+
+    def views_of_vectors(
+        self, vectors: Float[Tensor, "row dim"], side: Side, rows: Int[Tensor, " row"] | None
+    ) -> Float[Tensor, "row view dim"]:
+        """Apply adapter and head to text vectors. A head needs the numbers of the labels in `rows`."""
+        if self.adapter is not None:
+            vectors = self.adapter(vectors, side)
+        if self.head is None:
+            return vectors[:, None]
+        if side == "queries":
+            return self.head.queries(vectors)
+        assert rows is not None
+        return self.head.labels(vectors, rows)
+
+    def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
+        return views[:, 0] if self.head is None else self.head.key(views)
+
+
+class VectorDualEncoder(DualEncoder):
+    """A dual encoder whose inputs are vectors that a frozen encoder computed before."""
+
+    def views(
+        self, vectors: Float[Tensor, "row dim"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
+    ) -> Float[Tensor, "row view dim"]:
+        return self.views_of_vectors(vectors, side, rows)
+
+    def forward(
+        self, vectors: Float[Tensor, "row dim"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
+    ) -> Float[Tensor, "row key"]:
+        return self.key(self.views(vectors, side, rows))

@@ -1,0 +1,93 @@
+"""The flags of `recollect train`: those that all methods share, those of each method, and which contradict each other.
+
+This module imports torch, because each method declares its own flags beside its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import model_validator
+
+from trainer.errors import TrainingError
+from trainer.methods import METHODS
+from trainer.methods.dexml import DexmlOptions
+from trainer.methods.infonce import InfoNceOptions
+from trainer.methods.prime import PrimeOptions
+from trainer.methods.rae import RaeOptions
+from trainer.methods.softtopk import SoftTopKOptions
+from trainer.methods.supcon import SupconOptions
+from trainer.settings import SharedTrainSettings
+
+
+class TrainSettings(
+    PrimeOptions, SupconOptions, RaeOptions, DexmlOptions, SoftTopKOptions, InfoNceOptions, SharedTrainSettings
+):
+    """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> TrainSettings:
+        """Refuse contradictory flags before a file is read or removed. Ignored flags are refused only if given.
+
+        Raises:
+            TrainingError: Naming the flag and what it needs. It is no ValueError, so pydantic passes it on unchanged.
+        """
+        for message in _contradictions(self):
+            raise TrainingError(message)
+        return self
+
+
+def _contradictions(settings: TrainSettings) -> Iterator[str]:
+    given = settings.model_fields_set
+    if settings.resume and settings.overwrite:
+        yield "--resume, --overwrite: expected one of them, found both; resume, or start again"
+    for flag, path in (("--vectors", settings.vectors), ("--encoder", Path(settings.encoder))):
+        if path is not None and path.exists() and path.resolve().is_relative_to(settings.out.resolve()):
+            yield (
+                f"{flag} {path}: expected a folder outside --out {settings.out}, which is written, found one inside; "
+                "choose another --out"
+            )
+    if settings.vectors is not None and (settings.train != "adapter" or settings.epochs == 0):
+        found = "--epochs 0" if settings.epochs == 0 else "--train full"
+        yield f"--vectors: expected --train adapter, as only an adapter trains on vectors, found {found}"
+    if "label_inputs" in given and settings.train == "full":
+        yield "--label-inputs: expected --train adapter, as a whole encoder reads a label's text, found --train full"
+    if "label_key_alpha" in given and settings.label_keys == "text":
+        yield "--label-key-alpha: expected --label-keys enriched, which it is a weight of, found --label-keys text"
+    yield from _contradictions_with_method(settings)
+    if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
+        found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
+        yield f"--tune: expected held-out instances, found {found}; use `recollect tune` afterwards"
+
+
+def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
+    """Yield a message for each flag that the chosen method does not read."""
+    method, given = METHODS[settings.method], settings.model_fields_set
+    of_any_method = {name for each in METHODS.values() for name in each.options.model_fields}
+    for name in sorted(given & of_any_method - method.options.model_fields.keys()):
+        reading = " or ".join(each.name for each in METHODS.values() if name in each.options.model_fields)
+        yield f"{_flag(name)}: expected --method {reading}, found --method {settings.method}; leave it out"
+    if "temperature" in given and method.temperature is None:
+        yield f"--temperature: expected a method with a softmax, found --method {settings.method}; leave it out"
+    yield from method.options.contradictions(settings)
+    without_clusters = method.clusters == "none" if settings.clusters is None else settings.clusters == 0
+    if without_clusters:
+        yield from _ignored(settings, ("cluster_from", "cluster_every"), "clusters", "batches made of clusters")
+    if not method.mined(settings.hard_negatives):
+        yield from _ignored(
+            settings, ("mine_every", "mine_top", "mine_search"), "hard_negatives", "hard negatives to mine"
+        )
+
+
+def _ignored(settings: TrainSettings, flags: tuple[str, ...], switch: str, needed: str) -> Iterator[str]:
+    """Yield a message for each given flag that has no effect, because `switch` is 0, as given or by the method."""
+    by_method = getattr(settings, switch) is None
+    found = f"--method {settings.method} without any" if by_method else f"{_flag(switch)} 0"
+    for name in flags:
+        if name in settings.model_fields_set:
+            yield f"{_flag(name)}: expected {needed}, found {found}; leave it out, or give {_flag(switch)}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
