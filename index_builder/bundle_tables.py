@@ -12,7 +12,7 @@ from scipy import sparse
 from index_builder.errors import BuildError
 from service.bundle.arrays import save_array
 from service.bundle.strings import write_table
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.memory import Memory
 
 

@@ -24,8 +24,8 @@ from service.predictor.scoring import Ranking, cast_votes, rank
 from service.predictor.searcher import Neighbours, Searcher, search_parts
 from service.store.store import open_store
 from service.threads import threads_or_cores
-from trainer.data.dataset import Entries, Split
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
+from trainer.data.split import Entries, Split
 from trainer.metrics import report
 
 # Labels that the metrics need: 100 for R@100.

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from torch import Tensor
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.negatives import HardNegatives
 from trainer.randomness import Purpose, generator
 

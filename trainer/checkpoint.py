@@ -1,9 +1,9 @@
-"""The checkpoint folder: an encoder in the Hugging Face layout, and how its vectors are made.
+"""The checkpoint folder: an encoder in the Hugging Face layout, with its adapter, head and settings.
 
     checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
                   [adapter.safetensors]  [head.safetensors]
 
-`recollect.json` holds pooling, length limits and, where there are an adapter and a head, what to make them of.
+`recollect.json` contains pooling, length limits, and the shapes of the adapter and the head if there are any.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainer.heads.prototypes import Prototypes
 from trainer.pretrained import check_lengths, load_pretrained, load_transformer
 
 _CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
-# What a head is made of again, by the name of its kind.
+# Heads by the name in `recollect.json`.
 _HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier)}
 _FORMAT_VERSION = 1
 
@@ -40,28 +40,31 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def save_checkpoint(encoder: Encoder, folder: Path) -> None:
-    """Write an encoder aside, then rename it into place: `folder` is whole, or `recover_checkpoint` makes it so."""
+    """Write a checkpoint to a temporary folder, then rename it into place.
+
+    After a kill, `folder` is complete, or `recover_checkpoint` restores the previous checkpoint.
+    """
     recover_checkpoint(folder)
-    aside = folder.with_name(f".{folder.name}-incoming")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    incoming = folder.with_name(f".{folder.name}-incoming")
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True)
     try:
-        encoder.model.transformer.save_pretrained(aside)
+        encoder.model.transformer.save_pretrained(incoming)
         encoder.tokenizer.no_truncation()
         pad = encoder.tokenizer.id_to_token(encoder.pad_id)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
         try:
-            tokenizer.save_pretrained(aside)
+            tokenizer.save_pretrained(incoming)
         except Exception as error:  # tokenizers raises plain Exception
             raise EncoderError(
-                f"{folder}: the tokenizer cannot be written ({error}); make room, or choose another --out"
+                f"{folder}: the tokenizer cannot be written ({error}); free disk space, or choose another --out"
             ) from None
         adapter = encoder.model.adapter
         if adapter is not None:
-            save_file(adapter.state_dict(), aside / _ADAPTER)
+            save_file(adapter.state_dict(), incoming / _ADAPTER)
         head = encoder.model.head
         if head is not None:
-            save_file(head.state_dict(), aside / _HEAD)
+            save_file(head.state_dict(), incoming / _HEAD)
         config = {
             "format_version": _FORMAT_VERSION,
             "pad_id": encoder.pad_id,
@@ -69,41 +72,41 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
             "head": head and {"kind": head.kind, **head.shape()},
             **dataclasses.asdict(encoder.config),
         }
-        (aside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        flush_files(aside)
+        (incoming / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        flush_files(incoming)
         if folder.exists():
-            folder.rename(_older(folder))
-        aside.rename(folder)
+            folder.rename(_previous_path(folder))
+        incoming.rename(folder)
     except SafetensorError as error:
         raise EncoderError(
-            f"{folder}: the weights cannot be written ({error}); make room, or choose another --out"
+            f"{folder}: the weights cannot be written ({error}); free disk space, or choose another --out"
         ) from None
     finally:
         recover_checkpoint(folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(incoming, ignore_errors=True)
 
 
 def recover_checkpoint(folder: Path) -> None:
-    """Put the older checkpoint back where a kill came between it and its successor, else remove it."""
-    older = _older(folder)
-    if not folder.exists() and older.exists():
-        older.rename(folder)
-    shutil.rmtree(older, ignore_errors=True)
+    """Restore the previous checkpoint if a kill interrupted its replacement, else remove it."""
+    previous = _previous_path(folder)
+    if not folder.exists() and previous.exists():
+        previous.rename(folder)
+    shutil.rmtree(previous, ignore_errors=True)
 
 
-def _older(folder: Path) -> Path:
+def _previous_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}-older")
 
 
 def load_encoder(
     name: str, pooling: Pooling | Literal["auto"], max_length: int, label_max_length: int, device: str
 ) -> Encoder:
-    """Load an encoder to start from: a checkpoint folder of ours, with its adapter, or what `load_pretrained` finds.
+    """Load an encoder to start training from: a checkpoint folder, or a model that `load_pretrained` finds.
 
-    A head belongs to the labels that it was trained on, and stays behind.
+    A checkpoint keeps its adapter. It loses its head, which belongs to the labels of the previous training.
 
     Raises:
-        EncoderError: If it cannot be found, read or trusted, or knows fewer positions than the lengths ask for.
+        EncoderError: If the encoder is missing, invalid or untrusted, or has fewer positions than the lengths.
     """
     if not (Path(name) / _CONFIG).is_file():
         return load_pretrained(name, pooling, max_length, label_max_length, device)
@@ -116,10 +119,10 @@ def load_encoder(
 
 
 def load_checkpoint(folder: Path, device: str) -> Encoder:
-    """Read a checkpoint that `save_checkpoint` wrote.
+    """Load a checkpoint of `save_checkpoint`.
 
     Raises:
-        EncoderError: If it is missing, incomplete or of an unknown format.
+        EncoderError: If it is missing, incomplete or in an unknown format.
     """
     path = folder / _CONFIG
     if not path.is_file():
@@ -138,7 +141,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None
     transformer = load_transformer(str(folder), str(folder))
-    try:  # as saved: AutoTokenizer would rebuild it by the architecture's own rules
+    try:  # not AutoTokenizer, which would rebuild the tokenizer by the rules of the architecture
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise EncoderError(f"{folder}/tokenizer.json: expected a tokenizer, found: {error}; train again") from None
@@ -147,13 +150,13 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         transformer,
         config.pooling,
         None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER),
-        None if head is None else _load_weights(_make_head(path, dim, head), folder / _HEAD),
+        None if head is None else _load_weights(_create_head(path, dim, head), folder / _HEAD),
     )
     return Encoder(config, model, tokenizer, pad_id, device)
 
 
-def _make_head(path: Path, dim: int, described: Any) -> Head:
-    """An untrained head of the kind and shape that a checkpoint describes."""
+def _create_head(path: Path, dim: int, described: Any) -> Head:
+    """An untrained head of the described kind and shape."""
     try:
         shape = dict(described)
         return _HEADS[shape.pop("kind")](dim, **shape)
@@ -165,15 +168,15 @@ def _load_weights(module: _Module, path: Path) -> _Module:
     try:
         module.load_state_dict(load_file(path))
     except (OSError, RuntimeError, SafetensorError) as error:
-        found = " ".join(str(error).split())  # torch lists what is missing line by line
+        found = " ".join(str(error).split())  # torch lists missing weights on several lines
         raise EncoderError(
-            f"{path}: expected weights of the shapes that {_CONFIG} tells, found: {found}; train again"
+            f"{path}: expected weights of the shapes in {_CONFIG}, found: {found}; train again"
         ) from None
     return module
 
 
 def encoder_digest(encoder: Encoder) -> str:
-    """SHA-256 over the weights and the tokenizer: equal for equal vectors, however they were stored."""
+    """SHA-256 over the weights and the tokenizer. It does not depend on the file layout."""
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())

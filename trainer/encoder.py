@@ -1,7 +1,6 @@
-"""The encoder f: a text becomes a unit vector.
+"""The encoder f, which maps a text to a unit vector.
 
-A Hugging Face encoder, mean or CLS pooling, and L2 normalisation (RAE-XMC, section 3). Batches hold texts of like
-length, so little is spent on padding.
+A Hugging Face encoder, mean or CLS pooling, and L2 normalisation (RAE-XMC, section 3).
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from trainer.tokens import Inputs, Texts, TokenTable, VectorTable, batches_by_le
 Pooling = Literal["mean", "cls"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 
-# Tokens in one batch, padding included: enough to fill the cores or the GPU, few enough to stay in cache or memory.
+# Tokens in one batch, including padding: enough for all cores or the GPU, few enough for the cache or GPU memory.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What, beside the weights, decides a text's vector."""
+    """The settings that, together with the weights, determine the vector of a text."""
 
     name: str
     pooling: Pooling
@@ -42,7 +41,7 @@ class EncoderConfig:
 
 
 class UnitVectorModel(DualEncoder):
-    """Token ids in, unit vectors out: the graph that is trained, exported and served."""
+    """The model from token ids to unit vectors, which is trained, exported and served."""
 
     def __init__(
         self,
@@ -79,8 +78,8 @@ class UnitVectorModel(DualEncoder):
     ) -> Float[Tensor, "batch key"]:
         return self.key(self.views(input_ids, attention_mask, side, rows))
 
-    def learning(self) -> UnitVectorModel:
-        """Itself, with gradients for all weights that have a part in the vectors."""
+    def trainable(self) -> UnitVectorModel:
+        """This model, with gradients enabled for all weights that influence the vectors."""
         self.requires_grad_(True)
         if isinstance(pooler := getattr(self.transformer, "pooler", None), nn.Module):
             pooler.requires_grad_(False)
@@ -92,8 +91,8 @@ class Encoder:
 
     Attributes:
         config: Pooling and length limits.
-        model: The graph, in evaluation mode.
-        tokenizer: Does not pad; where it truncates depends on the latest call.
+        model: The model, in evaluation mode.
+        tokenizer: The tokenizer. It does not pad. Its truncation is that of the latest call.
         dim: Size of a key.
     """
 
@@ -116,17 +115,17 @@ class Encoder:
         side: Side = "queries",
         first: int = 0,
     ) -> Float[np.ndarray, "text dim"]:
-        """Encode texts, each cut at `max_length` tokens, special tokens included.
+        """Encode texts in batches.
 
         Args:
-            texts: Any number; they are batched here.
-            max_length: Tokens.
-            progress: Told after each batch how many texts it held.
-            side: What the texts are; instances are queries. It matters where there is an adapter or a head.
-            first: Which label the first text is of; it matters where there is a head.
+            texts: Any number of texts.
+            max_length: Number of tokens, including special tokens, to which each text is truncated.
+            progress: Called after each batch with its number of texts.
+            side: Whether the texts are queries (instances are queries) or labels. An adapter or a head needs it.
+            first: Label position of the first text. A head needs it.
 
         Raises:
-            EncoderError: If the model answers with something that is no finite number.
+            EncoderError: If a vector is not finite.
         """
         inputs = self.tokenise(texts, max_length, side, first)
         vectors = embed(self.model, inputs, self.dim, self.device, progress)
@@ -138,22 +137,22 @@ class Encoder:
         return vectors
 
     def without_adapter(self) -> Encoder:
-        """The encoder that adapter and head, if there are any, stand on; the weights are shared."""
+        """This encoder without adapter and head. The weights are shared."""
         return self.with_adapter(None)
 
     def with_adapter(self, adapter: Adapter | None, head: Head | None = None) -> Encoder:
-        """This encoder's transformer under another adapter and head; the weights are shared."""
+        """This encoder with another adapter and head. The weights of the transformer are shared."""
         model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
 
-    def above(self) -> VectorDualEncoder:
-        """What stands on the encoder, to read the bare encoder's vectors; the weights are shared."""
+    def vector_model(self) -> VectorDualEncoder:
+        """The adapter and head, as a model from vectors of the bare encoder to keys. The weights are shared."""
         return VectorDualEncoder(self.model.dim, self.model.adapter, self.model.head)
 
     def refine(self, vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text key"]:
-        """The keys of queries whose vectors the bare encoder made."""
+        """The keys of queries, from the vectors of the bare encoder."""
         queries = VectorTable(torch.from_numpy(np.array(vectors, dtype=np.float32)))
-        return embed(self.above().to(self.device).eval(), queries, self.dim, self.device)
+        return embed(self.vector_model().to(self.device).eval(), queries, self.dim, self.device)
 
     def tokenise(self, texts: Texts, max_length: int, side: Side = "queries", first: int = 0) -> TokenTable:
         table = TokenTable.of(texts, self.tokenizer, max_length, self.pad_id, side)
@@ -168,15 +167,15 @@ def embed(
     progress: Callable[[int], object] | None = None,
     autocast: bool = False,
 ) -> Float[np.ndarray, "row dim"]:
-    """The vectors that a model, in the mode it is in, makes of all rows; nothing is kept for gradients.
+    """The keys of all rows, in batches and without gradients. The mode of the model does not change.
 
     Args:
-        model: Takes what `Inputs.batch` gives.
+        model: A model that takes the result of `Inputs.batch`.
         inputs: All rows.
         dim: Size of a key.
-        device: Where the model is.
-        progress: Told after each batch how many rows it held.
-        autocast: bfloat16 in the matrix products, as in training; a memory's keys are made without.
+        device: Device of the model.
+        progress: Called after each batch with its number of rows.
+        autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without it.
     """
     vectors = np.empty((len(inputs), dim), dtype=np.float32)
     for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device]):
@@ -188,10 +187,10 @@ def embed(
 
 
 def choose_device(device: str) -> str:
-    """`auto` becomes `cuda` where there is a GPU.
+    """Replace `auto` by `cuda` if there is a GPU, else by `cpu`.
 
     Raises:
-        EncoderError: If `cuda` is asked for and absent.
+        EncoderError: If `device` is `cuda` and there is no GPU.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

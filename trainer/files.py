@@ -1,4 +1,4 @@
-"""Files that are whole once they have their name, and on the disk once they are said to be."""
+"""Durable files: flushed to disk, and renamed into place when complete."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file aside, then rename it into place."""
-    aside = path.with_name(f".{path.name}-incoming")
-    with aside.open("w", encoding="utf-8") as file:
+    """Write a temporary file, then rename it into place."""
+    incoming = path.with_name(f".{path.name}-incoming")
+    with incoming.open("w", encoding="utf-8") as file:
         file.write(text)
         flush(file)
-    aside.replace(path)
+    incoming.replace(path)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """As `np.save`, which does not notice a disk that fills up while its last bytes are written."""
+    """Like `np.save`, but a disk that becomes full during the last bytes raises an error."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
@@ -37,7 +37,7 @@ def flush(file: IO[Any]) -> None:
 
 
 def flush_files(folder: Path) -> None:
-    """Flush what others have written into a folder."""
+    """Flush the files that other code has written into a folder."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from trainer.data.dataset import Entries
+from trainer.data.split import Entries
 from trainer.distributed import ALONE, Ranks
 from trainer.encoder import Encoder, embed
 from trainer.heads.adapter import Side

@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.heads.adapter import Side
-from trainer.tokens import VectorTable, numbers
+from trainer.tokens import VectorTable, row_numbers
 
 # Labels that are mixed at once.
 _CHUNK_LABELS = 4_096
@@ -110,7 +110,7 @@ class LabelInputs:
         alpha: Weight of the instances.
         sums: The sum of each label's instance vectors.
         counts: Number of instances of each label.
-        left_out: Instances to leave out of every label, each once.
+        excluded: Instances that no label contains, each once.
     """
 
     texts: Float[np.ndarray, "label dim"]
@@ -119,7 +119,7 @@ class LabelInputs:
     alpha: float
     sums: Float[np.ndarray, "label dim"]
     counts: Int[np.ndarray, " label"]
-    left_out: Int[np.ndarray, " left_out"] = dataclasses.field(default_factory=lambda: _NO_INSTANCES)
+    excluded: Int[np.ndarray, " excluded"] = dataclasses.field(default_factory=lambda: _NO_INSTANCES)
     side: ClassVar[Side] = "labels"
 
     @classmethod
@@ -149,18 +149,18 @@ class LabelInputs:
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
         """Return the unit vectors of these labels, "row dim", their side, and their numbers."""
-        return torch.from_numpy(self.vectors(rows)).to(device), self.side, numbers(0, rows, device)
+        return torch.from_numpy(self.vectors(rows)).to(device), self.side, row_numbers(0, rows, device)
 
-    def leaving_out(self, instances: Int[np.ndarray, " left_out"]) -> LabelInputs:
+    def excluding(self, instances: Int[np.ndarray, " excluded"]) -> LabelInputs:
         """Return the same labels without these instances."""
-        return dataclasses.replace(self, left_out=instances if self.alpha else _NO_INSTANCES)
+        return dataclasses.replace(self, excluded=instances if self.alpha else _NO_INSTANCES)
 
     def vectors(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         """Return the mixed vectors of these labels."""
         texts, sums = np.asarray(self.texts[rows], dtype=np.float32), self.sums[rows]
-        if len(self.left_out):
-            own = self.values[self.left_out][:, rows].T.tocsr()
-            sums = sums - own @ np.asarray(self.instances[self.left_out], dtype=np.float32)
+        if len(self.excluded):
+            own = self.values[self.excluded][:, rows].T.tocsr()
+            sums = sums - own @ np.asarray(self.instances[self.excluded], dtype=np.float32)
             sums[self.counts[rows] == np.diff(own.indptr)] = 0  # no instance is left: remove rounding errors
         return mix(texts, sums, self.alpha)
 

@@ -1,10 +1,10 @@
-"""How good predictions are: the field's ranking metrics, exactly as its papers define them.
+"""Ranking metrics of extreme classification, as the papers define them.
 
-Per-query functions return fractions, one a query, so that two models can be compared by a paired t-test;
-`report` gives means in percent.
+`precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, as a paired t-test needs. `report` returns
+means in percent.
 
-Throughout, `predictions` holds distinct label positions in falling score, -1 where there is none; `truth` is
-a sparse query x label matrix in which every non-zero is a true label; `hit` says which predictions are true.
+Common arguments: `predictions` holds distinct label positions, best first, and -1 after the last. `truth` is a sparse
+query x label matrix; every non-zero is a true label. `hit` marks the true labels among the predictions.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.sparse import csr_array, csr_matrix
 
-# Label segments by training points: (more than, at most).
+# Label segments by number of training instances: (more than, at most).
 SEGMENTS: dict[str, tuple[float, float]] = {
     "head": (1000, math.inf),
     "torso": (100, 1000),
@@ -23,12 +23,12 @@ SEGMENTS: dict[str, tuple[float, float]] = {
 
 
 def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_array) -> Bool[np.ndarray, "query top_k"]:
-    """Tell which predictions are true; -1 never is.
+    """Mark the predictions that are true labels; -1 is never one.
 
     Raises:
-        ValueError: If `predictions` has not one row a query, or names a label that `truth` lacks.
+        ValueError: If `predictions` does not have one row for each query, or contains a label that `truth` lacks.
     """
-    truth = _label_sets(truth)
+    truth = _to_sets(truth)
     n_queries, n_labels = truth.shape
     if predictions.ndim != 2 or len(predictions) != n_queries:
         raise ValueError(f"predictions: expected shape ({n_queries}, top_k), found {predictions.shape}")
@@ -37,12 +37,12 @@ def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_ar
             f"predictions: expected label positions from 0 to {n_labels - 1}, or -1 for none, "
             f"found {predictions.min()} to {predictions.max()}"
         )
-    # One integer a (query, label) pair, rising along the truth; a query's first is left for its -1.
+    # Encode each (query, label) pair as an integer; the truth is then sorted. The first integer of a query means -1.
     first = np.arange(n_queries, dtype=np.int64) * (n_labels + 1)
     true = np.repeat(first, np.diff(truth.indptr)) + truth.indices + 1
     true = np.append(true, np.iinfo(np.int64).max)
     found = np.empty(predictions.shape, dtype=bool)
-    # Rank by rank: a million queries x 100 integers at once would take gigabytes.
+    # One rank at a time: all ranks of a million queries would take gigabytes.
     for rank in range(predictions.shape[1]):
         pairs = first + predictions[:, rank] + 1
         found[:, rank] = true[np.searchsorted(true, pairs)] == pairs
@@ -50,18 +50,18 @@ def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_ar
 
 
 def precision_at(hit: Bool[np.ndarray, "query top_k"], k: int) -> Float[np.ndarray, "query"]:
-    """P@k: true predictions in the top k, over k even where there are fewer predictions or true labels."""
+    """P@k: number of true labels in the top k, divided by k (also if there are fewer predictions or true labels)."""
     return np.asarray(np.count_nonzero(hit[:, :k], axis=1) / k)
 
 
 def recall_at(
     hit: Bool[np.ndarray, "query top_k"], sizes: Int[np.ndarray, "query"], k: int
 ) -> Float[np.ndarray, "query"]:
-    """R@k: true predictions in the top k, over the query's true labels.
+    """R@k: number of true labels in the top k, divided by the number of true labels.
 
     Args:
-        hit: Which predictions are true.
-        sizes: True labels of each query; a query with none scores 0.
+        hit: Marks the true labels among the predictions.
+        sizes: Number of true labels of each query. A query without true labels scores 0.
         k: Cut-off, at least 1.
     """
     return np.asarray(np.count_nonzero(hit[:, :k], axis=1) / np.maximum(sizes, 1))
@@ -70,17 +70,17 @@ def recall_at(
 def ndcg_at(
     hit: Bool[np.ndarray, "query top_k"], sizes: Int[np.ndarray, "query"], k: int
 ) -> Float[np.ndarray, "query"]:
-    """nDCG@k: discounted gain of the top k, over that of an ideal ranking of min(k, |y|) true labels.
+    """nDCG@k: discounted gain of the top k, divided by the gain of an ideal ranking of min(k, |y|) true labels.
 
     Args:
-        hit: Which predictions are true.
-        sizes: True labels of each query; a query with none scores 0.
+        hit: Marks the true labels among the predictions.
+        sizes: Number of true labels of each query. A query without true labels scores 0.
         k: Cut-off, at least 1.
     """
     discounts = 1 / np.log2(np.arange(2, k + 2))
     top = hit[:, :k]
     gains = np.dot(top, discounts[: top.shape[1]])
-    # Without a true label any ideal will do: the gain is 0.
+    # Without true labels the gain is 0, so any positive ideal gives 0.
     ideals = np.cumsum(discounts)[np.clip(sizes, 1, k) - 1]
     return np.asarray(gains / ideals)
 
@@ -88,16 +88,17 @@ def ndcg_at(
 def propensity_weights(
     label_counts: Int[np.ndarray, "label"], instances: int, a: float, b: float
 ) -> Float[np.ndarray, "label"]:
-    """Weigh each label by the inverse of its propensity to be noted where it applies: rare labels weigh more.
+    """The inverse propensity of each label: rare labels weigh more.
 
-    w_l = 1 + C (n_l + B)^-A with C = (ln N - 1)(B + 1)^A (Jain et al., KDD 2016). With fewer than 3 instances
-    C is negative and rare labels weigh less: the model was fitted on large data sets only.
+    The propensity is the probability that a true label is annotated.
+    w_l = 1 + C (n_l + B)^-A with C = (ln N - 1)(B + 1)^A (Jain et al., KDD 2016). The model fits large datasets: with
+    fewer than 3 instances, C is negative and rare labels weigh less.
 
     Args:
-        label_counts: Training points n_l of each label, 0 or more.
-        instances: Training points N.
-        a: A, .55 unless the data set has its own (.6 for Amazon, .5 for Wikipedia).
-        b: B, 1.5 unless the data set has its own (2.6 for Amazon, .4 for Wikipedia).
+        label_counts: Number of training instances n_l of each label, 0 or more.
+        instances: Number of training instances N.
+        a: A; 0.55 by default, 0.6 for Amazon datasets, 0.5 for Wikipedia datasets.
+        b: B; 1.5 by default, 2.6 for Amazon datasets, 0.4 for Wikipedia datasets.
 
     Raises:
         ValueError: If `instances` or `b` is not positive.
@@ -117,22 +118,22 @@ def psp_at(
     weights: Float[np.ndarray, "label"],
     k: int,
 ) -> float:
-    """PSP@k: weight of the true labels in all top k, over the weight that ideal top k would hold.
+    """PSP@k: total weight of the true labels in the top k, divided by the total weight of an ideal top k.
 
-    A ratio of sums over the queries, not a mean of ratios (Jain et al., KDD 2016); 0 when nothing is true.
+    A ratio of sums over all queries, not a mean of ratios (Jain et al., KDD 2016). 0 if no query has true labels.
 
     Args:
         predictions: Label positions.
-        hit: Which of them are true.
+        hit: Marks the true labels among the predictions.
         truth: True labels of each query.
         weights: Propensity weight of each label.
         k: Cut-off, at least 1.
     """
-    truth = _label_sets(truth)
+    truth = _to_sets(truth)
     sizes = np.diff(truth.indptr)
     gained = weights[predictions[:, :k][hit[:, :k]]].sum()
     true_weights = weights[truth.indices]
-    # Each query's true labels stay in its own stretch, heaviest first: a label's place there is its rank.
+    # Sort the true labels of each query by weight, heaviest first: the offset within the query is the ideal rank.
     heaviest_first = np.lexsort((-true_weights, np.repeat(np.arange(len(sizes)), sizes)))
     ranks = np.arange(truth.nnz) - np.repeat(truth.indptr[:-1], sizes)
     ideal = true_weights[heaviest_first][ranks < k].sum()
@@ -145,17 +146,17 @@ def macro_f1_at(
     label_counts: Int[np.ndarray, "label"],
     k: int = 5,
 ) -> dict[str, float | None]:
-    """F1@k of each label over all top k, averaged over the labels of each segment.
+    """F1@k of each label over the top k of all queries, averaged over the labels of each segment.
 
-    A label that is neither true nor predicted counts 0.
+    The F1 of a label that is neither true nor predicted is 0.
 
     Returns:
-        A fraction for each of `SEGMENTS`, None for one without labels.
+        A fraction for each of `SEGMENTS`; None for a segment without labels.
 
     Raises:
-        ValueError: As `hits`, or if `label_counts` does not count each label of `truth`.
+        ValueError: As `hits`, or if `label_counts` does not have one entry for each label of `truth`.
     """
-    truth = _label_sets(truth)
+    truth = _to_sets(truth)
     n_labels = truth.shape[1]
     if label_counts.shape != (n_labels,):
         raise ValueError(f"label_counts: expected shape ({n_labels},), found {label_counts.shape}")
@@ -179,24 +180,24 @@ def report(
     instances: int,
     propensity: tuple[float, float] = (0.55, 1.5),
 ) -> dict[str, float | None]:
-    """Give every metric in percent, in the order in which tables print them.
+    """All metrics in percent, in the order of tables.
 
     Args:
-        predictions: Label positions; R@100 needs 100 a query, fewer count as misses.
+        predictions: Label positions. R@100 needs 100 for each query; missing predictions count as wrong.
         truth: True labels of each query.
-        label_counts: Training points of each label.
-        instances: Training points in all.
+        label_counts: Number of training instances of each label.
+        instances: Number of training instances.
         propensity: A and B of `propensity_weights`.
 
     Returns:
         A percentage for each metric; None for the F1 of a segment without labels.
 
     Raises:
-        ValueError: If there is no query, or the arguments' shapes disagree.
+        ValueError: If there is no query, or if the shapes of the arguments disagree.
     """
-    truth = _label_sets(truth)
+    truth = _to_sets(truth)
     if truth.shape[0] == 0:
-        raise ValueError("truth: expected at least 1 query, found none; nothing can be measured")
+        raise ValueError("truth: expected at least 1 query, found none")
     hit = hits(predictions, truth)
     f1 = macro_f1_at(predictions, truth, label_counts, k=5)
     sizes = np.diff(truth.indptr)
@@ -211,9 +212,9 @@ def report(
     return {name: None if value is None else 100 * value for name, value in fractions.items()}
 
 
-def _label_sets(truth: csr_matrix | csr_array) -> csr_array:
-    """Copy the truth as sorted sets: no label twice in a row, no stored zero."""
-    # As bool, a repeated label stays one true label; its numbers would add up, or cancel.
+def _to_sets(truth: csr_matrix | csr_array) -> csr_array:
+    """A copy of the truth with sorted rows, without repeated labels and stored zeros."""
+    # Bool, because the numbers of repeated labels would be added and could cancel.
     sets = csr_array(truth, dtype=bool, copy=True)
     sets.sum_duplicates()
     sets.eliminate_zeros()

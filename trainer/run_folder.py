@@ -1,11 +1,12 @@
-"""What a run folder holds, and whether a new call of `recollect train` may go on with it.
+"""The run folder, and the checks whether `recollect train` may write into it.
 
 run/   training.json   the recipe, and whether the training is done
-       metrics.jsonl   loss, speed and validation as it went; tensorboard/ the same, where that is installed
+       metrics.jsonl   loss, speed and validation scores over time
+       tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
-       state/          while it trains: what `--resume` goes on from
-       frozen/         while an adapter trains: the frozen encoder's vectors, a memory of their own
-       memory/         keys and values, once the training is done
+       state/          during training: the state for `--resume`
+       frozen/         during the training of an adapter: the frozen encoder's vectors, as a memory folder
+       memory/         keys and values, after training
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from trainer.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from trainer.errors import EncoderError, MemoryFolderError, TrainingError
 from trainer.files import write_json
-from trainer.memory import MemoryPlan, check_same, saved_plan
+from trainer.memory import MemoryPlan, check_same_plan, saved_plan
 from trainer.recipe import Recipe
 from trainer.training_state import Progress
 
@@ -32,20 +33,20 @@ _FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Finished:
-    """How a training ended.
+class TrainingResult:
+    """The result of a finished training.
 
     Attributes:
-        progress: Where it stands.
-        peak_memory_bytes: The most memory that the process held.
-        trainable_parameters: Numbers that gradients moved.
+        progress: Final progress.
+        peak_memory_bytes: Peak memory of the process.
+        trainable_parameters: Number of parameters with gradients.
     """
 
     progress: Progress
     peak_memory_bytes: int
     trainable_parameters: int
 
-    def measured(self) -> dict[str, float]:
+    def measurements(self) -> dict[str, float]:
         return {
             "seconds": self.progress.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -54,7 +55,7 @@ class Finished:
 
 
 class RunFolder:
-    """The paths of a run, and what they say."""
+    """The paths of a run folder, and the recipe in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,11 +63,15 @@ class RunFolder:
         self.state, self.frozen = path / "state", path / "frozen"
         self._training = path / "training.json"
         logs = (path / "metrics.jsonl", path / "tensorboard")
-        self._own = (self.checkpoint, self.memory, self.state, self.frozen, *logs)
+        self._run_paths = (self.checkpoint, self.memory, self.state, self.frozen, *logs)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep a second `recollect train` out, and name the folder where a full disk names none."""
+    def lock(self) -> Iterator[None]:
+        """Lock the folder against a second `recollect train`, and add its path to errors without a file name.
+
+        Raises:
+            MemoryFolderError: If another `recollect train` holds the lock.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
@@ -74,7 +79,7 @@ class RunFolder:
             yield
         except BlockingIOError:
             raise MemoryFolderError(
-                f"{self.path}: another `recollect train` writes here; wait for it, or choose another --out"
+                f"{self.path}: another `recollect train` writes here; wait until it ends, or choose another --out"
             ) from None
         except OSError as error:
             error.filename = error.filename or str(self.path)
@@ -83,15 +88,20 @@ class RunFolder:
             os.close(descriptor)
 
     def begin_training(self, recipe: Recipe, resume: bool, overwrite: bool) -> bool:
-        """Make way for a training, or let one that was interrupted go on.
+        """Prepare the folder for a new training or for continuing an interrupted one.
+
+        Args:
+            recipe: The training.
+            resume: Allow an unfinished training with the same recipe to continue.
+            overwrite: Remove the files of any previous run.
 
         Returns:
-            Whether there is anything left to train.
+            Whether the training is still to be done.
 
         Raises:
-            TrainingError: If the folder holds another training, one that is to be resumed but was not asked to be, or
-                what no run is known to have made.
-            MemoryFolderError: If it holds a memory that was made without training.
+            TrainingError: If the folder holds another training, an unfinished training without `resume`, or files of
+                unknown origin.
+            MemoryFolderError: If the folder holds a memory that was written without training.
         """
         if overwrite:
             self._clear()
@@ -99,33 +109,40 @@ class RunFolder:
         if saved is None:
             if saved_plan(self.memory) is not None:
                 raise MemoryFolderError(
-                    f"{self.path}: expected no memory here, found one made without training; choose another --out, or "
-                    "replace it with --overwrite"
+                    f"{self.path}: expected no memory here, found one written without training; choose another --out, "
+                    "or replace it with --overwrite"
                 )
-            self._refuse_unknown()
+            self._check_origin()
             self.write_training(recipe, None)
             return True
         if differs := recipe.differences(saved["recipe"], trained=saved["done"]):
             raise TrainingError(
-                f"{self.path}: expected this training, found one that differs in {', '.join(differs)}; go on with the "
-                "same settings, choose another --out, or replace it with --overwrite"
+                f"{self.path}: expected this training, found one that differs in {', '.join(differs)}; continue with "
+                "the same settings, choose another --out, or replace it with --overwrite"
             )
         recover_checkpoint(self.checkpoint)
         if saved["done"]:
             return False
         if not resume and self.state.is_dir():
             raise TrainingError(
-                f"{self.path}: expected no unfinished training, found one; go on with --resume, or start again with "
-                "--overwrite"
+                f"{self.path}: expected no unfinished training, found one; continue with --resume, or start again "
+                "with --overwrite"
             )
         return True
 
     def begin_untrained(self, plan: MemoryPlan, overwrite: bool) -> bool:
-        """Make way for a memory without training; returns whether the folder holds this very memory, whole or begun.
+        """Prepare the folder for a memory without training.
+
+        Args:
+            plan: The plan of the memory.
+            overwrite: Remove the files of any previous run.
+
+        Returns:
+            Whether the folder already holds this memory, finished or unfinished.
 
         Raises:
-            MemoryFolderError: If it holds another, or a training.
-            TrainingError: If it holds what no run is known to have made.
+            MemoryFolderError: If the folder holds another memory or a training.
+            TrainingError: If the folder holds files of unknown origin.
         """
         if overwrite:
             self._clear()
@@ -136,16 +153,16 @@ class RunFolder:
             )
         saved = saved_plan(self.memory)
         if saved is None:
-            self._refuse_unknown(plan)
+            self._check_origin(plan)
             return False
-        check_same(self.path, plan, saved)
+        check_same_plan(self.path, plan, saved)
         return True
 
     def training(self) -> dict[str, Any] | None:
-        """The recipe of the training that the folder holds, and how it ended; None if it holds none.
+        """The contents of `training.json`: the recipe and its result. None if the folder holds no training.
 
         Raises:
-            TrainingError: If that cannot be read.
+            TrainingError: If the file is invalid.
         """
         if not self._training.is_file():
             return None
@@ -162,49 +179,53 @@ class RunFolder:
         return saved
 
     def is_trained(self) -> bool:
-        """Whether the training that the folder holds is done."""
+        """Whether the folder holds a finished training."""
         saved = self.training()
         return saved is not None and bool(saved["done"])
 
-    def write_training(self, recipe: Recipe, finished: Finished | None) -> None:
-        """Note a training as begun, or as done when it has `finished`."""
+    def write_training(self, recipe: Recipe, result: TrainingResult | None) -> None:
+        """Write `training.json`: without a result for an unfinished training, with it for a finished one."""
         write_json(
             self._training,
             {
                 "format_version": _FORMAT_VERSION,
                 "recipe": recipe.as_json(),
-                "done": finished is not None,
-                "progress": finished and dataclasses.asdict(finished.progress),
-                "measured": finished and finished.measured(),
+                "done": result is not None,
+                "progress": result and dataclasses.asdict(result.progress),
+                "measured": result and result.measurements(),
             },
         )
 
-    def drop_unfinished(self) -> None:
-        """Remove what only an unfinished run needs; a kill may have left it beside a finished one."""
+    def remove_unfinished(self) -> None:
+        """Remove the folders that only an unfinished run needs. A killed run may have left them."""
         for folder in (self.state, self.frozen):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _refuse_unknown(self, plan: MemoryPlan | None = None) -> None:
-        """Refuse to write where something lies that no run left, as far as one can tell.
+    def _check_origin(self, plan: MemoryPlan | None = None) -> None:
+        """Check that the folder holds no files of unknown origin.
 
         Args:
-            plan: Of the memory that is to be made; a kill before it is begun leaves its encoder's checkpoint alone.
+            plan: Plan of the new memory. A lone checkpoint of its encoder is allowed: a run that was killed before it
+                began the memory leaves one.
+
+        Raises:
+            TrainingError: If there are other files.
         """
-        found = [path for path in self._own if path.exists()]
-        if found and not (found == [self.checkpoint] and plan is not None and self._keeps_encoder_of(plan)):
+        found = [path for path in self._run_paths if path.exists()]
+        if found and not (found == [self.checkpoint] and plan is not None and self._has_checkpoint_of(plan)):
             raise TrainingError(
                 f"{self.path}: expected a run or nothing, found {', '.join(path.name for path in found)} of unknown "
                 "origin; choose another --out, or replace it with --overwrite"
             )
 
-    def _keeps_encoder_of(self, plan: MemoryPlan) -> bool:
+    def _has_checkpoint_of(self, plan: MemoryPlan) -> bool:
         try:
             return encoder_digest(load_checkpoint(self.checkpoint, "cpu")) == plan.encoder_sha256
         except EncoderError:
             return False
 
     def _clear(self) -> None:
-        for path in (self._training, *self._own):
+        for path in (self._training, *self._run_paths):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

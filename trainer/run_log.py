@@ -1,4 +1,4 @@
-"""What a training tells while it goes on: a progress bar, `metrics.jsonl`, and TensorBoard where it is installed."""
+"""The log of a training: a progress bar, `metrics.jsonl`, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SECONDS_BETWEEN_LINES = 10
 
 
 class RunLog:
-    """Open while a training goes on; silent on every rank but the first.
+    """The log of a running training. Only the first rank writes.
 
-    `metrics.jsonl` holds one JSON object a line: `step` with `loss` (mean since the line before), `learning_rate` and
-    `examples_per_second`, or with `validation_ndcg_5` in percent and the
-    `seconds` of training until then. A resumed run first drops what came after its state.
+    `metrics.jsonl` holds one JSON object a line. A line has the field `step` and either `loss` (mean since the previous
+    line), `learning_rate` and `examples_per_second`, or `validation_ndcg_5` (percent) and `seconds` (training time so
+    far). A resumed run first removes the lines after its saved state.
     """
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool) -> None:
@@ -36,13 +36,13 @@ class RunLog:
             file=sys.stderr,
         )
         self._last_line = time.monotonic()
-        self._forget()
+        self._reset_means()
         if first:
             path = folder / "metrics.jsonl"
-            kept = _size_up_to(path, progress.step)
+            size = _size_up_to(path, progress.step)
             self._file = path.open("a", encoding="utf-8")
-            self._file.truncate(kept)
-            self._board = _tensorboard(folder, progress.step)
+            self._file.truncate(size)
+            self._board = _open_tensorboard(folder, progress.step)
 
     def __enter__(self) -> RunLog:
         return self
@@ -57,7 +57,15 @@ class RunLog:
                 self._board.close()
 
     def step(self, loss: float, learning_rate: float, examples: int, seconds: float, last: bool) -> None:
-        """A step is done, with so many queries, in so many seconds; the last one is told in any case."""
+        """Log a finished step: at most one line in ten seconds, and always the last step.
+
+        Args:
+            loss: Loss of the step.
+            learning_rate: Learning rate of the step.
+            examples: Number of queries in the step.
+            seconds: Duration of the step.
+            last: Whether this is the last step.
+        """
         self._losses.append(loss)
         self._examples += examples
         self._seconds += seconds
@@ -68,12 +76,7 @@ class RunLog:
         self._bar.set_postfix_str(f"loss {mean:.3f}, {rate:,.0f} examples/s")
         self.write(loss=mean, learning_rate=learning_rate, examples_per_second=rate)
         self._last_line = time.monotonic()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin to average anew."""
-        self._losses: list[float] = []
-        self._examples, self._seconds = 0, 0.0
+        self._reset_means()
 
     def write(self, **values: float) -> None:
         """Add a line to `metrics.jsonl`, and the values to TensorBoard."""
@@ -86,9 +89,13 @@ class RunLog:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
+    def _reset_means(self) -> None:
+        self._losses: list[float] = []
+        self._examples, self._seconds = 0, 0.0
+
 
 def _size_up_to(path: Path, step: int) -> int:
-    """Bytes of the lines, from the first on, that a state at this step has behind it."""
+    """Size in bytes of the lines up to and including `step`."""
     if not path.is_file() or step == 0:
         return 0
     size = 0
@@ -96,15 +103,15 @@ def _size_up_to(path: Path, step: int) -> int:
         try:
             if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                 break
-        except (ValueError, KeyError, TypeError):  # cut short by a kill
+        except (ValueError, KeyError, TypeError):  # an incomplete line of a killed process
             break
         size += len(line)
     return size
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
+def _open_tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)  # a resumed run tells these steps again
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)  # a resumed run repeats these steps

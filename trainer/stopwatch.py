@@ -1,4 +1,4 @@
-"""Where a training's time goes, and how much memory it takes."""
+"""Time and peak memory of a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Stopwatch:
-    """Adds up the seconds spent in named stretches of work: `with watch("mine"): ...`."""
+    """Measures the total time of each named activity: `with watch("mine"): ...`."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -27,17 +27,17 @@ class Stopwatch:
             self.seconds[name] += time.monotonic() - start
 
     def shares(self) -> dict[str, float]:
-        """Each stretch's share of all the time since the watch was made; `other` is what no stretch holds."""
+        """The share of each activity in the time since the stopwatch was created; `other` is the remaining time."""
         total = time.monotonic() - self._started
         shares = {name: seconds / total for name, seconds in self.seconds.items()}
         return shares | {"other": 1.0 - sum(shares.values())}
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has held so far, on the CPU's side."""
-    with contextlib.suppress(OSError):  # of this program alone; what `getrusage` tells lives on from its parent's
+    """Peak CPU memory of this process so far."""
+    with contextlib.suppress(OSError):  # Linux; there, the peak of `getrusage` includes the parent process
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux

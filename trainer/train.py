@@ -16,7 +16,7 @@ from torch import nn
 
 from trainer.batches import Batches
 from trainer.clustering import Curriculum, balanced_clusters
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.distributed import Ranks
 from trainer.encoder import embed
 from trainer.errors import TrainingError

@@ -1,12 +1,12 @@
-"""A memory that tunes itself: lambda, tau, b and the label keys' alpha, chosen on instances of its own.
+"""Tuning: choose lambda, tau, b and the alpha of label keys on instances of the memory.
 
-RAE-XMC leaves a lambda chosen from data to future work. Each query is an instance of the memory, and one that training
-held out, if it held any out. It is answered by all the rest: it does not vote for itself, and it is taken out of its
-own labels' means. Its vector is its key, so nothing is encoded, and one search a query (and alpha) serves every lambda,
-tau and b.
+RAE-XMC leaves the choice of lambda from data to future work. The queries are instances of the memory. If training held
+out instances, the queries are among these. Tuning leaves each query out of the memory: the query does not vote for
+itself and is not part of the means of its labels. The vector of a query is its key, so tuning encodes no text. One
+search for each query and alpha serves all values of lambda, tau and b.
 
-That undoes what an instance has done in the memory, not what it has done in training: there it pulled its labels
-closer, and an adapter may have read it as a part of theirs. Where there is nothing better to ask, a warning says so.
+Leaving a query out of the memory does not undo training: training moves a query closer to its labels, and an adapter
+may use the query in the inputs of its labels. If training held out no instances, tuning prints a warning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from trainer.errors import TrainingError
 from trainer.files import write_json
-from trainer.inference import Answering, Neighbours, answer
+from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.label_keys import mix
 from trainer.memory import Memory, open_memory, write_defaults
 from trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
@@ -34,7 +34,7 @@ from trainer.validation import hold_out
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to answer, and the metric it reached, in percent."""
+    """One combination of values, and its score: the metric in percent."""
 
     lambda_: float
     temperature: float
@@ -48,15 +48,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was tried.
+    """The result of tuning.
 
     Attributes:
-        metric: What `score` is.
-        queries: Instances that were asked.
-        trained_on: Whether training learnt from them, so that scores are better than those of new queries.
-        before: The defaults that the memory had.
-        best: Those it has now.
-        trials: Everything that was tried, best first.
+        metric: Name of the metric.
+        queries: Number of queries.
+        trained_on: Whether the queries are training instances. Their scores are then higher than those of new queries.
+        before: The trial with the previous defaults.
+        best: The best trial, whose values are the new defaults.
+        trials: All trials, best first.
     """
 
     metric: str
@@ -78,54 +78,56 @@ class Tuning:
 
 
 def tune(settings: TuneSettings) -> Tuning:
-    """Try every combination of the settings' values, and make the best the memory's defaults.
+    """Try all combinations of the given values, and write the best one as the memory's defaults.
 
-    The memory's own defaults are tried too, so tuning never makes the metric worse on the instances asked.
+    The previous defaults are tried too, so tuning never lowers the metric on these queries.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
         TrainingError: If no instance has a label.
     """
     memory = open_memory(settings.run / "memory")
-    rows, trained_on = _queries(settings, memory)
+    rows, trained_on = _choose_queries(settings, memory)
     if trained_on:
         print(  # noqa: T201
-            f"{settings.run}: training held nothing out, so tuning asks what it learnt from: scores are too high, and "
-            "the choice may not suit new queries; train with a --validation-fraction above 0",
+            f"{settings.run}: training held out no instances, so tuning uses training instances: scores are too high, "
+            "and the result may not suit new queries; train with a --validation-fraction above 0",
             file=sys.stderr,
         )
-    own = Answering(memory.defaults["lambda"], memory.defaults["temperature"], int(memory.defaults["top_b"]))
+    previous = InferenceSetting(
+        memory.defaults["lambda"], memory.defaults["temperature"], int(memory.defaults["top_b"])
+    )
     alphas = sorted({*settings.label_key_alpha, memory.defaults["label_key_alpha"]})
-    tried = {
-        Answering(lambda_, temperature, top_b)
+    given = {
+        InferenceSetting(lambda_, temperature, top_b)
         for temperature in settings.temperature
         for top_b in settings.top_b
         for lambda_ in settings.lambda_
     }
-    grid = sorted(tried | {own}, key=lambda setting: (setting.temperature, setting.top_b, setting.lambda_))
-    most = max(setting.top_b for setting in grid)
-    instances = _other_instances(memory, rows, most)
-    measure = _Measure(settings, memory, rows)
+    grid = sorted(given | {previous}, key=lambda setting: (setting.temperature, setting.top_b, setting.lambda_))
+    top_b = max(setting.top_b for setting in grid)
+    instances = _instance_neighbours(memory, rows, top_b)
+    metric = _Metric(settings, memory, rows)
     trials = []
     for alpha in tqdm(alphas, unit="alpha", desc="tune", dynamic_ncols=True, file=sys.stderr):
-        labels = _labels_without(memory, rows, alpha, most)
-        for setting, predictions in answer(instances, labels, measure.relevance, grid, measure.k):
-            trials.append(Trial(*setting, alpha, measure(predictions)))
-    # Of equals, the one nearest to the paper's own settings: text keys first, then more keys.
+        labels = _label_neighbours(memory, rows, alpha, top_b)
+        for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k):
+            trials.append(Trial(*setting, alpha, metric(predictions)))
+    # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.
     trials.sort(key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
-    before = next(t for t in trials if (*own, memory.defaults["label_key_alpha"]) == _setting(t))
+    before = next(t for t in trials if (*previous, memory.defaults["label_key_alpha"]) == _setting(t))
     tuning = Tuning(settings.metric, len(rows), trained_on, before, trials[0], trials)
-    _write(memory, tuning)
+    _save(memory, tuning)
     return tuning
 
 
 def table(tuning: Tuning) -> list[str]:
-    """The trials worth a look: before, best, and the best for each lambda and for each alpha."""
+    """A table of the trials `before` and `best`, and of the best trial for each lambda and each alpha."""
     shown: dict[str, Trial] = {"before": tuning.before, "best": tuning.best}
     for trial in tuning.trials:  # best first
         shown.setdefault(f"best at lambda {trial.lambda_:g}", trial)
         shown.setdefault(f"best at alpha {trial.label_key_alpha:g}", trial)
-    names = sorted(shown, key=lambda name: (name.startswith("best at"), *_number(name)))
+    names = sorted(shown, key=_row_order)
     head = f"{'':24}  {'lambda':>6}  {'tau':>6}  {'b':>5}  {'alpha':>5}  {tuning.metric:>7}"
     return [head] + [
         f"{name:24}  {trial.lambda_:6g}  {trial.temperature:6g}  {trial.top_b:5}  {trial.label_key_alpha:5g}  "
@@ -134,17 +136,23 @@ def table(tuning: Tuning) -> list[str]:
     ]
 
 
-def _number(name: str) -> tuple[str, float]:
-    kind, _, value = name.rpartition(" ")
-    return (kind, float(value)) if kind else ("" if name == "before" else "~", 0.0)
+def _row_order(name: str) -> tuple[bool, str, float]:
+    """Sort key of a row: `before`, `best`, then the rows "best at ..." by name and value."""
+    if name in ("before", "best"):
+        return False, name, 0.0
+    prefix, _, value = name.rpartition(" ")
+    return True, prefix, float(value)
 
 
 def _setting(trial: Trial) -> tuple[float, float, int, float]:
     return trial.lambda_, trial.temperature, trial.top_b, trial.label_key_alpha
 
 
-def _queries(settings: TuneSettings, memory: Memory) -> tuple[Int[np.ndarray, " query"], bool]:
-    """The instances to ask, those that training held out or any that have a label; and whether it learnt from them."""
+def _choose_queries(settings: TuneSettings, memory: Memory) -> tuple[Int[np.ndarray, " query"], bool]:
+    """Rows of the query instances, and whether training used them.
+
+    The candidates are the held-out instances, or all instances with labels if training held out none.
+    """
     training = RunFolder(settings.run).training()
     rows = np.empty(0, dtype=np.int64)
     if training is not None:
@@ -154,50 +162,50 @@ def _queries(settings: TuneSettings, memory: Memory) -> tuple[Int[np.ndarray, " 
     if len(rows) == 0:
         rows = np.flatnonzero(np.diff(memory.value_indptr))
     if len(rows) == 0:
-        raise TrainingError(f"{memory.folder}: expected instances with labels to ask, found none; nothing to tune")
+        raise TrainingError(f"{memory.folder}: expected instances with labels, found none; tuning needs some")
     chosen = generator(settings.seed, Purpose.TUNING).permutation(rows)[: settings.queries]
     return np.sort(chosen), trained_on
 
 
-def _other_instances(memory: Memory, rows: Int[np.ndarray, " query"], most: int) -> Neighbours:
-    """Each query's nearest instances, itself left out."""
+def _instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int) -> Neighbours:
+    """The nearest instances of each query, without the query itself."""
     keys = memory.instance_keys
-    similarities, found = nearest(np.asarray(keys[rows]), keys, most + 1)
+    similarities, found = nearest(np.asarray(keys[rows]), keys, top_b + 1)
     itself = found == rows[:, None]
-    itself[~itself.any(axis=1), -1] = True  # among equals it may not be found: the last goes
+    itself[~itself.any(axis=1), -1] = True  # equal keys may hide it: drop the last key instead
     shape = (len(rows), found.shape[1] - 1)
     return Neighbours(similarities[~itself].reshape(shape), found[~itself].reshape(shape))
 
 
-def _labels_without(memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, most: int) -> Neighbours:
-    """Each query's nearest labels, the query taken out of its own labels' means."""
+def _label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, top_b: int) -> Neighbours:
+    """The nearest labels of each query, with the query left out of the means of its labels."""
     keys = memory.label_keys(alpha)
     queries = np.asarray(memory.instance_keys[rows], dtype=np.float32)
     own = memory.label_sets.to_csr(len(keys))[rows]
-    spare = int(np.diff(own.indptr).max()) if alpha else 0  # own labels come further down without the query's help
-    similarities, found = nearest(queries, keys.filled(), most + spare)
+    extra = int(np.diff(own.indptr).max()) if alpha else 0  # own labels rank lower without the query in their means
+    similarities, found = nearest(queries, keys.filled(), top_b + extra)
     if alpha:
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
-        asked, nth_asked = np.unique(own.indices, return_inverse=True)  # many queries have a label in common
-        sums = keys.sums(asked)[nth_asked] - queries[query]
-        sums[keys.counts[own.indices] == 1] = 0  # nothing is left, not even rounding
+        distinct, positions = np.unique(own.indices, return_inverse=True)  # many queries share a label
+        sums = keys.sums(distinct)[positions] - queries[query]
+        sums[keys.counts[own.indices] == 1] = 0  # no other instance; removes the rounding error
         texts = memory.label_keys(0.0)[own.indices]
-        alone = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))
+        without_query = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))
         similarities[hits(found, own)] = -np.inf
-        # All own labels compete, found or not: without the query's help a label may even come closer.
-        nth, shape = np.arange(len(query)) - own.indptr[query], (len(rows), spare)
+        # Add all own labels, found or not: without the query in its mean, a label may even come closer.
+        nth, shape = np.arange(len(query)) - own.indptr[query], (len(rows), extra)
         own_similarities, own_labels = np.full(shape, -np.inf, np.float32), np.zeros(shape, found.dtype)
-        own_similarities[query, nth], own_labels[query, nth] = alone, own.indices
+        own_similarities[query, nth], own_labels[query, nth] = without_query, own.indices
         similarities = np.concatenate([similarities, own_similarities], axis=1)
         found = np.concatenate([found, own_labels], axis=1)
         order = np.argsort(-similarities, axis=1, kind="stable")
         similarities, found = (np.take_along_axis(part, order, axis=1) for part in (similarities, found))
-    most = min(most, len(keys))
-    return Neighbours(similarities[:, :most], found[:, :most])
+    top_b = min(top_b, len(keys))
+    return Neighbours(similarities[:, :top_b], found[:, :top_b])
 
 
-class _Measure:
-    """The metric asked for, in percent."""
+class _Metric:
+    """The metric of the settings, in percent."""
 
     def __init__(self, settings: TuneSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> None:
         self.name, _, depth = settings.metric.partition("@")
@@ -222,8 +230,8 @@ class _Measure:
         return 100 * float(scores.mean())
 
 
-def _write(memory: Memory, tuning: Tuning) -> None:
-    """The table first, then the defaults: what a kill leaves is the old defaults."""
+def _save(memory: Memory, tuning: Tuning) -> None:
+    """Write `tuning.json`, then the defaults, so that an interruption keeps the previous defaults."""
     write_json(memory.folder / "tuning.json", tuning.as_json())
     best = tuning.best
     write_defaults(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.data.dataset import LabelSets
-from trainer.inference import Answering, Neighbours, answer
+from trainer.data.split import LabelSets
+from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.keys import Keys
 from trainer.label_keys import LabelKeys
 from trainer.memory import DEFAULTS
@@ -20,7 +20,7 @@ _MOST_QUERIES = 4_000
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
 _TEMPERATURES, _LAMBDAS = (0.03, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.7)
-_SETTINGS = [Answering(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
+_SETTINGS = [InferenceSetting(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
 _K = 5
 
 
@@ -66,5 +66,5 @@ class Validation:
         sizes = np.diff(truth.indptr)
         return max(
             100 * float(ndcg_at(hits(predictions, truth), sizes, _K).mean())
-            for _, predictions in answer(instances, labels, values, _SETTINGS, _K)
+            for _, predictions in predict(instances, labels, values, _SETTINGS, _K)
         )

@@ -1,6 +1,6 @@
-"""The gradient cache's promise: memory grows with the pool by a vector and a gradient a label, and hardly more.
+"""Memory of the gradient cache: each label in the pool adds its vector, its gradient and little more.
 
-Each pool size runs in a process of its own, whose peak memory is read when it ends.
+Each pool size is measured in a new process, by the peak memory at its end.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from trainer.objective import Objective
 _LENGTH, _QUERIES = 16, 256
 _MICRO_TOKENS = 2_048
 
-# Numbers, for each dimension, that a label may add: its vector and its gradient, and less than one for its row number,
-# its part of a random state, and what the allocator wastes. A third array as large as all vectors is too much.
-MOST_ADDED = 2.75
-# What is larger goes back to the system at once: the peak is to be that of what was held, not of gaps between it.
-_RETURNED_BYTES = 1 << 16
+# Numbers that a label may add for each dimension: 2 for its vector and its gradient, and less than 1 for its row
+# number, its part of a random state, and the allocator. A third array as large as all vectors exceeds the limit.
+MAX_NUMBERS_PER_LABEL = 2.75
+# The allocator returns larger blocks to the system at once, so that the peak does not include freed blocks.
+_MMAP_THRESHOLD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Memory of one step over a pool of labels.
+    """Memory of one training step over a pool of labels.
 
     Attributes:
         labels: Pool size.
-        cached_bytes: What the step added to the process's peak, with the gradient cache.
-        direct_bytes: The same when every graph is kept; None where that was not tried.
+        cached_bytes: Increase of the peak memory with the gradient cache.
+        direct_bytes: Increase of the peak memory if all graphs are kept; None if not measured.
     """
 
     labels: int
@@ -48,31 +48,35 @@ class Peak:
 
 
 def prove(pools: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000), most_direct: int = 4_000) -> list[Peak]:
-    """The peak for each pool size; kept graphs only up to `most_direct` labels, as they soon fill a machine."""
+    """The peak for each pool size. Kept graphs need much memory, so they are measured up to `most_direct` labels."""
     return [
-        Peak(labels, _in_own_process(labels, True), _in_own_process(labels, False) if labels <= most_direct else None)
+        Peak(
+            labels,
+            _measure_in_process(labels, True),
+            _measure_in_process(labels, False) if labels <= most_direct else None,
+        )
         for labels in pools
     ]
 
 
-def added(peaks: list[Peak]) -> float:
-    """The numbers, for each dimension, that each label added between the two largest pools."""
+def numbers_per_label(peaks: list[Peak]) -> float:
+    """Numbers that each label adds for each dimension, between the two largest pools."""
     small, large = peaks[-2:]
     return (large.cached_bytes - small.cached_bytes) / (large.labels - small.labels) / (4 * DIM)
 
 
-def _in_own_process(labels: int, cache: bool) -> int:
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(_RETURNED_BYTES))
+def _measure_in_process(labels: int, cache: bool) -> int:
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(_MMAP_THRESHOLD_BYTES))
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_measure, args=(labels, cache, sender))
     process.start()
     sender.close()
     try:
-        added: int = receiver.recv()
+        increase: int = receiver.recv()
     except EOFError:
-        raise RuntimeError(f"the process that measured {labels:,} labels ended before it answered") from None
+        raise RuntimeError(f"the process that measures {labels:,} labels ended without a result") from None
     process.join()
-    return added
+    return increase
 
 
 def _measure(labels: int, cache: bool, sender: Connection) -> None:
@@ -84,16 +88,18 @@ def _measure(labels: int, cache: bool, sender: Connection) -> None:
     batches = Batches(sets, labels, np.arange(_QUERIES), _QUERIES, 0, None, 0)
     small = Objective(METHODS["dexml"], METHODS["dexml"].options(), 0.05, embedder, queries, pool[:64], ALONE)
     few = label_sets([[row % 64] for row in range(_QUERIES)])
-    small.backward(Batches(few, 64, np.arange(_QUERIES), _QUERIES, 0, None, 0).at(0, None))  # what any step takes
-    before = _peak()
+    small.backward(
+        Batches(few, 64, np.arange(_QUERIES), _QUERIES, 0, None, 0).at(0, None)
+    )  # allocates the memory that any step needs
+    before = _peak_bytes()
     objective.backward(batches.at(0, None))
-    sender.send(_peak() - before)
+    sender.send(_peak_bytes() - before)
 
 
-def _peak() -> int:
+def _peak_bytes() -> int:
     status = Path("/proc/self/status")
-    if status.is_file():  # Linux's ru_maxrss begins with what the parent held
+    if status.is_file():  # on Linux, ru_maxrss includes the parent process
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux

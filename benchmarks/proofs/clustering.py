@@ -1,6 +1,7 @@
-"""NGAME's clustering, at the size of half a million vectors: in little memory beside them, and clusters are found.
+"""NGAME's balanced clustering of half a million vectors: it finds the planted clusters and needs little memory.
 
-The vectors lie about planted centres, which lie about topics, in a file that is mapped.
+The vectors are random points around planted centres, and the centres are random points around topics. They are stored
+in a memory-mapped file.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from jaxtyping import Float, Int
 
 from trainer.clustering import balanced_clusters
 
-# Memory beside the vectors, which take 768 MB in float32: some integers a row, and a stretch of vectors.
-MOST_BYTES = 100_000_000
-# What clusters must gain over random ones, as a share of what the planted ones gain.
-LEAST_GAIN = 0.7
+# Limit of the memory without the vectors (768 MB in float32): some integers for each row, and a chunk of vectors.
+MAX_BYTES = 100_000_000
+# Smallest gain over random clusters, as a share of the gain of the planted clusters.
+MIN_GAIN = 0.7
 _CENTRES_PER_TOPIC = 32
-# Short stretches: what is freed between the measurements, and used again, is not measured.
-_STRETCH_ROWS, _PAUSE_SECONDS = 1_024, 0.005
+# Rows in one chunk. Small chunks, because memory that is freed and reused between two measurements is not seen.
+_CHUNK_ROWS, _PAUSE_SECONDS = 1_024, 0.005
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many vectors, of how many numbers, about how many centres: as many clusters are made."""
+    """Number of vectors, their dimension, and the number of planted centres, which is also the number of clusters."""
 
     rows: int = 500_000
     dim: int = 384
@@ -38,14 +39,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Clustering:
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        seconds: Of the clustering alone.
-        peak_bytes: The most memory it took, without the mapped file.
-        tightness: Mean cosine of a vector to its cluster's mean.
-        planted: The same of the planted clusters.
-        random: The same of random clusters of the same sizes.
+        seconds: Duration of the clustering.
+        peak_bytes: Peak memory of the clustering, without the mapped file.
+        tightness: Mean cosine of the vectors to the means of their clusters.
+        planted: The same for the planted clusters.
+        random: The same for random clusters of the same sizes.
     """
 
     seconds: float
@@ -56,20 +57,20 @@ class Clustering:
 
     @property
     def gain(self) -> float:
-        """How far from random to planted clusters the found ones are."""
+        """0 if the clusters are as tight as random clusters, 1 if they are as tight as the planted ones."""
         return (self.tightness - self.random) / (self.planted - self.random)
 
 
 def prove(size: Size = Size(), seed: int = 0) -> Clustering:
-    """Clusters planted vectors; Linux only, where a process tells what it holds beside mapped files."""
+    """Cluster vectors around planted centres. Linux only, because it reads the memory without mapped files."""
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "vectors.npy")
-        planted = _plant(path, size, random)
+        planted = _write_planted_vectors(path, size, random)
         vectors = np.load(path, mmap_mode="r")
         rows = np.arange(size.rows)
-        balanced_clusters(vectors, rows[:1_000], 10, random)  # what any first call takes
-        with _peak_above() as peak:
+        balanced_clusters(vectors, rows[:1_000], 10, random)  # allocates the memory that a first call needs
+        with _measure_peak() as peak:
             start = time.monotonic()
             found = balanced_clusters(vectors, rows, size.centres, random)
             seconds = time.monotonic() - start
@@ -80,37 +81,40 @@ def prove(size: Size = Size(), seed: int = 0) -> Clustering:
         )
 
 
-def _plant(path: Path, size: Size, random: np.random.Generator) -> Int[np.ndarray, " row"]:
-    """Writes unit vectors about centres about random topics; gives the centre of each."""
+def _write_planted_vectors(path: Path, size: Size, random: np.random.Generator) -> Int[np.ndarray, " row"]:
+    """Write the planted unit vectors; return the centre of each vector."""
     topics = _directions(random, -(-size.centres // _CENTRES_PER_TOPIC), size.dim)
     topic = np.arange(size.centres) // _CENTRES_PER_TOPIC
     centres = _unit(topics[topic] + _directions(random, size.centres, size.dim))
     own = random.permutation(np.arange(size.rows) % size.centres)
     vectors = np.lib.format.open_memmap(path, "w+", np.float32, (size.rows, size.dim))
-    for start in range(0, size.rows, _STRETCH_ROWS):
-        centre = centres[own[start : start + _STRETCH_ROWS]]
-        vectors[start : start + _STRETCH_ROWS] = _unit(centre + _directions(random, *centre.shape))
+    for start in range(0, size.rows, _CHUNK_ROWS):
+        centre = centres[own[start : start + _CHUNK_ROWS]]
+        vectors[start : start + _CHUNK_ROWS] = _unit(centre + _directions(random, *centre.shape))
     return own
 
 
 def _tightness(vectors: Float[np.ndarray, "row dim"], clusters: Int[np.ndarray, " row"]) -> float:
-    """A cluster's summed cosines to its mean are the length of its sum."""
+    """Mean cosine of the vectors to the means of their clusters.
+
+    The sum of the cosines of a cluster is the length of the sum of its vectors.
+    """
     sums = np.zeros((clusters.max() + 1, vectors.shape[1]), dtype=np.float32)
-    for start in range(0, len(vectors), _STRETCH_ROWS):
-        np.add.at(sums, clusters[start : start + _STRETCH_ROWS], vectors[start : start + _STRETCH_ROWS])
+    for start in range(0, len(vectors), _CHUNK_ROWS):
+        np.add.at(sums, clusters[start : start + _CHUNK_ROWS], vectors[start : start + _CHUNK_ROWS])
     return float(np.linalg.norm(sums, axis=1).sum() / len(vectors))
 
 
 @contextlib.contextmanager
-def _peak_above() -> Iterator[list[int]]:
-    """Watches what this process holds beside mapped files; the list's one entry is the most above the beginning."""
+def _measure_peak() -> Iterator[list[int]]:
+    """Measure the memory of this process without mapped files. The only entry of the list is the peak increase."""
     before, peak, done = _anonymous_bytes(), [0], threading.Event()
 
-    def watch() -> None:
+    def sample() -> None:
         while not done.wait(_PAUSE_SECONDS):
             peak[0] = max(peak[0], _anonymous_bytes() - before)
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
         yield peak

@@ -1,4 +1,4 @@
-"""A tiny encoder from random weights over made-up tokens, and the product's own loop to train it."""
+"""A tiny encoder with random weights, random texts, and a function that trains it with the trainer's own loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from transformers import BertConfig, BertModel
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.distributed import ALONE
 from trainer.encoder import Pooling, UnitVectorModel, embed
 from trainer.methods import METHODS
@@ -28,7 +28,7 @@ _LAYERS, _HEADS = 1, 2
 
 @dataclass(frozen=True)
 class Texts:
-    """Made-up texts: rows of token ids, all of one length."""
+    """Random texts: rows of token ids of equal length."""
 
     tokens: Int[np.ndarray, "row token"]
 
@@ -38,12 +38,12 @@ class Texts:
 
 
 def random_texts(random: np.random.Generator, rows: int, tokens: int) -> Int[np.ndarray, "row token"]:
-    """Uniform draws from the vocabulary; 0 pads and 1 is kept for a marker."""
+    """Random tokens of the vocabulary, without 0 (padding) and 1 (the marker)."""
     return random.integers(2, VOCABULARY, size=(rows, tokens))
 
 
 def tiny_encoder(seed: int, length: int, pooling: Pooling = "mean") -> UnitVectorModel:
-    """One transformer layer under unit vectors."""
+    """An encoder with one transformer layer."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -55,10 +55,10 @@ def tiny_encoder(seed: int, length: int, pooling: Pooling = "mean") -> UnitVecto
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return UnitVectorModel(BertModel(config, add_pooling_layer=False), pooling).learning()
+    return UnitVectorModel(BertModel(config, add_pooling_layer=False), pooling).trainable()
 
 
-def learn(
+def train_encoder(
     model: UnitVectorModel,
     queries: Texts,
     labels: Texts,
@@ -69,7 +69,7 @@ def learn(
     learning_rate: float = 2e-3,
     seed: int = 0,
 ) -> None:
-    """Train with a method's loss over the whole label space, every positive pulled at every visit."""
+    """Train with a method's loss over all labels and all positives of each query."""
     recipe = Recipe(
         encoder={},
         encoder_sha256="",
@@ -93,13 +93,13 @@ def learn(
         seed=seed,
         options=METHODS[method].options(),
     )
-    nobody = np.zeros(len(label_sets), dtype=bool)
+    held_out = np.zeros(len(label_sets), dtype=bool)
     task = Task(
         model=model,
         queries=queries.table(),
         labels=labels.table(),
         label_sets=label_sets,
-        validation=Validation(nobody, label_sets, len(labels.tokens), 0.0, "cpu"),
+        validation=Validation(held_out, label_sets, len(labels.tokens), 0.0, "cpu"),
         save_best=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +112,5 @@ def vectors(model: UnitVectorModel, texts: Texts) -> Float[np.ndarray, "row dim"
 
 
 def label_sets(rows: list[list[int]]) -> LabelSets:
-    """Label sets from lists."""
     indptr = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
     return LabelSets(indptr, np.array([label for row in rows for label in sorted(row)], dtype=np.int32))

@@ -16,8 +16,8 @@ from index_builder.compare.tables import quality_table
 from index_builder.compare.training import train_and_tune
 from index_builder.console import print_status
 from index_builder.settings import CompareSettings
-from trainer.data.dataset import fingerprint
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
+from trainer.data.split import fingerprint
 from trainer.encoder import choose_device
 from trainer.files import write_json, write_text
 from trainer.memory import open_memory

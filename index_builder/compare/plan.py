@@ -22,7 +22,7 @@ from pydantic_settings import SettingsError
 
 from index_builder.errors import BuildError
 from index_builder.settings import METHODS, CompareSettings
-from trainer.data.dataset import Split
+from trainer.data.split import Split
 from trainer.errors import TrainingError
 from trainer.recipe import Recipe
 from trainer.train_settings import TrainSettings

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from index_builder.compare.queries import Queries
 from trainer.files import write_json
-from trainer.inference import Answering, Neighbours, answer
+from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.memory import Memory, open_memory
 from trainer.metrics import hits, ndcg_at, precision_at, report
 from trainer.search import nearest
@@ -85,10 +85,10 @@ def measure(run: Path, queries: Queries, device: str) -> Quality:
 
 def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query width"], device: str) -> Quality:
     defaults = memory.defaults
-    tuned = Answering(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
+    tuned = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
     curve = [tuned._replace(lambda_=lambda_) for lambda_ in sorted({*_LAMBDAS, tuned.lambda_})]
     depth = DEPTH + queries.most_filtered
-    labels_alone = Answering(0.0, tuned.temperature, depth)
+    labels_alone = InferenceSetting(0.0, tuned.temperature, depth)
     values, instance_keys = memory.label_sets.to_csr(memory.plan.labels), memory.instance_keys
     label_keys, text_keys = memory.label_keys().filled(), memory.label_keys(0.0).filled()
 
@@ -100,14 +100,14 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
         asked, truth, sizes = vectors[rows], queries.truth[rows], queries.sizes[rows]
         instances = Neighbours(*nearest(asked, instance_keys, tuned.top_b, device))
         labels = Neighbours(*nearest(asked, label_keys, tuned.top_b, device))
-        for setting, predictions in answer(instances, labels, values, curve, depth):
+        for setting, predictions in predict(instances, labels, values, curve, depth):
             allowed = queries.remove_filtered(predictions, start, DEPTH)
             hit = hits(allowed[:, :_TOP], truth)
             sums[setting] += precision_at(hit, 1).sum(), ndcg_at(hit, sizes, _TOP).sum()
             if setting == tuned:
                 best[rows] = allowed
         labels = Neighbours(*nearest(asked, text_keys, depth, device))
-        for _, predictions in answer(instances, labels, values, [labels_alone], depth):
+        for _, predictions in predict(instances, labels, values, [labels_alone], depth):
             plain[rows] = queries.remove_filtered(predictions, start, DEPTH)
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)

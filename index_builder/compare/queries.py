@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from trainer.checkpoint import load_checkpoint
-from trainer.data.dataset import Entries, Split, fingerprint
+from trainer.data.split import Entries, Split, fingerprint
 from trainer.encoder import Encoder
 
 

@@ -1,4 +1,4 @@
-"""The proofs, on ground small enough for a test."""
+"""The proofs, on data that is small enough for a test."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.trainer.runs import CHILDREN
 SMALL = Size(queries=300, marked=60, labels=600, test=200, epochs=40)
 
 
-def test_decoupled_softmax_lets_the_marker_decide_and_softmax_does_not() -> None:
+def test_decoupled_softmax_learns_the_marker_and_softmax_does_not() -> None:
     precision = decoupled.prove(SMALL)
     assert list(precision) == ["softmax", "decoupled softmax"]
     assert precision["decoupled softmax"] >= 99
     assert precision["softmax"] < precision["decoupled softmax"] - 15
 
 
-def test_random_pairs_are_memorised_and_without_training_they_are_not() -> None:
+def test_random_pairs_are_memorised_only_with_training() -> None:
     assert memorise.prove(pairs=300, epochs=0) < 10
     assert memorise.prove(pairs=300, epochs=30) == 100
 
 
-def test_the_best_lambda_lies_between_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_lambda_is_between_0_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
     write_sample = lambda_curve.write_sample
 
     def write_some(folder: Path) -> None:
@@ -47,12 +47,12 @@ def test_the_best_lambda_lies_between_the_ends(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures in children of a small process: a process's peak begins with what its parent held."""
+    """Measure in children of a small process, because the peak of a process includes its parent's memory."""
     monkeypatch.setattr(cache_memory.multiprocessing, "get_context", lambda _: CHILDREN)
 
 
 @pytest.mark.usefixtures("small_process")
-def test_the_gradient_cache_takes_a_small_part_of_the_memory_of_kept_graphs() -> None:
+def test_gradient_cache_needs_less_than_a_third_of_the_memory_of_kept_graphs() -> None:
     small, large = cache_memory.prove((4_000, 8_000), most_direct=4_000)
     assert [peak.labels for peak in (small, large)] == [4_000, 8_000]
     assert small.direct_bytes is not None
@@ -61,45 +61,45 @@ def test_the_gradient_cache_takes_a_small_part_of_the_memory_of_kept_graphs() ->
     assert large.cached_bytes < small.direct_bytes
 
 
-def test_a_label_adds_its_vector_and_its_gradient_to_the_cache_and_hardly_more() -> None:
+def test_label_adds_little_more_than_its_vector_and_its_gradient() -> None:
     peaks = cache_memory.prove((8_000, 24_000), most_direct=0)
-    assert 1.9 < cache_memory.added(peaks) <= cache_memory.MOST_ADDED
+    assert 1.9 < cache_memory.numbers_per_label(peaks) <= cache_memory.MAX_NUMBERS_PER_LABEL
 
 
 @pytest.mark.usefixtures("small_process")
-def test_a_process_that_dies_while_it_measures_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_memory, "_measure", os._exit)  # with arguments that it does not know
-    with pytest.raises(RuntimeError, match="the process that measured 1,000 labels ended before it answered"):
+def test_killed_measuring_process_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_memory, "_measure", os._exit)  # the arguments are wrong, so the process fails
+    with pytest.raises(RuntimeError, match="the process that measures 1,000 labels ended without a result"):
         cache_memory.prove((1_000,))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells memory beside mapped files")
-def test_planted_vectors_are_clustered_in_less_memory_than_they_take() -> None:
-    made = clustering.prove(clustering.Size(rows=50_000, dim=64, centres=128))
-    assert made.peak_bytes < 4 * 50_000 * 64
-    assert made.random < made.tightness < made.planted
-    assert made.gain > clustering.LEAST_GAIN
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc, which only Linux has")
+def test_clustering_needs_less_memory_than_the_vectors() -> None:
+    result = clustering.prove(clustering.Size(rows=50_000, dim=64, centres=128))
+    assert result.peak_bytes < 4 * 50_000 * 64
+    assert result.random < result.tightness < result.planted
+    assert result.gain > clustering.MIN_GAIN
 
 
 class TestTiny:
-    def test_texts_are_drawn_from_all_but_padding_and_marker(self) -> None:
+    def test_random_texts_contain_neither_padding_nor_marker(self) -> None:
         drawn = tiny.random_texts(np.random.default_rng(0), 2_000, 8)
         assert drawn.shape == (2_000, 8)
         assert (drawn.min(), drawn.max()) == (2, tiny.VOCABULARY - 1)
 
-    def test_a_table_holds_the_texts_row_by_row(self) -> None:
+    def test_table_contains_the_texts_row_by_row(self) -> None:
         drawn = tiny.random_texts(np.random.default_rng(0), 5, 3)
         ids, mask, *_ = tiny.Texts(drawn).table().batch(np.array([4, 0]), "cpu")
         np.testing.assert_array_equal(ids.numpy(), drawn[[4, 0]])
         assert mask.all()
 
-    def test_label_sets_are_those_given(self) -> None:
+    def test_label_sets_equal_the_lists(self) -> None:
         rows = [[3, 1], [], [0]]
-        made, expected = tiny.label_sets(rows), label_sets(rows)
-        np.testing.assert_array_equal(made.indptr, expected.indptr)
-        np.testing.assert_array_equal(made.indices, expected.indices)
+        found, expected = tiny.label_sets(rows), label_sets(rows)
+        np.testing.assert_array_equal(found.indptr, expected.indptr)
+        np.testing.assert_array_equal(found.indices, expected.indices)
 
-    def test_one_seed_makes_one_encoder_of_unit_vectors(self) -> None:
+    def test_encoder_depends_on_the_seed_and_gives_unit_vectors(self) -> None:
         texts = tiny.Texts(tiny.random_texts(np.random.default_rng(0), 4, 8))
         first, second, other = (tiny.vectors(tiny.tiny_encoder(seed, 8).eval(), texts) for seed in (0, 0, 1))
         np.testing.assert_array_equal(first, second)
@@ -109,7 +109,7 @@ class TestTiny:
 
 class TestCommand:
     @pytest.mark.parametrize("arguments", [[], ["none"], ["lambda", "cache"], ["--help"]], ids=" ".join)
-    def test_shows_its_usage_on_stderr_and_fails(
+    def test_bad_arguments_print_the_usage_and_exit_with_2(
         self, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert command.main(arguments) == 2
@@ -140,7 +140,7 @@ class TestCommand:
                 cache_memory,
                 [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 45_000_000, None)],
                 [Peak(1_000, 5_000_000, 90_000_000), Peak(64_000, 50_000_000, None)],
-                "a label of the last pool adds 2.48 numbers a dimension: 2 are its vector and its gradient",
+                "each label adds 2.48 numbers for each dimension; its vector and its gradient are 2 of them",
             ),
             (
                 "clustering",
@@ -159,7 +159,7 @@ class TestCommand:
         ],
         ids=lambda value: value if isinstance(value, str) and " " not in value else "",
     )
-    def test_prints_what_was_measured_and_fails_when_it_proves_nothing(
+    def test_prints_measurements_and_exits_with_1_if_the_proof_fails(
         self,
         name: str,
         module: object,

@@ -26,7 +26,7 @@ class Output(NamedTuple):
     @property
     def trained(self) -> list[str]:
         """The runs that were trained by this command."""
-        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "made now" in line]
+        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "computed now" in line]
 
 
 def run(*arguments: object) -> Output:

@@ -17,8 +17,8 @@ from tests.conftest import write_topics
 from tests.index_builder.comparisons import SMALL_TRAINING, Output, run, run_in_this_process
 from tests.index_builder.conftest import write_tiny_encoder
 from trainer.checkpoint import load_checkpoint
-from trainer.data.dataset import Split
-from trainer.data.formats import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.split import Split
 from trainer.memory import Memory, open_memory, write_defaults
 from trainer.metrics import report
 

@@ -9,7 +9,7 @@ import numpy as np
 from index_builder.faiss_index import Keys, build_index, write_index
 from index_builder.recall import recall
 from service.predictor.searcher import KeyIndex, Neighbours
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.label_keys import LabelKeys
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.distributed import Ranks
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head

@@ -178,6 +178,6 @@ class TestCheckpointWithAdapter:
     def refused(self, checkpoint: Path) -> None:
         with pytest.raises(
             EncoderError,
-            match=r"checkpoint/adapter\.safetensors: expected weights of the shapes that recollect\.json tells, found",
+            match=r"checkpoint/adapter\.safetensors: expected weights of the shapes in recollect\.json, found",
         ):
             load_checkpoint(checkpoint, "cpu")

@@ -16,7 +16,7 @@ from trainer.heads.classifier import Classifier
 from trainer.heads.head import Head
 from trainer.heads.prototypes import Prototypes
 
-# Heads for six labels, by what is special in them.
+# Heads for six labels, by name.
 HEADS: dict[str, Callable[[], Head]] = {
     "classifier": lambda: Classifier(32, 6),
     "prototypes": lambda: Prototypes(32, 6, ("text", "free", "centroid"), 2),
@@ -26,7 +26,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 
 
 class TestSavedCheckpoint:
-    # The tokenizers of distilbert (cased) and roberta (no byte-level BPE) are not what AutoTokenizer would rebuild.
+    # AutoTokenizer would rebuild other tokenizers for distilbert (cased) and roberta (no byte-level BPE).
     @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
     @pytest.mark.parametrize("pooling", ["mean", "cls"])
     def test_gives_identical_vectors_when_loaded(
@@ -40,7 +40,7 @@ class TestSavedCheckpoint:
         assert encoder_digest(loaded) == encoder_digest(encoder)
 
     @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
-    def test_is_a_hugging_face_folder_to_start_from(
+    def test_can_be_loaded_as_a_hugging_face_folder(
         self, kind: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         encoder = load(request.getfixturevalue(f"tiny_{kind}").folder)
@@ -54,16 +54,16 @@ class TestSavedCheckpoint:
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 128), minilm.encode(SAMPLE_TEXTS, 128))
 
-    def test_keeps_its_tokenizer_whatever_transformers_would_make_of_it(
-        self, tiny_distilbert: Any, tmp_path: Path
-    ) -> None:
+    def test_keeps_its_tokenizer_without_tokenizer_config(self, tiny_distilbert: Any, tmp_path: Path) -> None:
         encoder = load(tiny_distilbert.folder)
         save_checkpoint(encoder, tmp_path / "checkpoint")
         (tmp_path / "checkpoint" / "tokenizer_config.json").unlink()
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
-    def test_holds_safetensors_and_a_tokenizer_without_limits(self, tiny_encoder: Encoder, tmp_path: Path) -> None:
+    def test_contains_safetensors_and_a_tokenizer_without_truncation(
+        self, tiny_encoder: Encoder, tmp_path: Path
+    ) -> None:
         tiny_encoder.encode(SAMPLE_TEXTS, 5)
         save_checkpoint(tiny_encoder, tmp_path / "run" / "checkpoint")
         names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
@@ -98,26 +98,26 @@ class TestSavedCheckpoint:
         assert encoder_digest(encoder) != encoder_digest(encoder.with_adapter(adapter))
 
     @pytest.mark.parametrize("kind", HEADS)
-    def test_is_one_to_start_from_without_its_head(self, kind: str, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_load_encoder_drops_the_head(self, kind: str, tiny_bert: Any, tmp_path: Path) -> None:
         bare = load(tiny_bert.folder)
         save_checkpoint(bare.with_adapter(None, HEADS[kind]()), tmp_path / "checkpoint")
-        started = load_encoder(str(tmp_path / "checkpoint"), "auto", 32, 8, "cpu")
-        assert (started.model.head, started.dim) == (None, 32)
-        np.testing.assert_array_equal(started.encode(SAMPLE_TEXTS, 32), bare.encode(SAMPLE_TEXTS, 32))
+        loaded = load_encoder(str(tmp_path / "checkpoint"), "auto", 32, 8, "cpu")
+        assert (loaded.model.head, loaded.dim) == (None, 32)
+        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), bare.encode(SAMPLE_TEXTS, 32))
 
-    def test_that_loses_its_head_loses_its_file(self, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_without_a_head_replaces_one_with_a_head_file(self, tiny_bert: Any, tmp_path: Path) -> None:
         bare = load(tiny_bert.folder)
         for head in (Classifier(32, 4), None):
             save_checkpoint(bare.with_adapter(None, head), tmp_path / "checkpoint")
         assert not (tmp_path / "checkpoint" / "head.safetensors").exists()
         assert load_checkpoint(tmp_path / "checkpoint", "cpu").model.head is None
 
-    def test_replaces_an_older_one(self, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_replaces_a_previous_checkpoint(self, tiny_bert: Any, tmp_path: Path) -> None:
         for pooling in ("mean", "cls"):
             save_checkpoint(load(tiny_bert.folder, pooling), tmp_path / "checkpoint")
         assert load_checkpoint(tmp_path / "checkpoint", "cpu").config.pooling == "cls"
 
-    def test_interrupted_while_saving_leaves_the_old_one_whole(
+    def test_interrupted_save_keeps_the_previous_checkpoint(
         self, tiny_bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         save_checkpoint(load(tiny_bert.folder, "mean"), tmp_path / "checkpoint")
@@ -134,28 +134,28 @@ class TestSavedCheckpoint:
         assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()} == before
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
-    def test_missing_is_refused_with_the_verb_that_writes_one(self, tmp_path: Path) -> None:
+    def test_missing_is_refused_with_the_command_that_writes_one(self, tmp_path: Path) -> None:
         with pytest.raises(
             EncoderError, match=r"recollect\.json: expected a checkpoint's settings, .*`recollect train`"
         ):
             load_checkpoint(tmp_path, "cpu")
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format_version": 1, "pad_id": 0, "name": "x"}'])
-    def test_with_broken_settings_is_refused(self, tmp_path: Path, content: str) -> None:
+    def test_with_invalid_settings_is_refused(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "recollect.json").write_text(content)
         with pytest.raises(
             EncoderError, match=r"recollect\.json: expected a checkpoint's settings, found: .*train again"
         ):
             load_checkpoint(tmp_path, "cpu")
 
-    def test_of_a_later_format_is_refused_by_its_version(self, tmp_path: Path) -> None:
+    def test_of_a_later_format_is_refused_with_its_version(self, tmp_path: Path) -> None:
         (tmp_path / "recollect.json").write_text('{"format_version": 2, "new": "settings"}')
         with pytest.raises(EncoderError, match=r"recollect\.json: expected format_version 1, found 2"):
             load_checkpoint(tmp_path, "cpu")
 
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-    @pytest.mark.parametrize("content", [None, b"{"], ids=["absent", "cut off"])
-    def test_lacking_a_file_is_refused_by_its_folder(
+    @pytest.mark.parametrize("content", [None, b"{"], ids=["missing", "broken"])
+    def test_with_a_missing_or_broken_file_is_refused_with_its_folder(
         self, tiny_encoder: Encoder, tmp_path: Path, name: str, content: bytes | None
     ) -> None:
         save_checkpoint(tiny_encoder, tmp_path / "checkpoint")
@@ -170,7 +170,7 @@ class TestSavedCheckpoint:
 def test_masked_language_model_has_the_same_digest_at_every_load(
     make_tiny_encoder: Callable[..., Any], architecture: str, tmp_path: Path
 ) -> None:
-    # It has no pooler; a randomly filled one would make every run look like another encoder's.
+    # The model has no pooler. A randomly initialised pooler would change the digest at every load.
     folder = make_tiny_encoder(architecture.removesuffix("ForMaskedLM").lower(), architecture).folder
     first = load(folder)
     save_checkpoint(first, tmp_path / "checkpoint")
@@ -180,7 +180,7 @@ def test_masked_language_model_has_the_same_digest_at_every_load(
     assert len(digests) == 1
 
 
-def test_digest_changes_with_any_weight_and_takes_scalars(tiny_bert: Any) -> None:
+def test_digest_changes_with_any_weight_and_accepts_scalars(tiny_bert: Any) -> None:
     encoder = load(tiny_bert.folder)
     before = encoder_digest(encoder)
     with torch.no_grad():

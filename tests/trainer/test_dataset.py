@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.dataset import Entries, Split, SplitBuilder, StringColumn, check_unique, fingerprint
+from trainer.data.dataset import check_unique
+from trainer.data.split import Entries, Split, SplitBuilder, StringColumn, fingerprint
 from trainer.errors import DatasetError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def split_of(rows: list[tuple[str, str, list[int]]], filtered: list[list[int]] |
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9)), max_size=20))
-def test_builder_keeps_each_label_once_and_sorted(rows: list[list[int]]) -> None:
+def test_builder_sorts_labels_and_removes_duplicates(rows: list[list[int]]) -> None:
     split = split_of([(str(number), "t", labels) for number, labels in enumerate(rows)])
     assert len(split) == len(split.labels) == len(rows)
     assert [split.labels.to_csr(10)[row].indices.tolist() for row in range(len(rows))] == [
@@ -40,20 +41,20 @@ def test_builder_keeps_each_label_once_and_sorted(rows: list[list[int]]) -> None
     ]
 
 
-def test_relevance_matrix_holds_ones_where_labels_are() -> None:
+def test_relevance_matrix_has_a_one_for_each_label() -> None:
     relevance = split_of(ROWS).labels.to_csr(2)
     np.testing.assert_array_equal(relevance.toarray(), [[1, 1], [0, 0], [0, 1]])
 
 
 @pytest.mark.parametrize("kept", [[True, True, True], [True, False, True], [False, True, False], [False] * 3])
-def test_label_sets_where_rows_are_kept_are_theirs_and_the_others_empty(kept: list[bool]) -> None:
+def test_where_keeps_label_sets_of_kept_rows_and_empties_the_others(kept: list[bool]) -> None:
     every = [own.indices.tolist() for own in split_of(ROWS).labels.to_csr(2)]
     some = split_of(ROWS).labels.where(np.array(kept)).to_csr(2)
     assert [own.indices.tolist() for own in some] == [own if k else [] for own, k in zip(every, kept, strict=True)]
 
 
-def test_string_column_of_many_chunks_keeps_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.dataset._CHUNK_STRINGS", 2)
+def test_string_column_of_many_chunks_keeps_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 2)
     column = StringColumn()
     for number in range(5):
         column.append(f"t{number}")
@@ -61,7 +62,7 @@ def test_string_column_of_many_chunks_keeps_their_order(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 100])
-def test_head_is_the_split_of_the_first_rows(rows: int) -> None:
+def test_head_contains_the_first_rows(rows: int) -> None:
     head = split_of(ROWS, filtered=[[2, 0], [0, 1], [1, 1]]).head(rows)
     kept = [pair for pair in [[2, 0], [0, 1], [1, 1]] if pair[0] < rows]
     assert fingerprint(entries(LABELS), head) == fingerprint(entries(LABELS), split_of(ROWS[:rows]))
@@ -69,7 +70,7 @@ def test_head_is_the_split_of_the_first_rows(rows: int) -> None:
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12))
-def test_first_uid_to_come_again_is_named_with_its_rows(uids: list[str]) -> None:
+def test_first_repeated_uid_is_reported_with_both_rows(uids: list[str]) -> None:
     strings = pa.array(uids, pa.large_string())
     again = next((row for row, uid in enumerate(uids) if uid in uids[:row]), None)
     if again is None:
@@ -86,17 +87,17 @@ class TestFingerprint:
     def of(self, labels: list[tuple[str, str]] = LABELS, rows: list[tuple[str, str, list[int]]] = ROWS) -> str:
         return fingerprint(entries(labels), split_of(rows))
 
-    def test_equal_content_has_an_equal_fingerprint(self) -> None:
+    def test_equal_content_gives_equal_fingerprints(self) -> None:
         assert self.of() == self.of()
 
-    def test_how_strings_are_stored_does_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_chunks_and_slices_do_not_change_the_fingerprint(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = self.of()
-        monkeypatch.setattr("trainer.data.dataset._CHUNK_STRINGS", 1)
+        monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 1)
         padded = entries([("x", "before"), *LABELS, ("y", "after")])
         sliced = Entries(padded.uids[1:3], padded.texts[1:3])
         assert fingerprint(sliced, split_of(ROWS)) == whole
 
-    def test_every_change_of_content_changes_it(self) -> None:
+    def test_every_change_of_content_changes_the_fingerprint(self) -> None:
         changed = {
             self.of(),
             self.of(labels=[("red", "Red"), ("verde", "Green")]),
@@ -111,13 +112,13 @@ class TestFingerprint:
         assert len(changed) == 9
 
 
-@pytest.mark.skipif(not LARGE.is_dir(), reason=f"{LARGE} is absent: half a million real titles")
+@pytest.mark.skipif(not LARGE.is_dir(), reason=f"{LARGE} is missing: a dataset of half a million titles")
 @pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="needs /proc: getrusage's peak includes the parent's"
+    not Path("/proc/self/status").exists(), reason="needs /proc: the peak of getrusage includes the parent process"
 )
-def test_half_a_million_texts_are_read_within_600_megabytes() -> None:
+def test_reading_half_a_million_texts_takes_at_most_600_megabytes() -> None:
     read = (
-        "import sys; from pathlib import Path; from trainer.data.formats import open_dataset;"
+        "import sys; from pathlib import Path; from trainer.data.dataset import open_dataset;"
         "dataset = open_dataset(Path(sys.argv[1])); split = dataset.read_split('train');"
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
         "print(len(split), len(dataset.labels), peak.split()[1])"

@@ -80,7 +80,7 @@ def test_encoders_keys_equal_those_of_adapter_and_head_on_its_vectors(
 ) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
     bare = VectorTable(torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32)), side)
-    expected = embed(encoder.above().eval(), bare, encoder.dim, "cpu")
+    expected = embed(encoder.vector_model().eval(), bare, encoder.dim, "cpu")
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32, side=side), expected, atol=1e-6)
     if side == "queries":
         np.testing.assert_allclose(encoder.refine(bare.vectors.numpy()), expected, atol=1e-6)
@@ -97,7 +97,7 @@ def test_encoder_numbers_labels_from_the_first_number(tiny_encoder: Encoder, met
 @pytest.mark.parametrize("method", METHODS)
 def test_views_in_bfloat16_are_close(tiny_encoder: Encoder, method: str, side: Side) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
-    model = copy.deepcopy(encoder.model).learning()
+    model = copy.deepcopy(encoder.model).trainable()
     inputs = tiny_encoder.tokenise(SAMPLE_TEXTS, 32, side).batch(np.arange(LABELS), "cpu")
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model.views(*inputs).float()

@@ -16,7 +16,7 @@ TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden c
 
 
 def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
-    """The unit vector by plain transformers: one text, no padding, no mask."""
+    """The unit vector of one text, computed with transformers, without padding and mask."""
     model = AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().numpy()
@@ -25,39 +25,39 @@ def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
     return vector
 
 
-def cut(ids: list[int], max_length: int) -> list[int]:
+def truncate(ids: list[int], max_length: int) -> list[int]:
     """The first tokens, and the last special token."""
     return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_batch_equals_plain_transformers_one_text_at_a_time(
+def test_batch_equals_transformers_with_one_text_at_a_time(
     kind: str, pooling: Any, request: pytest.FixtureRequest
 ) -> None:
     folder, tokenizer = request.getfixturevalue(f"tiny_{kind}")
     encoder = load_pretrained(str(folder), pooling, 16, 8, "cpu")
-    expected = [reference(folder, cut(tokenizer.encode(text).ids, 16), pooling) for text in TEXTS]
+    expected = [reference(folder, truncate(tokenizer.encode(text).ids, 16), pooling) for text in TEXTS]
     np.testing.assert_allclose(encoder.encode(TEXTS, 16), expected, atol=1e-5)
 
 
-def test_packaged_minilm_equals_plain_transformers_with_mean_pooling(minilm: Encoder) -> None:
+def test_packaged_minilm_equals_transformers_with_mean_pooling(minilm: Encoder) -> None:
     texts = ["how do I sort a list", "a very long title " * 40]
     tokenizer = Tokenizer.from_file(str(_packaged_folder() / "tokenizer.json"))
     tokenizer.no_truncation()
-    tokenizer.no_padding()  # as published, it pads every text to 128 tokens
+    tokenizer.no_padding()  # the published tokenizer pads every text to 128 tokens
     ids = [tokenizer.encode(text).ids for text in texts]
-    expected = [reference(_packaged_folder(), cut(row, 128), "mean") for row in ids]
+    expected = [reference(_packaged_folder(), truncate(row, 128), "mean") for row in ids]
     np.testing.assert_allclose(minilm.encode(texts, 128), expected, atol=1e-5)
 
 
-def test_packaged_minilm_puts_like_texts_close_together(minilm: Encoder) -> None:
+def test_packaged_minilm_gives_similar_texts_similar_vectors(minilm: Encoder) -> None:
     vectors = minilm.encode(["sorting a list", "how to order a sequence", "flights from Berlin to Rome"], 128)
     similar, different = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
     assert similar > different + 0.3
 
 
-def test_vectors_have_unit_length_and_single_precision(tiny_encoder: Encoder) -> None:
+def test_vectors_are_unit_vectors_in_single_precision(tiny_encoder: Encoder) -> None:
     vectors = tiny_encoder.encode(TEXTS, 32)
     assert vectors.dtype == np.float32
     assert vectors.shape == (len(TEXTS), tiny_encoder.dim)
@@ -65,7 +65,7 @@ def test_vectors_have_unit_length_and_single_precision(tiny_encoder: Encoder) ->
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 20, 10_000])
-def test_neither_order_nor_batch_size_changes_a_vector(
+def test_order_and_batch_size_do_not_change_vectors(
     tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
 ) -> None:
     expected = tiny_encoder.encode(TEXTS, 32)
@@ -73,14 +73,14 @@ def test_neither_order_nor_batch_size_changes_a_vector(
     np.testing.assert_allclose(tiny_encoder.encode(TEXTS[::-1], 32)[::-1], expected, atol=1e-5)
 
 
-def test_text_is_cut_at_max_length_special_tokens_included(tiny_encoder: Encoder) -> None:
-    # [CLS] quick fox [SEP] are four tokens; what follows them cannot matter.
+def test_text_is_truncated_to_max_length_including_special_tokens(tiny_encoder: Encoder) -> None:
+    # [CLS] quick fox [SEP] are four tokens, so the words after "fox" do not count.
     short, long = tiny_encoder.encode(["quick fox", "quick fox jumps over the dog"], 4)
     np.testing.assert_allclose(short, long, atol=1e-6)
     assert np.abs(tiny_encoder.encode(["quick fox jumps over the dog"], 5)[0] - short).max() > 1e-3
 
 
-def test_earlier_limit_leaves_no_trace_on_a_later_call(tiny_encoder: Encoder) -> None:
+def test_max_length_of_a_call_does_not_affect_later_calls(tiny_encoder: Encoder) -> None:
     expected = tiny_encoder.encode(TEXTS, 32)
     tiny_encoder.encode(TEXTS, 3)
     np.testing.assert_array_equal(tiny_encoder.encode(TEXTS, 32), expected)
@@ -90,11 +90,11 @@ def test_no_texts_give_no_vectors(tiny_encoder: Encoder) -> None:
     assert tiny_encoder.encode([], 32).shape == (0, tiny_encoder.dim)
 
 
-def test_text_that_tokenises_to_nothing_still_has_a_unit_vector(tiny_encoder: Encoder) -> None:
+def test_text_without_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> None:
     assert np.linalg.norm(tiny_encoder.encode(["\u200b\x01"], 32)) == pytest.approx(1, abs=1e-6)
 
 
-def test_progress_adds_up_to_the_number_of_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_all_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.encoder._BATCH_TOKENS", {"cpu": 20})
     done: list[int] = []
     tiny_encoder.encode(TEXTS, 32, done.append)
@@ -102,7 +102,7 @@ def test_progress_adds_up_to_the_number_of_texts(tiny_encoder: Encoder, monkeypa
     assert sum(done) == len(TEXTS)
 
 
-def test_weights_that_are_not_finite_are_refused_with_the_text(make_tiny_encoder: Callable[..., Any]) -> None:
+def test_vector_that_is_not_finite_is_refused_with_its_text(make_tiny_encoder: Callable[..., Any]) -> None:
     encoder = load_pretrained(str(make_tiny_encoder("bert").folder), "mean", 32, 8, "cpu")
     with torch.no_grad():
         quick = encoder.tokenizer.token_to_id("quick")
@@ -113,15 +113,15 @@ def test_weights_that_are_not_finite_are_refused_with_the_text(make_tiny_encoder
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_learning_model_has_a_gradient_for_every_weight_that_makes_its_vectors(
+def test_trainable_model_has_a_gradient_for_every_weight_that_influences_vectors(
     kind: str, pooling: Any, request: pytest.FixtureRequest
 ) -> None:
     encoder = load_pretrained(str(request.getfixturevalue(f"tiny_{kind}").folder), pooling, 32, 8, "cpu")
     encoder.model.requires_grad_(False)
-    model = encoder.model.learning()
+    model = encoder.model.trainable()
     (model(*encoder.tokenise(TEXTS, 32).batch(np.arange(len(TEXTS)), "cpu")) ** 3).sum().backward()
-    learning = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert learning == {name for name, weight in model.named_parameters() if weight.grad is not None}
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trainable == {name for name, weight in model.named_parameters() if weight.grad is not None}
     assert {name for name, _ in model.named_parameters()} - learning <= {
         "transformer.pooler.dense.weight",
         "transformer.pooler.dense.bias",
@@ -129,16 +129,16 @@ def test_learning_model_has_a_gradient_for_every_weight_that_makes_its_vectors(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "asked", "chosen"), [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")]
+    ("gpu", "device", "chosen"), [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")]
 )
-def test_device_is_chosen_by_what_the_machine_has(
-    monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str, chosen: str
+def test_auto_chooses_cuda_if_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str, chosen: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert choose_device(asked) == chosen
+    assert choose_device(device) == chosen
 
 
-def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EncoderError, match="--device cuda: expected a CUDA GPU, found none; use --device cpu"):
         choose_device("cuda")

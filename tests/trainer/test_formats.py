@@ -1,4 +1,4 @@
-"""What holds for every layout: recognition, equal data from equal content, filter files, unusable folders."""
+"""Behaviour that all dataset formats share: recognition, equal data from equal content, filter files, bad folders."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
-from trainer.data.formats import FORMATS, open_dataset
+from trainer.data.dataset import FORMATS, open_dataset
 from trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
@@ -22,46 +22,46 @@ TEXTS = {"train": ["a red wrench", "le jardin d'été", "花园 и сад"], "te
 POSITIONS = {"train": [[1, 2], [0], [0, 1, 2]], "test": [[2], [0, 1]]}
 
 
-def write_as(layout: str, folder: Path, write_lines: WriteLines) -> None:
-    """The content above in one layout; uids are row numbers, the only ones that every layout can express."""
-    if layout == "native":
+def write_as(format_name: str, folder: Path, write_lines: WriteLines) -> None:
+    """Write the content above in one format. The uids are row numbers, which every format can express."""
+    if format_name == "native":
         write_lines(folder / "labels.jsonl", [{"uid": row, "text": text} for row, text in enumerate(LABELS)])
-    if layout == "xmc":
+    if format_name == "xmc":
         write_lines(folder / "lbl.json.gz", [{"uid": str(row), "title": text} for row, text in enumerate(LABELS)])
-    if layout == "pecos":
+    if format_name == "pecos":
         write_lines(folder / "Y.txt", LABELS)
-    if layout == "parquet":
+    if format_name == "parquet":
         folder.mkdir()
         pq.write_table(pa.table({"label_uid": range(3), "label_text": LABELS}), folder / "labels.parquet")
     for split, texts in TEXTS.items():
         positions = POSITIONS[split]
         pairs = [(row, label) for row, labels in enumerate(positions) for label in labels]
         short = "trn" if split == "train" else "tst"
-        if layout == "native":
+        if format_name == "native":
             rows = [{"text": text, "labels": labels} for text, labels in zip(texts, positions, strict=True)]
             write_lines(folder / f"{split}.jsonl", rows)
-        if layout == "xmc":
+        if format_name == "xmc":
             rows = [{"title": text, "target_ind": labels} for text, labels in zip(texts, positions, strict=True)]
             write_lines(folder / f"{short}.json.gz", rows)
-        if layout == "pecos":
+        if format_name == "pecos":
             write_lines(folder / f"X.{short}.txt", texts)
             ones = np.ones(len(pairs))
             relevance = sparse.csr_matrix((ones, np.array(pairs).T), shape=(len(texts), len(LABELS)))
             sparse.save_npz(folder / f"Y.{short}.npz", relevance)
-        if layout == "parquet":
+        if format_name == "parquet":
             clicks = pa.table({"query": [texts[row] for row, _ in pairs], "label_uid": [label for _, label in pairs]})
             pq.write_table(clicks, folder / f"{split}.parquet")
 
 
-@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_every_layout_of_the_same_content_gives_the_same_data(
-    tmp_path: Path, write_lines: WriteLines, layout: str, split: Any
+def test_every_format_gives_the_same_data(
+    tmp_path: Path, write_lines: WriteLines, format_name: str, split: Any
 ) -> None:
-    write_as(layout, tmp_path / layout, write_lines)
-    dataset = open_dataset(tmp_path / layout)
+    write_as(format_name, tmp_path / format_name, write_lines)
+    dataset = open_dataset(tmp_path / format_name)
     data = dataset.read_split(split)
-    assert dataset.format is FORMATS[layout]
+    assert dataset.format is FORMATS[format_name]
     assert dataset.labels.uids.to_pylist() == ["0", "1", "2"]
     assert dataset.labels.texts.to_pylist() == LABELS
     assert data.entries.uids.to_pylist() == [str(row) for row in range(len(TEXTS[split]))]
@@ -70,19 +70,19 @@ def test_every_layout_of_the_same_content_gives_the_same_data(
     assert data.filtered_pairs.shape == (0, 2)
 
 
-def test_named_format_is_read_where_another_would_be_recognised(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_format_name_overrides_recognition(tmp_path: Path, write_lines: WriteLines) -> None:
     write_as("native", tmp_path / "both", write_lines)
     write_lines(tmp_path / "both" / "lbl.json", [{"uid": "x", "title": "only here"}])
     assert open_dataset(tmp_path / "both").labels.texts.to_pylist() == LABELS
     assert open_dataset(tmp_path / "both", "xmc").labels.texts.to_pylist() == ["only here"]
 
 
-def test_missing_folder_is_refused_with_the_command_that_writes_one(tmp_path: Path) -> None:
+def test_missing_folder_is_refused_with_the_command_that_writes_a_sample(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"absent: expected a dataset folder, found nothing; `recollect sample"):
         open_dataset(tmp_path / "absent")
 
 
-def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match="expected a dataset folder, found a file"):
         open_dataset(tmp_path / "file")
@@ -93,7 +93,7 @@ def test_empty_folder_is_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
-def test_unknown_layout_is_refused_with_what_is_known_and_what_was_found(tmp_path: Path) -> None:
+def test_unknown_format_is_refused_with_known_formats_and_found_files(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("")
     with pytest.raises(DatasetError) as refusal:
         open_dataset(tmp_path)
@@ -101,23 +101,23 @@ def test_unknown_layout_is_refused_with_what_is_known_and_what_was_found(tmp_pat
     assert all(name in str(refusal.value) for name in FORMATS)
 
 
-@pytest.mark.parametrize("layout", FORMATS)
-def test_missing_split_is_refused_by_its_file_name(tmp_path: Path, write_lines: WriteLines, layout: str) -> None:
-    write_as(layout, tmp_path / layout, write_lines)
-    for path in (tmp_path / layout).iterdir():
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_missing_split_is_refused_with_its_file_name(tmp_path: Path, write_lines: WriteLines, format_name: str) -> None:
+    write_as(format_name, tmp_path / format_name, write_lines)
+    for path in (tmp_path / format_name).iterdir():
         if "tst" in path.name or "test" in path.name:
             path.unlink()
     with pytest.raises(DatasetError, match=r"te?st.*: expected .*, found|expected .*te?st.*, found"):
-        open_dataset(tmp_path / layout).read_split("test")
+        open_dataset(tmp_path / format_name).read_split("test")
 
 
-@pytest.mark.parametrize("layout", ["native", "xmc", "pecos"])
-def test_dataset_without_labels_is_refused(tmp_path: Path, write_lines: WriteLines, layout: str) -> None:
-    write_as(layout, tmp_path / layout, write_lines)
-    name = {"native": "labels.jsonl", "xmc": "lbl.json.gz", "pecos": "Y.txt"}[layout]
-    write_lines(tmp_path / layout / name, [])
+@pytest.mark.parametrize("format_name", ["native", "xmc", "pecos"])
+def test_dataset_without_labels_is_refused(tmp_path: Path, write_lines: WriteLines, format_name: str) -> None:
+    write_as(format_name, tmp_path / format_name, write_lines)
+    name = {"native": "labels.jsonl", "xmc": "lbl.json.gz", "pecos": "Y.txt"}[format_name]
+    write_lines(tmp_path / format_name / name, [])
     with pytest.raises(DatasetError, match=f"{re.escape(name)}: expected at least one label, found none"):
-        open_dataset(tmp_path / layout)
+        open_dataset(tmp_path / format_name)
 
 
 def test_split_without_rows_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
@@ -137,20 +137,20 @@ class TestFilterFile:
     def test_pairs_are_read_in_order(self, tmp_path: Path, write_lines: WriteLines) -> None:
         assert self.read(tmp_path, write_lines, ["0 2", "2 0"]) == [[0, 2], [2, 0]]
 
-    def test_single_pair_is_one_pair(self, tmp_path: Path, write_lines: WriteLines) -> None:
+    def test_file_with_one_pair_is_read(self, tmp_path: Path, write_lines: WriteLines) -> None:
         assert self.read(tmp_path, write_lines, ["1 2"]) == [[1, 2]]
 
     @pytest.mark.parametrize("lines", [[], ["", ""]], ids=["empty", "blank"])
     def test_empty_file_filters_nothing(self, tmp_path: Path, write_lines: WriteLines, lines: list[str]) -> None:
         assert self.read(tmp_path, write_lines, lines) == []
 
-    def test_filter_of_the_other_split_is_left_alone(self, tmp_path: Path, write_lines: WriteLines) -> None:
+    def test_filter_of_the_other_split_is_not_applied(self, tmp_path: Path, write_lines: WriteLines) -> None:
         write_as("xmc", tmp_path / "data", write_lines)
         write_lines(tmp_path / "data" / "filter_labels_test.txt", ["0 0"])
         assert len(open_dataset(tmp_path / "data").read_split("train").filtered_pairs) == 0
 
     @pytest.mark.parametrize("line", ["3 0", "0 3", "-1 0", "0 -1"])
-    def test_pair_out_of_range_is_refused_by_line(self, tmp_path: Path, write_lines: WriteLines, line: str) -> None:
+    def test_pair_out_of_range_is_refused(self, tmp_path: Path, write_lines: WriteLines, line: str) -> None:
         with pytest.raises(DatasetError, match=r"filter_labels_train\.txt:2: pair .* is out of range"):
             self.read(tmp_path, write_lines, ["0 0", line])
 
@@ -159,12 +159,12 @@ class TestFilterFile:
         [["0 one"], ["0.5 1"], ["0,1"], ["0 1", "2"], ["0", "1"], ["0 1 2", "0 1 2"], [b"\xff 1"], ["1" * 30 + " 0"]],
         ids=["word", "fraction", "comma", "ragged", "one column", "three columns", "not UTF-8", "huge"],
     )
-    def test_garbage_is_refused(self, tmp_path: Path, write_lines: WriteLines, lines: list[Any]) -> None:
+    def test_lines_of_other_values_are_refused(self, tmp_path: Path, write_lines: WriteLines, lines: list[Any]) -> None:
         with pytest.raises(DatasetError, match=r"filter_labels_train\.txt: expected two integers a line"):
             self.read(tmp_path, write_lines, lines)
 
 
-def test_sample_of_a_message_is_one_line(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_message_with_a_line_break_in_the_uid_is_one_line(tmp_path: Path, write_lines: WriteLines) -> None:
     write_lines(tmp_path / "labels.jsonl", [json.dumps({"uid": "a\nb", "text": "x"})] * 2)
     with pytest.raises(DatasetError) as refusal:
         open_dataset(tmp_path)

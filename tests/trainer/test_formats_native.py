@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.dataset import Split
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
+from trainer.data.split import Split
 from trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
@@ -20,7 +20,7 @@ LABELS = [{"uid": "red", "text": "Red"}, {"uid": "green", "text": "Green"}, {"ui
 
 @pytest.fixture
 def read(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Split]:
-    """Writes the lines as train.jsonl, or under another name, beside three labels, and reads the split."""
+    """Returns a function that writes three labels and the given training lines, and reads the train split."""
 
     def read_train(*lines: Any, name: str = "train.jsonl", labels: list[Any] = LABELS) -> Split:
         write_lines(tmp_path / "labels.jsonl", labels)
@@ -38,18 +38,18 @@ def label_sets(split: Split) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
-def test_plain_and_gzip_files_read_alike(read: Read, name: str) -> None:
+def test_plain_and_gzip_files_give_equal_splits(read: Read, name: str) -> None:
     split = read({"uid": "a", "text": "one", "labels": [0]}, {"uid": "b", "text": "two", "labels": [2, 1]}, name=name)
     assert split.entries.uids.to_pylist() == ["a", "b"]
     assert split.entries.texts.to_pylist() == ["one", "two"]
     assert label_sets(split) == [[0], [1, 2]]
 
 
-def test_labels_may_be_positions_or_uids_even_in_one_row(read: Read) -> None:
+def test_one_row_may_mix_label_positions_and_uids(read: Read) -> None:
     assert label_sets(read({"text": "t", "labels": ["blue", 0]}, {"text": "u", "labels": ["green"]})) == [[0, 2], [1]]
 
 
-def test_label_named_twice_counts_once(read: Read) -> None:
+def test_repeated_label_counts_once(read: Read) -> None:
     assert label_sets(read({"text": "t", "labels": ["green", 1, 1]})) == [[1]]
 
 
@@ -64,31 +64,31 @@ def test_integer_uids_become_strings(read: Read) -> None:
     assert label_sets(split) == [[1]]
 
 
-@pytest.mark.parametrize("left_out", [{}, {"uid": None}], ids=["absent", "null"])
-def test_row_number_stands_in_for_a_uid_that_is_left_out(read: Read, left_out: dict[str, None]) -> None:
-    split = read({"uid": "a", "text": "t", "labels": []}, {"text": "u", "labels": []} | left_out)
+@pytest.mark.parametrize("missing", [{}, {"uid": None}], ids=["absent", "null"])
+def test_missing_uid_becomes_the_row_number(read: Read, missing: dict[str, None]) -> None:
+    split = read({"uid": "a", "text": "t", "labels": []}, {"text": "u", "labels": []} | missing)
     assert split.entries.uids.to_pylist() == ["a", "1"]
 
 
-def test_blank_lines_are_passed_over(read: Read) -> None:
+def test_blank_lines_are_skipped(read: Read) -> None:
     split = read("", {"text": "t", "labels": [0]}, " \t", {"text": "u", "labels": [1]}, "\r")
     assert split.entries.uids.to_pylist() == ["0", "1"]
 
 
-def test_blank_lines_count_in_the_line_number_of_an_error(read: Read) -> None:
+def test_line_numbers_of_errors_count_blank_lines(read: Read) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl:3: "):
         read("", "", {"text": "t", "labels": [9]})
 
 
-def test_file_of_more_rows_than_one_chunk_keeps_them_all(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.dataset._CHUNK_STRINGS", 3)
+def test_file_of_many_chunks_keeps_all_rows(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 3)
     split = read(*({"text": f"t{row}", "labels": [row % 3]} for row in range(10)))
     assert split.entries.texts.to_pylist() == [f"t{row}" for row in range(10)]
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip), min_size=1), st.booleans())
-def test_texts_in_any_script_come_back_unchanged(texts: list[str], ascii_only: bool) -> None:
+def test_texts_in_any_script_are_unchanged(texts: list[str], ascii_only: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "labels.jsonl").write_text('{"uid": "l", "text": "l"}\n')
@@ -123,7 +123,7 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("line", "complaint"), BAD_LINES.values(), ids=BAD_LINES)
-def test_bad_line_is_refused_by_file_and_line(read: Read, line: Any, complaint: str) -> None:
+def test_bad_line_is_refused_with_file_and_line(read: Read, line: Any, complaint: str) -> None:
     with pytest.raises(DatasetError, match=rf"train\.jsonl:2: {complaint}|train\.jsonl:2: .*{complaint}"):
         read(GOOD, line)
 
@@ -137,7 +137,7 @@ def test_bad_line_is_refused_by_file_and_line(read: Read, line: Any, complaint: 
         ({"uid": "l", "text": " "}, "'text': the text is empty"),
     ],
 )
-def test_bad_label_is_refused_by_file_and_line(read: Read, line: Any, complaint: str) -> None:
+def test_bad_label_is_refused_with_file_and_line(read: Read, line: Any, complaint: str) -> None:
     with pytest.raises(DatasetError, match=rf"labels\.jsonl:4: {complaint}"):
         read(GOOD, labels=[*LABELS, line])
 
@@ -153,14 +153,14 @@ def test_duplicate_label_uid_is_refused_with_both_rows(read: Read) -> None:
         read(GOOD, labels=[*LABELS, {"uid": "red", "text": "another"}])
 
 
-def test_integer_and_string_of_the_same_uid_are_duplicates(read: Read) -> None:
+def test_integer_and_equal_string_are_duplicate_uids(read: Read) -> None:
     with pytest.raises(DatasetError, match="uid '7' occurs twice"):
         read({"uid": 7, "text": "t", "labels": []}, {"uid": "7", "text": "u", "labels": []})
 
 
-def test_truncated_gzip_is_refused_with_the_last_whole_line(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_truncated_gzip_is_refused_with_its_last_complete_line(tmp_path: Path, write_lines: WriteLines) -> None:
     write_lines(tmp_path / "labels.jsonl", LABELS)
-    rng = np.random.default_rng(0)  # hard to compress, so that half the file holds some whole lines
+    rng = np.random.default_rng(0)  # random, so that half of the compressed file holds some complete lines
     path = write_lines(tmp_path / "train.jsonl.gz", [{"text": rng.bytes(200).hex(), "labels": []} for _ in range(400)])
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(DatasetError, match=r"train\.jsonl\.gz: the gzip stream breaks after line \d\d+ "):
@@ -168,7 +168,7 @@ def test_truncated_gzip_is_refused_with_the_last_whole_line(tmp_path: Path, writ
 
 
 @pytest.mark.parametrize("content", [b"plain text", b"", b"\x1f\x8b\x08\x00 but no more of it"])
-def test_gz_file_that_holds_no_gzip_is_refused(tmp_path: Path, write_lines: WriteLines, content: bytes) -> None:
+def test_gz_file_without_gzip_content_is_refused(tmp_path: Path, write_lines: WriteLines, content: bytes) -> None:
     write_lines(tmp_path / "labels.jsonl", LABELS)
     (tmp_path / "train.jsonl.gz").write_bytes(content)
     with pytest.raises(DatasetError, match=r"train\.jsonl\.gz: (the gzip stream breaks|expected at least one)"):

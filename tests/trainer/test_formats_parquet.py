@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data.dataset import Split
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
+from trainer.data.split import Split
 from trainer.errors import DatasetError
 
 LABELS = {"label": ["red", "green", "blue"], "text": ["Red", "Green", "Blue"]}
@@ -16,7 +16,7 @@ LABELS = {"label": ["red", "green", "blue"], "text": ["Red", "Green", "Blue"]}
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Split]:
-    """Writes a table of clicks beside three labels and reads the train split."""
+    """Returns a function that writes three labels and a table of clicks, and reads the train split."""
 
     def read_train(clicks: dict[str, Any], labels: dict[str, Any] = LABELS) -> Split:
         pq.write_table(pa.table(labels), tmp_path / "labels.parquet")
@@ -41,7 +41,7 @@ def test_repeated_queries_become_one_instance_in_order_of_first_click(read: Read
     assert split.entries.uids.to_pylist() == ["0", "1"]
 
 
-def test_weights_add_up_and_pairs_without_a_positive_sum_are_dropped(read: Read) -> None:
+def test_weights_are_added_and_pairs_without_a_positive_sum_are_dropped(read: Read) -> None:
     clicks = {
         "query": ["sky", "sky", "sky", "rose", "rose", "leaf"],
         "label": ["blue", "red", "red", "red", "red", "green"],
@@ -50,33 +50,33 @@ def test_weights_add_up_and_pairs_without_a_positive_sum_are_dropped(read: Read)
     assert as_lists(read(clicks)) == {"sky": [2], "rose": [0], "leaf": []}
 
 
-def test_integer_weights_are_weights(read: Read) -> None:
+def test_weights_may_be_integers(read: Read) -> None:
     clicks = {"query": ["sky", "sky"], "label": ["blue", "red"], "weight": [3, 0]}
     assert as_lists(read(clicks)) == {"sky": [2]}
 
 
 @pytest.mark.parametrize("query", ["query", "query_text", "text"])
 @pytest.mark.parametrize("label", ["label", "label_uid", "uid"])
-def test_columns_go_by_several_names(read: Read, query: str, label: str) -> None:
+def test_columns_may_have_several_names(read: Read, query: str, label: str) -> None:
     labels = {label: LABELS["label"], "label_text": LABELS["text"]}
     assert as_lists(read({query: ["sky"], label: ["blue"]}, labels)) == {"sky": [2]}
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.string(), pa.large_string()], ids=str)
-def test_label_uids_may_be_integers_or_strings_on_either_side(read: Read, kind: pa.DataType) -> None:
+def test_label_uids_may_be_integers_or_strings_in_either_file(read: Read, kind: pa.DataType) -> None:
     labels = {"label": pa.array([10, 20, 30]), "text": LABELS["text"]}
     clicks = {"query": ["sky"], "label": pa.array([30]).cast(kind)}
     assert as_lists(read(clicks, labels)) == {"sky": [2]}
 
 
-def test_categories_as_pandas_writes_them_are_strings(read: Read) -> None:
+def test_pandas_categories_are_read_as_strings(read: Read) -> None:
     clicks = {
         name: pa.array(values).dictionary_encode() for name, values in {"query": ["sky"], "label": ["blue"]}.items()
     }
     assert as_lists(read(clicks)) == {"sky": [2]}
 
 
-def test_folder_of_parts_reads_as_their_concatenation(tmp_path: Path) -> None:
+def test_folder_of_files_is_read_as_their_concatenation(tmp_path: Path) -> None:
     for name, parts in {
         "labels": [{"label": ["red"], "text": ["Red"]}, {"label": ["blue"], "text": ["Blue"]}],
         "train": [{"query": ["sky", "rose"], "label": ["blue", "red"]}, {"query": ["sky"], "label": ["red"]}],
@@ -84,7 +84,7 @@ def test_folder_of_parts_reads_as_their_concatenation(tmp_path: Path) -> None:
         (tmp_path / f"{name}.parquet").mkdir()
         for number, part in enumerate(parts):
             pq.write_table(pa.table(part), tmp_path / f"{name}.parquet" / f"part-{number}.parquet")
-        (tmp_path / f"{name}.parquet" / "_SUCCESS").touch()  # Spark's marker
+        (tmp_path / f"{name}.parquet" / "_SUCCESS").touch()  # Spark writes this marker file
     dataset = open_dataset(tmp_path)
     assert dataset.labels.uids.to_pylist() == ["red", "blue"]
     assert as_lists(dataset.read_split("train")) == {"sky": [0, 1], "rose": [0]}
@@ -123,7 +123,7 @@ BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("clicks", "complaint"), BAD_CLICKS.values(), ids=BAD_CLICKS)
-def test_bad_clicks_are_refused_by_file_and_row(read: Read, clicks: dict[str, Any], complaint: str) -> None:
+def test_bad_clicks_are_refused_with_file_and_row(read: Read, clicks: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DatasetError, match=rf"train\.parquet: {complaint}"):
         read(clicks)
 
@@ -139,7 +139,7 @@ def test_duplicate_label_uid_is_refused(read: Read) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"query,label\nsky,blue\n", b"PAR1 and then nothing of the kind PAR1"])
-def test_file_that_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "labels.parquet").write_bytes(content)
     with pytest.raises(DatasetError, match=r"labels\.parquet: expected Parquet, found: ") as refusal:
         open_dataset(tmp_path)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from trainer.data.dataset import Split
-from trainer.data.formats import FORMATS, open_dataset
+from trainer.data.dataset import FORMATS, open_dataset
+from trainer.data.split import Split
 from trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
@@ -20,7 +20,7 @@ UNPICKLED: list[str] = []
 
 @pytest.fixture
 def folder(tmp_path: Path, write_lines: WriteLines) -> Path:
-    """Two training texts and three labels, relevance included."""
+    """A dataset of two training texts and three labels."""
     write_lines(tmp_path / "X.trn.txt", ["one", "two"])
     write_lines(tmp_path / "Y.txt", ["red", "green", "blue"])
     sparse.save_npz(tmp_path / "Y.trn.npz", RELEVANCE)
@@ -37,7 +37,7 @@ def label_sets(split: Split) -> list[list[int]]:
 
 @pytest.mark.parametrize("texts", ["X.trn.txt", "trn_X.txt", "train_raw_texts.txt"])
 @pytest.mark.parametrize("labels", ["Y.txt", "label_map.txt", "output-items.txt"])
-def test_every_naming_is_recognised(folder: Path, texts: str, labels: str) -> None:
+def test_all_known_file_names_are_recognised(folder: Path, texts: str, labels: str) -> None:
     (folder / "X.trn.txt").rename(folder / texts)
     (folder / "Y.txt").rename(folder / labels)
     dataset = open_dataset(folder)
@@ -58,13 +58,13 @@ def test_only_a_line_feed_ends_a_line(folder: Path, write_lines: WriteLines) -> 
     assert read(folder).entries.texts.to_pylist() == [text, "carriage return"]
 
 
-def test_last_line_may_lack_its_line_feed(folder: Path) -> None:
+def test_last_line_may_end_without_a_line_feed(folder: Path) -> None:
     (folder / "X.trn.txt").write_text("one\ntwo")
     assert read(folder).entries.texts.to_pylist() == ["one", "two"]
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
-def test_every_sparse_kind_that_scipy_saves_is_read(folder: Path, kind: str) -> None:
+def test_every_sparse_format_of_scipy_is_read(folder: Path, kind: str) -> None:
     sparse.save_npz(folder / "Y.trn.npz", RELEVANCE.asformat(kind))
     assert label_sets(read(folder)) == [[1, 2], [0]]
 
@@ -77,7 +77,7 @@ def test_unsorted_repeated_and_zero_entries_become_sorted_sets(folder: Path) -> 
 
 @pytest.mark.parametrize(("name", "line"), [("X.trn.txt", 2), ("Y.txt", 3)])
 @pytest.mark.parametrize("blank", ["", " \t "])
-def test_blank_line_is_refused_because_rows_would_shift(
+def test_blank_line_is_refused_because_it_would_shift_rows(
     folder: Path, write_lines: WriteLines, name: str, line: int, blank: str
 ) -> None:
     write_lines(folder / name, ["text"] * (line - 1) + [blank])
@@ -85,22 +85,22 @@ def test_blank_line_is_refused_because_rows_would_shift(
         read(folder)
 
 
-def test_invalid_utf8_is_refused_by_file_line_and_column(folder: Path) -> None:
+def test_invalid_utf8_is_refused_with_file_line_and_column(folder: Path) -> None:
     (folder / "X.trn.txt").write_bytes(b"one\ncaf\xe9\n")
     with pytest.raises(DatasetError, match=r"X\.trn\.txt:2: expected UTF-8, found byte 0xe9 at column 4"):
         read(folder)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4), (1, 3), (3, 2)])
-def test_relevance_of_another_shape_is_refused(folder: Path, shape: tuple[int, int]) -> None:
+def test_relevance_of_wrong_shape_is_refused(folder: Path, shape: tuple[int, int]) -> None:
     sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(shape))
     complaint = rf"Y\.trn\.npz: expected 2 x 3 \(the lines of X\.trn\.txt x labels\), found {shape[0]} x {shape[1]}"
     with pytest.raises(DatasetError, match=complaint):
         read(folder)
 
 
-class Bomb:
-    """Leaves a trace when it is unpickled."""
+class Pickled:
+    """Appends to `UNPICKLED` when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UNPICKLED.append, ("boom",)
@@ -136,7 +136,7 @@ NO_MATRIX = {
 
 
 @pytest.mark.parametrize("content", NO_MATRIX.values(), ids=NO_MATRIX)
-def test_relevance_that_is_no_sparse_matrix_is_refused(folder: Path, content: bytes) -> None:
+def test_relevance_that_is_not_a_sparse_matrix_is_refused(folder: Path, content: bytes) -> None:
     (folder / "Y.trn.npz").write_bytes(content)
     with pytest.raises(DatasetError, match=r"Y\.trn\.npz: expected a sparse matrix as scipy\.sparse\.save_npz writes"):
         read(folder)
@@ -144,10 +144,14 @@ def test_relevance_that_is_no_sparse_matrix_is_refused(folder: Path, content: by
 
 @pytest.mark.parametrize(
     "content",
-    [npz(data=np.array([Bomb()], dtype=object)), npz(format=np.array(Bomb(), dtype=object)), pickle.dumps(Bomb())],
+    [
+        npz(data=np.array([Pickled()], dtype=object)),
+        npz(format=np.array(Pickled(), dtype=object)),
+        pickle.dumps(Pickled()),
+    ],
     ids=["as values", "as format", "bare"],
 )
-def test_pickled_object_is_refused_and_never_unpickled(folder: Path, content: bytes) -> None:
+def test_pickled_object_is_refused_without_unpickling(folder: Path, content: bytes) -> None:
     (folder / "Y.trn.npz").write_bytes(content)
     with pytest.raises(DatasetError, match="expected a sparse matrix"):
         read(folder)

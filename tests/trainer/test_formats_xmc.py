@@ -5,18 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.dataset import Split
-from trainer.data.formats import FORMATS, Dataset, open_dataset
+from trainer.data.dataset import FORMATS, Dataset, open_dataset
+from trainer.data.split import Split
 from trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 
 
 @pytest.fixture
-def opened(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Dataset]:
-    """Writes the instances as trn.json.gz beside two labels, and opens the folder."""
+def open_with(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Dataset]:
+    """Returns a function that writes two labels and the given instances, and opens the dataset."""
 
-    def open_with(*instances: Any, suffix: str = ".json.gz") -> Dataset:
+    def open_folder(*instances: Any, suffix: str = ".json.gz") -> Dataset:
         labels = [
             {"uid": "B001", "title": "Garden chair"},
             {"uid": "B002", "title": "Red paint", "content": "One litre"},
@@ -25,10 +25,10 @@ def opened(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Dataset]:
         write_lines(tmp_path / f"trn{suffix}", instances)
         return open_dataset(tmp_path)
 
-    return open_with
+    return open_folder
 
 
-Opened = Callable[..., Dataset]
+OpenWith = Callable[..., Dataset]
 
 
 def label_sets(split: Split) -> list[list[int]]:
@@ -36,9 +36,9 @@ def label_sets(split: Split) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("suffix", [".json.gz", ".json"])
-def test_plain_and_gzip_files_read_alike(opened: Opened, suffix: str) -> None:
+def test_plain_and_gzip_files_give_equal_splits(open_with: OpenWith, suffix: str) -> None:
     instance = {"uid": "A1", "title": "Chair", "content": "of wood", "target_ind": [1, 0], "target_rel": [1.0, 1.0]}
-    dataset = opened(instance, suffix=suffix)
+    dataset = open_with(instance, suffix=suffix)
     split = dataset.read_split("train")
     assert dataset.format is FORMATS["xmc"]
     assert dataset.labels.uids.to_pylist() == ["B001", "B002"]
@@ -46,8 +46,8 @@ def test_plain_and_gzip_files_read_alike(opened: Opened, suffix: str) -> None:
     assert label_sets(split) == [[0, 1]]
 
 
-def test_text_is_the_title_and_the_content_where_there_is_one(opened: Opened) -> None:
-    dataset = opened(
+def test_text_is_the_title_followed_by_the_content_if_any(open_with: OpenWith) -> None:
+    dataset = open_with(
         {"title": "Chair", "content": "of wood", "target_ind": []},
         {"title": "Chair", "content": "  ", "target_ind": []},
         {"title": "Chair", "target_ind": []},
@@ -73,8 +73,8 @@ def test_text_is_the_title_and_the_content_where_there_is_one(opened: Opened) ->
         ("{", "broken JSON"),
     ],
 )
-def test_bad_line_is_refused_by_file_and_line(opened: Opened, instance: Any, complaint: str) -> None:
-    dataset = opened({"title": "good", "target_ind": []}, instance)
+def test_bad_line_is_refused_with_file_and_line(open_with: OpenWith, instance: Any, complaint: str) -> None:
+    dataset = open_with({"title": "good", "target_ind": []}, instance)
     with pytest.raises(DatasetError, match=rf"trn\.json\.gz:2: .*{complaint}|trn\.json\.gz:2: {complaint}"):
         dataset.read_split("train")
 

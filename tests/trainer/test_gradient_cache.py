@@ -39,7 +39,7 @@ def learner(request: pytest.FixtureRequest) -> Learner:
         return Learner(VectorDualEncoder(DIM, adapter, head).train(), [Part(tables[0], QUERIES), Part(tables[1], KEYS)])
     encoder = request.getfixturevalue("tiny_encoder")
     sides = [encoder.tokenise([*TEXTS, *SAMPLE_TEXTS], 32), encoder.tokenise(LABELS, 8)]
-    model = copy.deepcopy(encoder.model).learning().train()
+    model = copy.deepcopy(encoder.model).trainable().train()
     return Learner(model, [Part(sides[0], QUERIES), Part(sides[1], KEYS)])
 
 

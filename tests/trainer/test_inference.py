@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from service.predictor import scoring, searcher
-from trainer.inference import Answering, Neighbours, answer
+from trainer.inference import InferenceSetting, Neighbours, predict
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (0.01, 0.04, 0.3)
 
 
 class Memory(NamedTuple):
-    """Both parts' nearest keys, in falling similarity, and what the instances vote for."""
+    """The nearest instances and labels of each query, and the labels of the instances."""
 
     instances: Neighbours
     labels: Neighbours
@@ -25,7 +25,7 @@ class Memory(NamedTuple):
 
 
 def neighbours(rng: np.random.Generator, queries: int, keys: int, found: int, padded: bool) -> Neighbours:
-    """Random keys, best first; where `padded`, some queries found fewer or none."""
+    """Random keys, best first. With `padded`, some queries have fewer keys or none."""
     similarities = -np.sort(-rng.uniform(-1, 1, size=(queries, found)).astype(np.float32), axis=1)
     rows = np.stack([rng.permutation(keys)[:found] for _ in range(queries)])
     if padded:
@@ -35,7 +35,7 @@ def neighbours(rng: np.random.Generator, queries: int, keys: int, found: int, pa
 
 
 def random_memory(seed: int) -> Memory:
-    """Instances with none to all labels; queries in one block or two; each part found in full or in part."""
+    """A memory whose instances have none to all labels; queries of one or two blocks; full or partial lists of keys."""
     rng = np.random.default_rng(seed)
     instances, labels, queries = rng.integers(1, 14), rng.integers(1, 10), rng.choice([1, 3, 70])
     shares = rng.choice([0, 0.3, 1], size=(instances, 1))
@@ -47,8 +47,8 @@ def random_memory(seed: int) -> Memory:
     )
 
 
-def served(memory: Memory, setting: Answering) -> scoring.Ranking:
-    """What the service answers, in float64, from the two lists that its searcher would find."""
+def served(memory: Memory, setting: InferenceSetting) -> scoring.Ranking:
+    """The ranking of the service, in float64, for the same two lists of keys."""
     values = scoring.Values(memory.values.indptr, memory.values.indices, memory.values.shape[1])
     instances, labels = (
         searcher.Neighbours(part.similarities[:, : setting.top_b].astype(np.float64), part.keys[:, : setting.top_b])
@@ -59,123 +59,123 @@ def served(memory: Memory, setting: Answering) -> scoring.Ranking:
     return scoring.rank(scoring.cast_votes(found, setting.temperature, setting.lambda_, values), values)
 
 
-def served_labels(memory: Memory, setting: Answering, depth: int) -> list[list[int]]:
+def served_labels(memory: Memory, setting: InferenceSetting, depth: int) -> list[list[int]]:
     ranking = served(memory, setting)
     rows = [ranking.label[(ranking.query == query) & (ranking.score > 0)] for query in range(len(memory.labels.keys))]
     return [row[:depth].tolist() + [-1] * (depth - len(row)) for row in rows]
 
 
-def has_near_ties(memory: Memory, setting: Answering) -> bool:
-    """Whether scores lie closer than the order of their sums may move them."""
+def has_near_ties(memory: Memory, setting: InferenceSetting) -> bool:
+    """Whether two scores are so close that rounding may change their order."""
     ranking = served(memory, setting)
     falls = ranking.score[:-1] - ranking.score[1:]
     return bool(((ranking.query[:-1] == ranking.query[1:]) & (falls > 0) & (falls < 1e-11 * ranking.score[:-1])).any())
 
 
-def answers(memory: Memory, setting: Answering, depth: int) -> list[list[int]]:
-    ((answered, best),) = answer(*memory, [setting], depth)
-    assert answered == setting
+def predicted_labels(memory: Memory, setting: InferenceSetting, depth: int) -> list[list[int]]:
+    ((predicted, best),) = predict(*memory, [setting], depth)
+    assert predicted == setting
     return best.tolist()
 
 
-def any_question(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test on random memories, asked in random ways."""
-    ask = given(
+def with_random_memories(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with random memories and settings."""
+    random_arguments = given(
         seed=st.integers(0, 2**32 - 1),
         lambda_=st.sampled_from(LAMBDAS),
         temperature=st.sampled_from(TEMPERATURES),
         top_b=st.integers(1, 30),
         depth=st.integers(1, 12),
     )
-    return settings(max_examples=60, deadline=None)(ask(test))
+    return settings(max_examples=60, deadline=None)(random_arguments(test))
 
 
-@any_question
-def test_scores_fall_as_those_of_the_service(
+@with_random_memories
+def test_scores_equal_those_of_the_service(
     seed: int, lambda_: float, temperature: float, top_b: int, depth: int
 ) -> None:
-    memory, setting = random_memory(seed), Answering(lambda_, temperature, top_b)
+    memory, setting = random_memory(seed), InferenceSetting(lambda_, temperature, top_b)
     ranking = served(memory, setting)
-    score = np.zeros((len(memory.labels.keys), memory.values.shape[1] + 1))  # nothing for -1, the last
+    score = np.zeros((len(memory.labels.keys), memory.values.shape[1] + 1))  # the last column is for -1 and stays 0
     score[ranking.query, ranking.label] = ranking.score
-    best = np.array(answers(memory, setting, depth))
+    best = np.array(predicted_labels(memory, setting, depth))
     assert all(len(set(row) - {-1}) == np.count_nonzero(np.array(row) >= 0) for row in best.tolist())
     expected = -np.sort(-score, axis=1)[:, :depth]
     expected = np.pad(expected, ((0, 0), (0, max(0, depth - expected.shape[1]))))
     np.testing.assert_allclose(np.take_along_axis(score, best, axis=1), expected, rtol=1e-11, atol=0)
 
 
-@any_question
-def test_labels_are_exactly_those_that_the_service_answers(
+@with_random_memories
+def test_labels_equal_those_of_the_service(
     seed: int, lambda_: float, temperature: float, top_b: int, depth: int
 ) -> None:
-    memory, setting = random_memory(seed), Answering(lambda_, temperature, top_b)
+    memory, setting = random_memory(seed), InferenceSetting(lambda_, temperature, top_b)
     if not has_near_ties(memory, setting):
-        assert answers(memory, setting, depth) == served_labels(memory, setting, depth)
+        assert predicted_labels(memory, setting, depth) == served_labels(memory, setting, depth)
 
 
-def test_labels_with_equal_scores_come_in_the_order_of_their_positions() -> None:
+def test_equal_scores_are_ordered_by_label_position() -> None:
     values = sparse.csr_matrix(np.ones((1, 200), dtype=np.float32))
     one = Neighbours(np.array([[0.5]], dtype=np.float32), np.array([[0]]))
     for lambda_ in (0.5, 1.0):
-        memory, setting = Memory(one, one, values), Answering(lambda_, 0.04, 2)
-        assert answers(memory, setting, 5) == served_labels(memory, setting, 5) == [[0, 1, 2, 3, 4]]
+        memory, setting = Memory(one, one, values), InferenceSetting(lambda_, 0.04, 2)
+        assert predicted_labels(memory, setting, 5) == served_labels(memory, setting, 5) == [[0, 1, 2, 3, 4]]
 
 
-def test_a_label_that_only_a_far_key_votes_for_is_still_answered() -> None:
+def test_label_with_a_vote_of_only_a_distant_key_is_returned() -> None:
     labels = Neighbours(np.array([[0.9, -0.3]], dtype=np.float32), np.array([[0, 1]]))
     memory = Memory(labels, labels, sparse.csr_matrix((2, 2), dtype=np.float32))
-    setting = Answering(0.0, 0.01, 2)
-    assert answers(memory, setting, 2) == served_labels(memory, setting, 2) == [[0, 1]]
+    setting = InferenceSetting(0.0, 0.01, 2)
+    assert predicted_labels(memory, setting, 2) == served_labels(memory, setting, 2) == [[0, 1]]
 
 
 @pytest.mark.parametrize("lambda_", LAMBDAS)
-def test_where_no_label_has_a_vote_there_is_none(lambda_: float) -> None:
+def test_labels_without_votes_are_not_returned(lambda_: float) -> None:
     values = sparse.csr_matrix(np.array([[0, 0, 0], [0, 1, 0]], dtype=np.float32))
     instances = Neighbours(np.array([[0.9, 0.8], [0.9, 0.1]], dtype=np.float32), np.array([[0, 1], [0, 1]]))
     labels = Neighbours(np.array([[0.7], [0.2]], dtype=np.float32), np.array([[2], [2]]))
     expected = {0.0: [[2, -1], [2, -1]], 0.3: [[-1, -1], [-1, -1]], 1.0: [[-1, -1], [-1, -1]]}[lambda_]
-    assert answers(Memory(instances, labels, values), Answering(lambda_, 0.04, 1), 2) == expected
+    assert predicted_labels(Memory(instances, labels, values), InferenceSetting(lambda_, 0.04, 1), 2) == expected
 
 
 @pytest.mark.parametrize("lambda_", LAMBDAS)
-def test_a_query_that_found_no_key_at_all_gets_no_label(lambda_: float) -> None:
+def test_query_without_keys_gets_no_label(lambda_: float) -> None:
     values = sparse.csr_matrix(np.ones((2, 2), dtype=np.float32))
     part = Neighbours(np.array([[-np.inf, -np.inf], [0.9, -np.inf]], dtype=np.float32), np.array([[-1, -1], [1, -1]]))
-    best = answers(Memory(part, part, values), Answering(lambda_, 0.04, 2), 2)
+    best = predicted_labels(Memory(part, part, values), InferenceSetting(lambda_, 0.04, 2), 2)
     assert best[0] == [-1, -1]
-    assert best[1] == served_labels(Memory(part, part, values), Answering(lambda_, 0.04, 2), 2)[1]
+    assert best[1] == served_labels(Memory(part, part, values), InferenceSetting(lambda_, 0.04, 2), 2)[1]
 
 
 @pytest.mark.parametrize("lambda_", LAMBDAS)
 @pytest.mark.parametrize("found", [0, 1, 3])
-def test_labels_answer_alone_where_no_query_of_a_block_found_an_instance(lambda_: float, found: int) -> None:
+def test_label_keys_alone_decide_if_no_query_of_a_block_has_an_instance(lambda_: float, found: int) -> None:
     values = sparse.csr_matrix(np.ones((3, 5), dtype=np.float32))
     instances = Neighbours(np.full((2, found), -np.inf, dtype=np.float32), np.full((2, found), -1))
     labels = neighbours(np.random.default_rng(0), 2, 5, 5, padded=False)
     expected = np.full((2, 5), -1) if lambda_ == 1 else labels.keys
-    assert answers(Memory(instances, labels, values), Answering(lambda_, 0.04, 4), 5) == [
+    assert predicted_labels(Memory(instances, labels, values), InferenceSetting(lambda_, 0.04, 4), 5) == [
         [*row[:4], -1] for row in expected.tolist()
     ]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_settings_at_once_are_answered_as_one_at_a_time(seed: int) -> None:
+def test_many_settings_give_the_same_labels_as_one_setting_at_a_time(seed: int) -> None:
     memory = random_memory(seed)
     many = [
-        Answering(lambda_, temperature, top_b)
+        InferenceSetting(lambda_, temperature, top_b)
         for lambda_ in (*LAMBDAS, 0.7)
         for temperature in TEMPERATURES
         for top_b in (1, 4, 50)
     ]
-    at_once = list(answer(*memory, many, 6))
+    at_once = list(predict(*memory, many, 6))
     assert [setting for setting, _ in at_once] == many
     for setting, best in at_once:
-        assert best.tolist() == answers(memory, setting, 6)
+        assert best.tolist() == predicted_labels(memory, setting, 6)
 
 
-def test_a_setting_that_is_asked_twice_is_answered_once() -> None:
+def test_repeated_setting_is_returned_once() -> None:
     memory = random_memory(1)
-    setting = Answering(0.5, 0.04, 5)
-    ((_, best),) = answer(*memory, [setting, setting], 3)
-    assert best.tolist() == answers(memory, setting, 3)
+    setting = InferenceSetting(0.5, 0.04, 5)
+    ((_, best),) = predict(*memory, [setting, setting], 3)
+    assert best.tolist() == predicted_labels(memory, setting, 3)

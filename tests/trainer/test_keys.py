@@ -11,14 +11,15 @@ import torch
 
 from tests.trainer.conftest import LABELS, TEXTS
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
-from trainer import memory
-from trainer.data.formats import open_dataset
+from trainer import memory_writer
+from trainer.data.dataset import open_dataset
 from trainer.distributed import ALONE, Ranks
 from trainer.encoder import Encoder
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
-from trainer.memory import MemoryPlan, write_memory
+from trainer.memory import MemoryPlan
+from trainer.memory_writer import write_memory
 from trainer.tokens import VectorTable
 
 DIM = 12
@@ -192,13 +193,13 @@ def test_progress_bar_ends_at_the_number_of_keys_with_any_number_of_ranks(
     toy: Path, tiny_encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
 ) -> None:
     bars = []
-    progress_bar = memory._progress_bar
+    progress_bar = memory_writer._progress_bar
 
     def recorded_bar(*arguments: Any) -> Any:
         bars.append(progress_bar(*arguments))
         return bars[-1]
 
-    monkeypatch.setattr(memory, "_progress_bar", recorded_bar)
+    monkeypatch.setattr(memory_writer, "_progress_bar", recorded_bar)
     dataset, ranks = open_dataset(toy), RepeatedShare(0, size)
     instances = dataset.read_split("train")
     plan = MemoryPlan.of(dataset.labels, instances, tiny_encoder, "0" * 64, "float32")

@@ -8,13 +8,14 @@ import pytest
 
 from tests.trainer.helpers import label_sets, random_units
 from trainer import label_keys
-from trainer.data.dataset import LabelSets
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
+from trainer.data.split import LabelSets
 from trainer.distributed import ALONE
 from trainer.encoder import Encoder
 from trainer.keys import EncodedTexts
 from trainer.label_keys import LabelInputs, LabelKeys
-from trainer.memory import Memory, MemoryPlan, open_memory, write_memory
+from trainer.memory import Memory, MemoryPlan, open_memory
+from trainer.memory_writer import write_memory
 
 DIM, LABELS = 8, 6
 # Label 4 has no instance, label 5 has one, instance 3 has no label.
@@ -183,18 +184,18 @@ def test_left_out_instances_are_in_no_input(inputs: LabelInputs, sets: LabelSets
         input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), without(sets, gone), 0.5
     )[:]
     rows = np.array([1, 5, 0, 2])
-    vectors, *_ = inputs.leaving_out(np.array(gone)).batch(rows, "cpu")
+    vectors, *_ = inputs.excluding(np.array(gone)).batch(rows, "cpu")
     np.testing.assert_allclose(vectors.numpy(), expected[rows], atol=1e-6)
     assert np.abs(expected - inputs.vectors(slice(None))).max() > 0.01
 
 
 def test_input_of_a_label_whose_only_instance_is_left_out_is_exactly_its_text(inputs: LabelInputs) -> None:
-    alone = inputs.leaving_out(np.array([4])).vectors(np.array([1]))
+    alone = inputs.excluding(np.array([4])).vectors(np.array([1]))
     np.testing.assert_array_equal(alone, input_vectors(ADAPTED_LABELS, 1)[[1]])
 
 
 def test_inputs_with_alpha_0_contain_no_instance(sets: LabelSets) -> None:
-    inputs = LabelInputs.of(
-        input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), sets, 0.0
-    ).leaving_out(np.array([4]))
+    inputs = LabelInputs.of(input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), sets, 0.0).excluding(
+        np.array([4])
+    )
     np.testing.assert_array_equal(inputs.vectors(slice(None)), input_vectors(ADAPTED_LABELS, 1))

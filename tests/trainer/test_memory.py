@@ -11,46 +11,45 @@ import pytest
 import torch
 
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.data.formats import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_dataset
 from trainer.distributed import ALONE
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.keys import AdaptedKeys, EncodedTexts
+from trainer.keys import AdaptedKeys, EncodedTexts, KeySource
 from trainer.memory import (
     DEFAULTS,
-    KeySource,
     MemoryPlan,
     is_complete,
     open_memory,
     saved_plan,
     write_defaults,
-    write_memory,
 )
+from trainer.memory_writer import write_memory
 from trainer.tokens import VectorTable
 
 REPOSITORY = Path(__file__).parents[2]
 
-# 14 instances and 5 labels in windows of 4: instances end in a short window, labels start a new one.
-WINDOW = 4
+# 14 instances and 5 labels in chunks of 4. The last chunk of instances is short, and labels start a new chunk.
+CHUNK = 4
 KEYS = 19
-WINDOW_STARTS = [0, 4, 8, 12, 14, 18]
+CHUNK_STARTS = [0, 4, 8, 12, 14, 18]
 
 
 @pytest.fixture(autouse=True)
-def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.memory._WINDOW_TEXTS", WINDOW)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.memory_writer._CHUNK_TEXTS", CHUNK)
 
 
 class Writer:
-    """Writes the toy's memory into a folder, can be interrupted, and knows which texts were encoded."""
+    """Writes the memory of the toy dataset, counts encoded texts, and can interrupt itself."""
 
     def __init__(self, dataset: Dataset, encoder: Encoder) -> None:
         self.dataset, self.encoder = dataset, encoder
         self.instances = dataset.read_split("train")
         self.encoded: list[str] = []
         self.interrupt_at: int | None = None
-        self._windows = 0
+        self._chunks = 0
 
     def plan(self, **changes: Any) -> MemoryPlan:
         plan = MemoryPlan.of(self.dataset.labels, self.instances, self.encoder, "0" * 64, "float32")
@@ -61,21 +60,21 @@ class Writer:
         return self.write_from(source, folder, **changes)
 
     def write_from(self, source: KeySource, folder: Path, label_key_alpha: float = 0.0, **changes: Any) -> int:
-        self.encoded, self._windows = [], 0
+        self.encoded, self._chunks = [], 0
         plan, labels = self.plan(**changes), self.dataset.labels
         return write_memory(folder, plan, labels, self.instances, source, ALONE, label_key_alpha)
 
-    def write_until(self, window: int, folder: Path) -> None:
-        """Write, and be interrupted when the encoder is given its n-th window, counted from 0."""
-        self.interrupt_at = window
+    def write_until(self, chunk: int, folder: Path) -> None:
+        """Write until the encoder gets this chunk, counted from 0; then interrupt."""
+        self.interrupt_at = chunk
         with pytest.raises(KeyboardInterrupt):
             self.write(folder)
         self.interrupt_at = None
 
     def count(self, texts: Sequence[str]) -> None:
-        if self._windows == self.interrupt_at:
+        if self._chunks == self.interrupt_at:
             raise KeyboardInterrupt
-        self._windows += 1
+        self._chunks += 1
         self.encoded.extend(texts)
 
 
@@ -110,14 +109,14 @@ class TestFinishedMemory:
         assert memory.keys.shape == (KEYS, writer.encoder.dim)
         np.testing.assert_allclose(memory.keys, expected, atol=1e-6)
 
-    def test_instance_votes_for_its_labels(self, writer: Writer, tmp_path: Path) -> None:
+    def test_instances_vote_for_their_labels(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         memory = open_memory(tmp_path / "memory")
         votes = [row.tolist() for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
         relevance = writer.instances.labels.to_csr(5)
         assert votes == [row.indices.tolist() for row in relevance]
 
-    def test_entries_stand_row_by_row_beside_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
+    def test_entries_are_in_the_order_of_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
         writer.write(tmp_path / "memory")
         for name, source in (("instances", "train"), ("labels", "labels")):
             written = (tmp_path / "memory" / f"{name}.jsonl").read_text().splitlines()
@@ -126,7 +125,7 @@ class TestFinishedMemory:
                 {"uid": record["uid"], "text": record["text"]} for record in map(json.loads, given)
             ]
 
-    def test_header_tells_plan_and_defaults_and_no_progress_is_left(self, writer: Writer, tmp_path: Path) -> None:
+    def test_header_contains_plan_and_defaults_and_progress_is_removed(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         memory = open_memory(tmp_path / "memory")
         assert memory.plan == saved_plan(tmp_path / "memory") == writer.plan()
@@ -135,14 +134,14 @@ class TestFinishedMemory:
             "memory.json", "keys.npy", "value_indptr.npy", "value_indices.npy", "labels.jsonl", "instances.jsonl",
         }  # fmt: skip
 
-    def test_defaults_name_the_weight_of_instances_in_label_keys(self, writer: Writer, tmp_path: Path) -> None:
+    def test_defaults_contain_label_key_alpha(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "text")
         writer.write(tmp_path / "enriched", label_key_alpha=0.25)
         text, enriched = open_memory(tmp_path / "text"), open_memory(tmp_path / "enriched")
         assert (text.defaults["label_key_alpha"], enriched.defaults["label_key_alpha"]) == (0, 0.25)
         np.testing.assert_array_equal(enriched.keys, text.keys)
 
-    def test_other_defaults_change_nothing_else(self, writer: Writer, tmp_path: Path) -> None:
+    def test_writing_defaults_changes_only_memory_json(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         before = bytes_of(tmp_path / "memory")
         tuned = {"lambda": 0.1, "temperature": 0.05, "top_b": 50, "label_key_alpha": 0.75}
@@ -153,9 +152,7 @@ class TestFinishedMemory:
         assert after.keys() == before.keys()
         assert {name for name in after if after[name] != before[name]} == {"memory.json"}
 
-    def test_written_before_label_keys_could_be_enriched_opens_with_text_keys(
-        self, writer: Writer, tmp_path: Path
-    ) -> None:
+    def test_memory_without_label_key_alpha_opens_with_text_label_keys(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         old = {name: value for name, value in DEFAULTS.items() if name != "label_key_alpha"}
         write_defaults(tmp_path / "memory", writer.plan(), old)
@@ -164,7 +161,7 @@ class TestFinishedMemory:
         np.testing.assert_array_equal(memory.label_keys()[:], memory.keys[14:])
 
     @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
-    def test_keys_through_an_adapter_and_a_head_are_those_of_the_encoder_that_has_them(
+    def test_adapted_keys_equal_the_keys_of_the_encoder_with_that_adapter_and_head(
         self, writer: Writer, tmp_path: Path, method: str
     ) -> None:
         torch.manual_seed(7)
@@ -188,14 +185,14 @@ class TestFinishedMemory:
         np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1, atol=1e-6)
         np.testing.assert_allclose(keys, open_memory(tmp_path / "encoded").keys, atol=1e-6)
 
-    def test_half_precision_keys_are_the_rounded_vectors(self, writer: Writer, tmp_path: Path) -> None:
+    def test_half_precision_keys_are_rounded_single_precision_keys(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "single")
         writer.write(tmp_path / "half", key_dtype="float16")
         half = open_memory(tmp_path / "half").keys
         assert half.dtype == np.float16
         np.testing.assert_array_equal(half, open_memory(tmp_path / "single").keys.astype(np.float16))
 
-    def test_keys_are_mapped_and_read_only(self, writer: Writer, tmp_path: Path) -> None:
+    def test_keys_are_memory_mapped_and_read_only(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         keys = open_memory(tmp_path / "memory").keys
         assert isinstance(keys, np.memmap)
@@ -203,26 +200,26 @@ class TestFinishedMemory:
 
 
 class TestInterruptedMemory:
-    @pytest.mark.parametrize("window", range(6))
-    def test_resuming_encodes_only_what_is_missing_and_ends_byte_equal(
-        self, writer: Writer, tmp_path: Path, window: int
+    @pytest.mark.parametrize("chunk", range(6))
+    def test_resumed_run_encodes_only_missing_texts_and_gives_equal_bytes(
+        self, writer: Writer, tmp_path: Path, chunk: int
     ) -> None:
         writer.write(tmp_path / "whole")
         everything = writer.encoded
-        writer.write_until(window, tmp_path / "memory")
+        writer.write_until(chunk, tmp_path / "memory")
         assert not is_complete(tmp_path / "memory")
-        assert writer.write(tmp_path / "memory") == KEYS - WINDOW_STARTS[window]
-        assert writer.encoded == everything[WINDOW_STARTS[window] :]
+        assert writer.write(tmp_path / "memory") == KEYS - CHUNK_STARTS[chunk]
+        assert writer.encoded == everything[CHUNK_STARTS[chunk] :]
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_interrupted_twice_still_ends_byte_equal(self, writer: Writer, tmp_path: Path) -> None:
+    def test_two_interruptions_give_equal_bytes(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(1, tmp_path / "memory")
         writer.write_until(2, tmp_path / "memory")
         assert writer.write(tmp_path / "memory") == KEYS - 12
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_rows_written_after_the_last_save_are_cut_off(self, writer: Writer, tmp_path: Path) -> None:
+    def test_keys_written_after_the_last_save_are_discarded(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
         with (tmp_path / "memory" / "keys.npy").open("ab") as file:
@@ -231,7 +228,7 @@ class TestInterruptedMemory:
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
     @pytest.mark.parametrize(
-        ("name", "left"),
+        ("name", "damage"),
         [
             ("keys.npy", lambda content: content[:-4]),
             ("keys.npy", lambda content: content[:5]),
@@ -242,35 +239,35 @@ class TestInterruptedMemory:
             ("progress.json", None),
         ],
     )
-    def test_what_was_lost_before_the_last_save_is_made_from_the_start_not_filled_with_zeros(
-        self, writer: Writer, tmp_path: Path, name: str, left: Callable[[bytes], bytes] | None
+    def test_damaged_unfinished_memory_is_written_from_the_start(
+        self, writer: Writer, tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None
     ) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
         damaged = tmp_path / "memory" / name
         content = damaged.read_bytes()
         damaged.unlink()
-        if left is not None:
-            damaged.write_bytes(left(content))
+        if damage is not None:
+            damaged.write_bytes(damage(content))
         assert writer.write(tmp_path / "memory") == KEYS
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_other_windows_than_before_leave_no_gap(
+    def test_resuming_with_another_chunk_size_leaves_no_gap(
         self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
-        monkeypatch.setattr("trainer.memory._WINDOW_TEXTS", 5)
+        monkeypatch.setattr("trainer.memory_writer._CHUNK_TEXTS", 5)
         assert writer.write(tmp_path / "memory") == KEYS - 8
         resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
         np.testing.assert_allclose(resumed, whole, atol=1e-6)
 
-    def test_killed_process_loses_only_its_window(
+    def test_killed_process_loses_only_its_chunk(
         self, writer: Writer, tiny_bert: Any, toy: Path, tmp_path: Path
     ) -> None:
         writer.write(tmp_path / "whole", encoder_sha256="f" * 64)
         killed = subprocess.run(
-            [sys.executable, "-c", KILLED_MID_WINDOW, toy, tiny_bert.folder, tmp_path / "memory"],
+            [sys.executable, "-c", KILLED_IN_CHUNK, toy, tiny_bert.folder, tmp_path / "memory"],
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
@@ -284,32 +281,33 @@ class TestInterruptedMemory:
         )
 
 
-# Kills itself, as `kill -9` would, in the middle of the fourth window.
-KILLED_MID_WINDOW = """
+# Kills itself with SIGKILL in the middle of the fourth chunk.
+KILLED_IN_CHUNK = """
 import os, signal, sys
 from pathlib import Path
-from trainer import memory
+from trainer import memory_writer
 from trainer.pretrained import load_pretrained
 from trainer.encoder import Encoder
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
 from trainer.keys import EncodedTexts
+from trainer.memory import MemoryPlan
 from trainer.distributed import ALONE
 
-memory._WINDOW_TEXTS = 4
-real, windows = Encoder.encode, []
+memory_writer._CHUNK_TEXTS = 4
+real, chunks = Encoder.encode, []
 
 def encode(self, texts, max_length, progress, *which):
-    windows.append(texts)
-    stop = (lambda rows: os.kill(os.getpid(), signal.SIGKILL)) if len(windows) == 4 else progress
+    chunks.append(texts)
+    stop = (lambda rows: os.kill(os.getpid(), signal.SIGKILL)) if len(chunks) == 4 else progress
     return real(self, texts, max_length, stop, *which)
 
 Encoder.encode = encode
 dataset = open_dataset(Path(sys.argv[1]))
 split = dataset.read_split("train")
 encoder = load_pretrained(sys.argv[2], "auto", 32, 8, "cpu")
-plan = memory.MemoryPlan.of(dataset.labels, split, encoder, "f" * 64, "float32")
+plan = MemoryPlan.of(dataset.labels, split, encoder, "f" * 64, "float32")
 source = EncodedTexts(encoder, dataset.labels, split.entries, ALONE)
-memory.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, source, ALONE)
+memory_writer.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, source, ALONE)
 """
 
 
@@ -341,7 +339,7 @@ class TestOpening:
             open_memory(folder)
 
     @pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
-    def test_truncated_or_absent_array_is_refused_by_its_file(self, folder: Path, name: str) -> None:
+    def test_truncated_or_missing_array_is_refused_with_its_file(self, folder: Path, name: str) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:-1])
         with pytest.raises(
             MemoryFolderError, match=rf"{name}: expected an array, found: .*run `recollect train` again"
@@ -360,7 +358,7 @@ class TestOpening:
         ],
         ids=["too few rows", "other dimension", "other type"],
     )
-    def test_keys_of_another_shape_or_type_are_refused(self, folder: Path, array: np.ndarray, complaint: str) -> None:
+    def test_keys_of_wrong_shape_or_type_are_refused(self, folder: Path, array: np.ndarray, complaint: str) -> None:
         np.save(folder / "keys.npy", array)
         with pytest.raises(
             MemoryFolderError, match=rf"keys\.npy: expected float32 of shape \(19, 32\), found .*{complaint}"
@@ -373,16 +371,16 @@ class TestOpening:
             open_memory(folder)
 
     @pytest.mark.parametrize("value", [-1, 5])
-    def test_value_that_is_no_label_is_refused(self, folder: Path, value: int) -> None:
+    def test_vote_for_an_unknown_label_is_refused(self, folder: Path, value: int) -> None:
         indices = np.load(folder / "value_indices.npy")
         indices[2] = value
         np.save(folder / "value_indices.npy", indices)
-        with pytest.raises(MemoryFolderError, match="values point past the 5 labels"):
+        with pytest.raises(MemoryFolderError, match="expected instances to vote for labels below 5, found others"):
             open_memory(folder)
 
-    def test_value_pointers_that_fall_are_refused(self, folder: Path) -> None:
+    def test_decreasing_value_pointers_are_refused(self, folder: Path) -> None:
         indptr = np.load(folder / "value_indptr.npy")
         indptr[3] = indptr[-1]
         np.save(folder / "value_indptr.npy", indptr)
-        with pytest.raises(MemoryFolderError, match="values point past"):
+        with pytest.raises(MemoryFolderError, match="expected instances to vote for labels"):
             open_memory(folder)

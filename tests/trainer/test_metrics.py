@@ -29,7 +29,7 @@ def predictions_of(rows: list[list[int]], top_k: int) -> np.ndarray:
     return np.array([row + [-1] * (top_k - len(row)) for row in rows], dtype=np.int64)
 
 
-# Three queries over five labels: two hits of three, a query without labels, a short answer that misses.
+# Three queries over five labels: two hits of three; a query without true labels; one wrong prediction.
 PREDICTIONS = predictions_of([[2, 0, 4], [1, 3], [3]], top_k=3)
 TRUTH = truth_of([[4, 1, 2], [], [0]], labels=5)
 HIT = np.array([[True, False, True], [False, False, False], [False, False, False]])
@@ -38,7 +38,7 @@ SIZES = np.array([3, 0, 1])
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[np.ndarray, csr_matrix]:
-    """Predictions, some shorter than others, and truth, empty for some queries."""
+    """Predictions of different lengths, and true labels; some queries have none."""
     labels = draw(st.integers(1, 12))
     top_k = draw(st.integers(0, labels + 1))
     any_label = st.integers(0, labels - 1)
@@ -49,10 +49,10 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, csr_matrix]:
 
 
 class TestHits:
-    def test_marks_the_predictions_that_are_true(self) -> None:
+    def test_marks_true_predictions(self) -> None:
         np.testing.assert_array_equal(hits(PREDICTIONS, TRUTH), HIT)
 
-    def test_minus_one_never_hits_even_beside_first_and_last_label(self) -> None:
+    def test_minus_one_is_never_true(self) -> None:
         every_label = truth_of([[0, 1], [0, 1]], labels=2)
         assert not hits(np.full((2, 3), -1), every_label).any()
 
@@ -67,39 +67,39 @@ class TestHits:
         assert hits(predictions, messy).tolist() == [[True, True, False]]
         assert report(predictions, messy, counts, 20) == report(predictions, tidy, counts, 20)
 
-    def test_leaves_the_truth_as_it_was(self) -> None:
+    def test_does_not_change_the_truth(self) -> None:
         messy = csr_matrix((np.ones(3), np.array([3, 1, 1]), np.array([0, 3])), shape=(1, 4))
         report(np.array([[1]]), messy, np.ones(4, dtype=int), 20)
         assert messy.indices.tolist() == [3, 1, 1]
         assert messy.data.tolist() == [1, 1, 1]
 
-    def test_takes_sparse_arrays_and_narrow_integers(self) -> None:
+    def test_accepts_sparse_arrays_and_32_bit_integers(self) -> None:
         np.testing.assert_array_equal(hits(PREDICTIONS.astype(np.int32), csr_array(TRUTH)), HIT)
 
-    def test_tells_pairs_apart_where_query_times_label_overflows_32_bits(self) -> None:
+    def test_is_correct_if_query_times_label_exceeds_32_bits(self) -> None:
         labels, queries = 1_300_000, 4_000
         truth = truth_of([[labels - 1]] * queries, labels)
         assert hits(np.full((queries, 1), labels - 1), truth).all()
         assert not hits(np.full((queries, 1), labels - 2), truth).any()
 
-    def test_another_number_of_queries_is_refused(self) -> None:
+    def test_wrong_number_of_queries_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"predictions: expected shape \(3, top_k\), found \(2, 3\)"):
             hits(PREDICTIONS[:2], TRUTH)
 
     @pytest.mark.parametrize("label", [-2, 5])
-    def test_a_prediction_that_is_no_label_is_refused(self, label: int) -> None:
+    def test_prediction_of_an_unknown_label_is_refused(self, label: int) -> None:
         with pytest.raises(ValueError, match="expected label positions from 0 to 4"):
             hits(np.array([[label], [0], [0]]), TRUTH)
 
 
 class TestPrecision:
-    def test_divides_by_k_even_where_the_answer_is_short(self) -> None:
+    def test_divides_by_k_even_with_fewer_predictions(self) -> None:
         np.testing.assert_allclose(precision_at(HIT, 3), [2 / 3, 0, 0])
         np.testing.assert_allclose(precision_at(HIT, 5), [2 / 5, 0, 0])
 
 
 class TestRecall:
-    def test_divides_by_the_true_labels(self) -> None:
+    def test_divides_by_the_number_of_true_labels(self) -> None:
         np.testing.assert_allclose(recall_at(HIT, SIZES, 1), [1 / 3, 0, 0])
         np.testing.assert_allclose(recall_at(HIT, SIZES, 100), [2 / 3, 0, 0])
 
@@ -109,27 +109,27 @@ class TestNdcg:
         ideal = 1 + 1 / math.log2(3) + 1 / 2
         np.testing.assert_allclose(ndcg_at(HIT, SIZES, 3), [(1 + 1 / 2) / ideal, 0, 0])
 
-    def test_ideal_holds_no_more_than_the_true_labels(self) -> None:
+    def test_ideal_ranking_contains_only_true_labels(self) -> None:
         hit = np.array([[False, True, False]])
         np.testing.assert_allclose(ndcg_at(hit, np.array([1]), 3), [1 / math.log2(3)])
         np.testing.assert_allclose(ndcg_at(hit, np.array([2]), 5), [1 / math.log2(3) / (1 + 1 / math.log2(3))])
 
 
 class TestPropensityWeights:
-    def test_follow_the_written_formula(self) -> None:
+    def test_equal_the_formula(self) -> None:
         c = (math.log(1000) - 1) * 2.5**0.55
         np.testing.assert_allclose(
             propensity_weights(np.array([0, 10]), 1000, 0.55, 1.5), [1 + c * 1.5**-0.55, 1 + c * 11.5**-0.55]
         )
 
-    def test_fall_below_one_with_fewer_than_three_instances(self) -> None:
+    def test_are_below_one_with_fewer_than_three_instances(self) -> None:
         assert propensity_weights(np.array([1]), 2, 0.55, 1.5) < 1 < propensity_weights(np.array([1]), 3, 0.55, 1.5)
 
-    def test_no_instance_is_refused(self) -> None:
+    def test_zero_instances_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at least 1 training instance, found 0"):
             propensity_weights(np.array([0]), 0, 0.55, 1.5)
 
-    def test_b_of_zero_is_refused_as_it_divides_by_zero_for_unseen_labels(self) -> None:
+    def test_b_of_zero_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"positive B, found 0\.0"):
             propensity_weights(np.array([0]), 10, 0.55, 0.0)
 
@@ -137,18 +137,18 @@ class TestPropensityWeights:
 class TestPsp:
     def test_is_a_ratio_of_sums(self) -> None:
         weights = np.array([7.0, 5.0, 3.0, 2.0, 1.0])
-        # The first query gains 3 at rank 1, then 1 at rank 3; its ideal is 5, 3, 1. The third's ideal is 7.
+        # The first query gains 3 at rank 1 and 1 at rank 3; its ideal is 5, 3, 1. The ideal of the third query is 7.
         assert psp_at(PREDICTIONS, HIT, TRUTH, weights, 1) == pytest.approx(3 / (5 + 7))
         assert psp_at(PREDICTIONS, HIT, TRUTH, weights, 2) == pytest.approx(3 / (5 + 3 + 7))
         assert psp_at(PREDICTIONS, HIT, TRUTH, weights, 5) == pytest.approx((3 + 1) / (5 + 3 + 1 + 7))
 
-    def test_is_zero_when_nothing_is_true(self) -> None:
-        nothing = truth_of([[], []], labels=5)
-        assert psp_at(PREDICTIONS[:2], HIT[1:], nothing, np.ones(5), 5) == 0
+    def test_is_zero_without_true_labels(self) -> None:
+        no_truth = truth_of([[], []], labels=5)
+        assert psp_at(PREDICTIONS[:2], HIT[1:], no_truth, np.ones(5), 5) == 0
 
 
 class TestMacroF1:
-    def test_averages_the_labels_of_each_segment(self) -> None:
+    def test_is_the_mean_over_the_labels_of_each_segment(self) -> None:
         predictions = predictions_of([[0, 2], [0, 3], [1]], top_k=2)
         truth = truth_of([[0, 2], [1], [1, 3]], labels=5)
         # TP, FP, FN of labels 0 to 4: 1 1 0, 1 0 1, 1 0 0, 0 1 1, 0 0 0.
@@ -157,7 +157,7 @@ class TestMacroF1:
         expected = {"head": 2 / 3, "torso": (2 / 3 + 1) / 2, "tail": 0, "extreme tail": 0}
         assert f1 == pytest.approx(expected)
 
-    def test_looks_at_the_top_k_only(self) -> None:
+    def test_uses_only_the_top_k(self) -> None:
         f1 = macro_f1_at(np.array([[1, 0]]), truth_of([[0]], labels=2), np.array([50, 5]), k=1)
         assert f1["tail"] == 0
 
@@ -173,18 +173,18 @@ class TestMacroF1:
             (1001, "head"),
         ],
     )
-    def test_segment_bounds_include_their_upper_end(self, count: int, segment: str) -> None:
+    def test_segments_include_their_upper_bound(self, count: int, segment: str) -> None:
         f1 = macro_f1_at(np.array([[0]]), truth_of([[0]], labels=1), np.array([count]))
         assert f1.pop(segment) == 1
         assert set(f1.values()) == {None}
 
-    def test_label_counts_of_another_label_set_are_refused(self) -> None:
+    def test_wrong_number_of_label_counts_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"label_counts: expected shape \(5,\), found \(4,\)"):
             macro_f1_at(PREDICTIONS, TRUTH, np.ones(4, dtype=int))
 
 
 class TestReport:
-    def test_gives_percents_in_table_order(self) -> None:
+    def test_contains_percentages_in_table_order(self) -> None:
         measured = report(PREDICTIONS, TRUTH, np.array([2000, 500, 50, 50, 5]), instances=3000)
         assert list(measured) == [
             *("P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"),
@@ -197,28 +197,26 @@ class TestReport:
     def test_segment_without_labels_is_none(self) -> None:
         assert report(PREDICTIONS, TRUTH, np.ones(5, dtype=int), 10)["F1@5 head"] is None
 
-    def test_propensity_parameters_reach_psp(self) -> None:
+    def test_propensity_parameters_change_psp(self) -> None:
         counts = np.array([400, 1, 9, 30, 2])
         weights = propensity_weights(counts, 500, 0.6, 2.6)
         measured = report(PREDICTIONS, TRUTH, counts, 500, propensity=(0.6, 2.6))
         assert measured["PSP@3"] == pytest.approx(100 * psp_at(PREDICTIONS, HIT, TRUTH, weights, 3))
 
-    def test_no_query_is_refused(self) -> None:
+    def test_zero_queries_are_refused(self) -> None:
         with pytest.raises(ValueError, match="expected at least 1 query, found none"):
             report(np.empty((0, 5), dtype=int), truth_of([], labels=5), np.ones(5, dtype=int), 10)
 
     @given(cases(), st.integers(2, 10_000))
-    def test_every_metric_lies_between_0_and_100(self, case: tuple[np.ndarray, csr_matrix], instances: int) -> None:
+    def test_every_metric_is_between_0_and_100(self, case: tuple[np.ndarray, csr_matrix], instances: int) -> None:
         predictions, truth = case
         measured = report(predictions, truth, np.arange(truth.shape[1]), instances)
         assert all(0 <= value <= 100 + 1e-9 for value in measured.values() if value is not None)
 
     @given(cases())
-    def test_predicting_exactly_the_truth_by_falling_weight_is_perfect(
-        self, case: tuple[np.ndarray, csr_matrix]
-    ) -> None:
+    def test_predicting_the_true_labels_by_weight_is_perfect(self, case: tuple[np.ndarray, csr_matrix]) -> None:
         truth = case[1]
-        counts = np.arange(truth.shape[1])  # So lower labels weigh more.
+        counts = np.arange(truth.shape[1])  # lower labels weigh more
         rows = [sorted(set(truth.indices[a:b].tolist())) for a, b in zip(truth.indptr, truth.indptr[1:], strict=False)]
         perfect = predictions_of(rows, top_k=truth.shape[1])
         sizes = np.array([len(row) for row in rows])
@@ -232,7 +230,7 @@ class TestReport:
 
 
 def random_rows() -> tuple[list[list[int]], list[list[int]]]:
-    """300 answers of 0 to 6 labels, partly taken from the 0 to 8 true labels of their queries."""
+    """Predictions of 0 to 6 labels for 300 queries with 0 to 8 true labels; some predictions are true."""
     random = np.random.default_rng(0)
 
     def some(most: int) -> list[int]:
@@ -248,7 +246,7 @@ PREDICTED_ROWS, TRUE_ROWS = random_rows()
 
 
 class TestAgreementWithNapkinxc:
-    """napkinXC takes lists of labels and gives fractions at 1 to k; k = 7 is more than any answer holds."""
+    """napkinXC takes lists of labels and returns fractions at 1 to k. k = 7 exceeds the number of predictions."""
 
     predictions = predictions_of(PREDICTED_ROWS, top_k=6)
     truth = truth_of(TRUE_ROWS, LABELS)
@@ -263,7 +261,7 @@ class TestAgreementWithNapkinxc:
         ours = [recall_at(self.hit, self.sizes, k).mean() for k in range(1, 8)]
         np.testing.assert_allclose(ours, napkinxc.recall_at_k(TRUE_ROWS, PREDICTED_ROWS, k=7))
 
-    def test_ndcg_even_of_queries_with_fewer_than_k_labels(self) -> None:
+    def test_ndcg_also_of_queries_with_fewer_than_k_labels(self) -> None:
         ours = [ndcg_at(self.hit, self.sizes, k).mean() for k in range(1, 8)]
         np.testing.assert_allclose(ours, napkinxc.ndcg_at_k(TRUE_ROWS, PREDICTED_ROWS, k=7))
 
@@ -280,7 +278,7 @@ class TestAgreementWithNapkinxc:
         np.testing.assert_allclose(ours, theirs)
 
     def test_macro_f1_of_one_segment(self) -> None:
-        # napkinXC averages over all labels up to the highest it saw: here, every label.
+        # napkinXC averages over all labels up to the highest label in its input; here, all labels.
         counts = np.full(LABELS, 50)
         ours = [macro_f1_at(self.predictions, self.truth, counts, k)["tail"] for k in range(1, 6)]
         np.testing.assert_allclose(ours, napkinxc.macro_f1_measure_at_k(TRUE_ROWS, PREDICTED_ROWS, k=5))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer import losses, objective
 from trainer.batches import Batch, Batches
-from trainer.data.dataset import LabelSets
+from trainer.data.split import LabelSets
 from trainer.distributed import ALONE, Ranks
 from trainer.gradient_cache import Embedder
 from trainer.heads.dual_encoder import VectorDualEncoder

@@ -1,4 +1,4 @@
-"""`recollect train` from the command line: what it writes without training, what it resumes, what it refuses."""
+"""`recollect train` on the command line without training (`--epochs 0`), and the run folder."""
 
 import dataclasses
 import fcntl
@@ -23,7 +23,7 @@ from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.memory import DEFAULTS, open_memory
 from trainer.recipe import Recipe
-from trainer.run_folder import Finished, RunFolder
+from trainer.run_folder import RunFolder, TrainingResult
 from trainer.train_settings import TrainSettings
 from trainer.training_state import Progress
 
@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture
 def train(toy: Path, tiny_bert: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Train:
-    """Runs `recollect train --epochs 0` on the toy with the tiny encoder; flags given later win."""
+    """Returns a function that runs `recollect train --epochs 0` on the toy dataset with the tiny encoder."""
 
     def run(*flags: object, dataset: Path | None = None) -> Outcome:
         usual = ["--out", tmp_path / "run", "--encoder", tiny_bert.folder, "--epochs", 0]
@@ -52,18 +52,18 @@ def run_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def refuse_to_encode(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def encode(*_: object) -> None:
-        pytest.fail("nothing should be encoded")
+        pytest.fail("a text was encoded")
 
     return lambda: monkeypatch.setattr(Encoder, "encode", encode)
 
 
-def test_no_epochs_write_the_pretrained_encoder_and_the_memory_it_makes(
+def test_run_without_epochs_writes_the_pretrained_encoder_and_its_memory(
     train: Train, run_folder: Path, tiny_bert: Any
 ) -> None:
     outcome = train()
     assert (outcome.status, outcome.out) == (0, "")
     assert "14 instances, 5 labels" in outcome.err
-    assert "19 keys, 19 made now at " in outcome.err
+    assert "19 keys, 19 computed now at " in outcome.err
     assert sorted(path.name for path in run_folder.iterdir()) == ["checkpoint", "memory"]
     memory = open_memory(run_folder / "memory")
     encoder = load_checkpoint(run_folder / "checkpoint", "cpu")
@@ -82,7 +82,7 @@ def test_no_epochs_write_the_pretrained_encoder_and_the_memory_it_makes(
         (["--label-keys", "text"], 0),
     ],
 )
-def test_memory_says_how_label_keys_are_to_be_mixed(
+def test_memory_contains_the_label_key_alpha_of_the_flags(
     train: Train, run_folder: Path, flags: list[object], alpha: float
 ) -> None:
     assert train(*flags).status == 0
@@ -91,7 +91,7 @@ def test_memory_says_how_label_keys_are_to_be_mixed(
     np.testing.assert_array_equal(memory.label_keys(0.0)[:], memory.keys[14:])
 
 
-def test_run_again_encodes_nothing(train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]) -> None:
+def test_second_run_encodes_no_text(train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]) -> None:
     train()
     before = (run_folder / "memory" / "keys.npy").stat().st_mtime_ns
     refuse_to_encode()
@@ -101,7 +101,7 @@ def test_run_again_encodes_nothing(train: Train, run_folder: Path, refuse_to_enc
     assert (run_folder / "memory" / "keys.npy").stat().st_mtime_ns == before
 
 
-def test_run_again_restores_a_lost_checkpoint(
+def test_second_run_restores_a_missing_checkpoint(
     train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]
 ) -> None:
     train()
@@ -111,7 +111,7 @@ def test_run_again_restores_a_lost_checkpoint(
     assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 32
 
 
-def test_interrupted_run_says_so_and_goes_on_when_run_again(
+def test_interrupted_run_exits_with_130_and_the_next_run_continues(
     train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Encoder.encode
@@ -126,7 +126,7 @@ def test_interrupted_run_says_so_and_goes_on_when_run_again(
         outcome = train()
     assert outcome.status == 130
     assert outcome.err.endswith("recollect train: interrupted\n")
-    assert "19 keys, 5 made now at " in train().err
+    assert "19 keys, 5 computed now at " in train().err
     assert open_memory(run_folder / "memory").keys.shape == (19, 32)
 
 
@@ -139,7 +139,7 @@ def test_interrupted_run_says_so_and_goes_on_when_run_again(
         (["--key-dtype", "float16"], "key_dtype"),
     ],
 )
-def test_other_settings_are_refused_by_name_and_change_nothing(
+def test_other_settings_are_refused_by_name_without_changes(
     train: Train, run_folder: Path, flags: list[object], differs: str
 ) -> None:
     train()
@@ -150,7 +150,7 @@ def test_other_settings_are_refused_by_name_and_change_nothing(
     assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
 
 
-def test_other_dataset_is_refused_by_what_differs(train: Train, toy: Path) -> None:
+def test_other_dataset_is_refused_with_the_differences(train: Train, toy: Path) -> None:
     train()
     with (toy / "train.jsonl").open("a") as file:
         file.write('{"uid": "new", "text": "red fox", "labels": [0]}\n')
@@ -159,7 +159,7 @@ def test_other_dataset_is_refused_by_what_differs(train: Train, toy: Path) -> No
     assert "differs in instances, dataset_sha256;" in outcome.err
 
 
-def test_other_encoder_is_refused_by_what_differs(train: Train, tiny_distilbert: Any) -> None:
+def test_other_encoder_is_refused_with_the_differences(train: Train, tiny_distilbert: Any) -> None:
     train()
     outcome = train("--encoder", tiny_distilbert.folder)
     assert outcome.status == 2
@@ -173,15 +173,13 @@ def test_overwrite_replaces_memory_and_checkpoint(train: Train, run_folder: Path
     assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 16
 
 
-def test_overwrite_replaces_what_is_the_same_but_for_its_label_keys(train: Train, run_folder: Path) -> None:
+def test_overwrite_replaces_a_memory_that_differs_only_in_label_keys(train: Train, run_folder: Path) -> None:
     train()
     assert train("--label-keys", "enriched", "--overwrite").status == 0
     assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.5}
 
 
-def test_memory_of_which_nothing_can_be_told_is_refused_and_overwrite_replaces_it(
-    train: Train, run_folder: Path
-) -> None:
+def test_unreadable_memory_is_refused_and_replaced_by_overwrite(train: Train, run_folder: Path) -> None:
     train()
     (run_folder / "memory" / "memory.json").write_text("{")
     outcome = train()
@@ -194,18 +192,18 @@ def test_memory_of_which_nothing_can_be_told_is_refused_and_overwrite_replaces_i
 
 
 @pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
-def test_damaged_memory_is_made_again_when_run_again(train: Train, run_folder: Path, name: str) -> None:
+def test_second_run_rewrites_a_damaged_memory(train: Train, run_folder: Path, name: str) -> None:
     train()
     before = files(run_folder)
     (run_folder / "memory" / name).write_bytes(before[f"memory/{name}"][:-1])
     outcome = train()
     assert outcome.status == 0
-    assert f"{run_folder}/memory: finished, but damaged; made again" in outcome.err
+    assert f"{run_folder}/memory: damaged; writing it again" in outcome.err
     assert files(run_folder) == before
 
 
 @pytest.mark.parametrize("name", ["checkpoint/weights", "memory/notes", "frozen/x", "tensorboard/x", "metrics.jsonl"])
-def test_what_no_run_left_is_neither_replaced_nor_removed_unasked(train: Train, run_folder: Path, name: str) -> None:
+def test_files_of_unknown_origin_are_kept_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
     (run_folder / name).parent.mkdir(parents=True)
     (run_folder / name).write_text("mine")
     outcome = train()
@@ -217,7 +215,7 @@ def test_what_no_run_left_is_neither_replaced_nor_removed_unasked(train: Train, 
     assert train("--overwrite").status == 0
 
 
-def test_checkpoint_that_a_kill_left_alone_is_gone_on_from(train: Train, run_folder: Path) -> None:
+def test_run_continues_from_a_checkpoint_without_a_memory(train: Train, run_folder: Path) -> None:
     train()
     before = files(run_folder)
     shutil.rmtree(run_folder / "memory")
@@ -225,7 +223,7 @@ def test_checkpoint_that_a_kill_left_alone_is_gone_on_from(train: Train, run_fol
     assert files(run_folder) == before
 
 
-def test_checkpoint_of_another_encoder_is_not_replaced_unasked(
+def test_checkpoint_of_another_encoder_is_kept_without_overwrite(
     train: Train, run_folder: Path, tiny_distilbert: Any
 ) -> None:
     train("--encoder", tiny_distilbert.folder)
@@ -235,7 +233,9 @@ def test_checkpoint_of_another_encoder_is_not_replaced_unasked(
     assert files(run_folder) == before
 
 
-def test_environment_sets_what_no_flag_says(train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_apply_unless_a_flag_is_given(
+    train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RECOLLECT_POOLING", "cls")
     monkeypatch.setenv("RECOLLECT_MAX_LENGTH", "7")
     train()
@@ -258,7 +258,7 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("flags", "complaint"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
-def test_bad_setting_ends_with_status_2_and_one_plain_line(
+def test_bad_setting_exits_with_2_and_one_line(
     train: Train, run_folder: Path, flags: list[object], complaint: str
 ) -> None:
     outcome = train(*flags)
@@ -277,12 +277,12 @@ BAD_DATA: dict[str, tuple[bytes, str]] = {
     "duplicate": (b'{"uid": "i0", "text": "t", "labels": []}', "train.jsonl: uid 'i0' occurs twice, in rows 1 and 2"),
     "empty text": (b'{"text": " ", "labels": []}', "train.jsonl:2: 'text': the text is empty"),
     "invalid UTF-8": (b'{"text": "\xff", "labels": []}', "train.jsonl:2: expected UTF-8"),
-    "lone surrogate": (b'{"text": "\\udfff", "labels": []}', "train.jsonl:2: 'text': the text holds half"),
+    "lone surrogate": (b'{"text": "\\udfff", "labels": []}', "train.jsonl:2: 'text': the text contains half"),
 }
 
 
 @pytest.mark.parametrize(("line", "complaint"), BAD_DATA.values(), ids=BAD_DATA)
-def test_bad_data_ends_with_status_2_and_one_plain_line(
+def test_bad_data_exits_with_2_and_one_line(
     train: Train, toy: Path, run_folder: Path, line: bytes, complaint: str
 ) -> None:
     (toy / "train.jsonl").write_bytes(b'{"uid": "i0", "text": "first", "labels": [0]}\n' + line + b"\n")
@@ -293,14 +293,14 @@ def test_bad_data_ends_with_status_2_and_one_plain_line(
     assert not run_folder.exists()
 
 
-def test_missing_dataset_ends_with_status_2(train: Train, tmp_path: Path) -> None:
+def test_missing_dataset_exits_with_2(train: Train, tmp_path: Path) -> None:
     outcome = train(dataset=tmp_path / "absent")
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
     assert "absent: expected a dataset folder, found nothing" in outcome.err
 
 
-def test_run_folder_that_is_a_file_ends_with_status_2(train: Train, run_folder: Path) -> None:
+def test_run_folder_that_is_a_file_exits_with_2(train: Train, run_folder: Path) -> None:
     run_folder.write_text("precious")
     outcome = train()
     assert outcome.status == 2
@@ -314,7 +314,7 @@ class TestProcess:
         environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"} | environment
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
 
-    def test_bad_input_exits_with_2_and_one_line_without_traceback(self, toy: Path, tmp_path: Path) -> None:
+    def test_bad_data_exits_with_2_and_one_line_without_traceback(self, toy: Path, tmp_path: Path) -> None:
         (toy / "train.jsonl").write_text("{")
         done = self.run(toy, "--out", tmp_path / "run")
         assert (done.returncode, done.stdout) == (2, "")
@@ -324,13 +324,13 @@ class TestProcess:
     @pytest.mark.parametrize(
         ("arguments", "complaint"), [([], "required"), (["data", "--out", "x", "--bogus"], "--bogus")]
     )
-    def test_bad_usage_exits_with_2_and_no_traceback(self, arguments: list[str], complaint: str) -> None:
+    def test_bad_flags_exit_with_2_without_traceback(self, arguments: list[str], complaint: str) -> None:
         done = self.run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert complaint in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_encoder_from_the_hub_is_found_in_its_cache_and_pooled_as_it_declares(
+    def test_encoder_is_found_in_the_hub_cache_and_uses_its_declared_pooling(
         self, toy: Path, tiny_bert: Any, tmp_path: Path
     ) -> None:
         cached = tmp_path / "hub" / "models--acme--tiny"
@@ -347,7 +347,7 @@ class TestProcess:
         assert (saved["name"], saved["pooling"]) == ("acme/tiny", "cls")
 
 
-def test_second_train_into_the_same_run_is_refused_while_the_first_writes(train: Train, run_folder: Path) -> None:
+def test_second_train_is_refused_while_the_first_writes_the_same_run(train: Train, run_folder: Path) -> None:
     train()
     descriptor = os.open(run_folder, os.O_RDONLY)
     try:
@@ -359,16 +359,16 @@ def test_second_train_into_the_same_run_is_refused_while_the_first_writes(train:
     assert "another `recollect train` writes here" in outcome.err
 
 
-def test_memory_made_without_training_is_not_trained_over(train: Train, run_folder: Path) -> None:
+def test_training_does_not_replace_a_memory_without_training(train: Train, run_folder: Path) -> None:
     train()
     before = files(run_folder)
     outcome = train("--epochs", 1, "--batch-size", 4)
     assert outcome.status == 2
-    assert "expected no memory here, found one made without training" in outcome.message
+    assert "expected no memory here, found one written without training" in outcome.message
     assert files(run_folder) == before
 
 
-FINISHED = Finished(Progress(step=8), peak_memory_bytes=3_000, trainable_parameters=70)
+RESULT = TrainingResult(Progress(step=8), peak_memory_bytes=3_000, trainable_parameters=70)
 
 
 class TestRunFolder:
@@ -384,30 +384,32 @@ class TestRunFolder:
             given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, labels=5, device="cpu"
         )
 
-    def test_without_a_training_holds_none(self, folder: RunFolder) -> None:
+    def test_training_is_none_in_an_empty_folder(self, folder: RunFolder) -> None:
         assert folder.training() is None
 
-    def test_takes_a_training_and_says_how_it_ended(self, folder: RunFolder) -> None:
+    def test_training_contains_recipe_and_result(self, folder: RunFolder) -> None:
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
         begun = folder.training()
         assert begun is not None
         assert (begun["done"], begun["progress"], begun["measured"]) == (False, None, None)
         assert self.recipe().differences(begun["recipe"]) == []
-        folder.write_training(self.recipe(), Finished(Progress(step=8, best=51.5, best_step=4, seconds=2.0), 3_000, 70))
+        folder.write_training(
+            self.recipe(), TrainingResult(Progress(step=8, best=51.5, best_step=4, seconds=2.0), 3_000, 70)
+        )
         done = folder.training()
         assert done is not None
         assert (done["done"], done["progress"]["best_step"]) == (True, 4)
         assert done["measured"] == {"seconds": 2.0, "peak_memory_bytes": 3_000, "trainable_parameters": 70}
         assert not folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
-    def test_training_that_saved_no_state_yet_begins_anew(self, folder: RunFolder) -> None:
+    def test_training_without_a_saved_state_starts_again(self, folder: RunFolder) -> None:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
-    def test_unfinished_training_goes_on_only_when_asked_to(self, folder: RunFolder) -> None:
+    def test_unfinished_training_continues_only_with_resume(self, folder: RunFolder) -> None:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)
         folder.state.mkdir()
-        with pytest.raises(TrainingError, match="expected no unfinished training, found one; go on with --resume"):
+        with pytest.raises(TrainingError, match="expected no unfinished training, found one; continue with --resume"):
             folder.begin_training(self.recipe(), resume=False, overwrite=False)
         assert folder.begin_training(self.recipe(), resume=True, overwrite=False)
         assert folder.state.is_dir()
@@ -416,33 +418,33 @@ class TestRunFolder:
 
     @pytest.mark.parametrize("done", [False, True])
     @pytest.mark.parametrize("resume", [False, True])
-    def test_other_training_is_refused_by_what_differs(self, folder: RunFolder, done: bool, resume: bool) -> None:
-        folder.write_training(self.recipe(), FINISHED if done else None)
+    def test_other_training_is_refused_with_the_differences(self, folder: RunFolder, done: bool, resume: bool) -> None:
+        folder.write_training(self.recipe(), RESULT if done else None)
         before = folder.training()
         with pytest.raises(TrainingError, match=r"found one that differs in steps, epochs, seed; .* --overwrite"):
             folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=False)
         assert folder.training() == before
         assert folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=True)
 
-    def test_where_a_training_runs_may_change_only_once_it_is_done(self, folder: RunFolder) -> None:
+    def test_device_settings_may_change_only_after_training(self, folder: RunFolder) -> None:
         recipe = self.recipe()
-        elsewhere = dataclasses.replace(recipe, micro_batch=8, ranks=2, device="cuda")
+        other_device = dataclasses.replace(recipe, micro_batch=8, ranks=2, device="cuda")
         folder.begin_training(recipe, resume=False, overwrite=False)
-        with pytest.raises(TrainingError, match="found one that differs in micro_batch, ranks, device; go on with"):
-            folder.begin_training(elsewhere, resume=True, overwrite=False)
-        folder.write_training(recipe, FINISHED)
-        assert not folder.begin_training(elsewhere, resume=False, overwrite=False)
+        with pytest.raises(TrainingError, match="found one that differs in micro_batch, ranks, device; continue with"):
+            folder.begin_training(other_device, resume=True, overwrite=False)
+        folder.write_training(recipe, RESULT)
+        assert not folder.begin_training(other_device, resume=False, overwrite=False)
 
     @pytest.mark.parametrize(
         "content", ["", "{", "[]", "{}", '{"format_version": 1}', '{"format_version": 2, "recipe": {"seed": 0}}']
     )
-    def test_training_that_cannot_be_read_is_refused_until_overwritten(self, folder: RunFolder, content: str) -> None:
+    def test_invalid_training_json_is_refused_without_overwrite(self, folder: RunFolder, content: str) -> None:
         (folder.path / "training.json").write_text(content)
         with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 1, found: "):
             folder.begin_training(self.recipe(), resume=True, overwrite=False)
         assert folder.begin_training(self.recipe(), resume=False, overwrite=True)
 
-    def test_overwriting_clears_all_that_a_training_leaves_and_nothing_else(self, folder: RunFolder) -> None:
+    def test_overwrite_removes_only_the_files_of_a_run(self, folder: RunFolder) -> None:
         (folder.path / "notes.txt").write_text("mine")
         for name in ("checkpoint", "state", "frozen", "tensorboard"):
             (folder.path / name).mkdir()
@@ -451,7 +453,7 @@ class TestRunFolder:
         folder.begin_training(self.recipe(), resume=False, overwrite=True)
         assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training.json"]
 
-    def test_training_is_not_replaced_by_a_memory_made_without_one(self, train: Train, folder: RunFolder) -> None:
+    def test_memory_without_training_does_not_replace_a_training(self, train: Train, folder: RunFolder) -> None:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)
         outcome = train()
         assert outcome.status == 2
@@ -460,17 +462,17 @@ class TestRunFolder:
         assert train("--overwrite").status == 0
         assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoint", "memory"]
 
-    def test_full_disk_names_the_folder_where_the_system_names_none(self, folder: RunFolder) -> None:
-        with pytest.raises(OSError, match="No space left") as full, folder.alone():
+    def test_lock_adds_the_folder_to_errors_without_a_file_name(self, folder: RunFolder) -> None:
+        with pytest.raises(OSError, match="No space left") as full, folder.lock():
             raise OSError(28, "No space left on device")
         assert full.value.filename == str(folder.path)
 
-    def test_lets_in_whoever_comes_after_the_first_has_left(self, folder: RunFolder) -> None:
+    def test_lock_is_exclusive_and_can_be_taken_again_after_release(self, folder: RunFolder) -> None:
         with (
-            folder.alone(),
+            folder.lock(),
             pytest.raises(MemoryFolderError, match="another `recollect train` writes here"),
-            folder.alone(),
+            folder.lock(),
         ):
-            pytest.fail("two at once")
-        with folder.alone():
+            pytest.fail("two processes hold the lock")
+        with folder.lock():
             pass

@@ -39,7 +39,7 @@ def take_step(log: RunLog, progress: Progress, clock: Clock, seconds: float, los
     log.step(loss, learning_rate=0.5, examples=8, seconds=float(seconds), last=progress.step == log._bar.total)
 
 
-def test_a_line_holds_the_mean_loss_and_the_speed_since_the_line_before(tmp_path: Path, clock: Clock) -> None:
+def test_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path: Path, clock: Clock) -> None:
     progress = Progress()
     with RunLog(tmp_path, 100, progress, first=True) as log:
         for loss in (1.0, 2.0, 6.0, 10.0, 20.0):
@@ -49,7 +49,7 @@ def test_a_line_holds_the_mean_loss_and_the_speed_since_the_line_before(tmp_path
     assert [line["loss"] for line in lines(tmp_path)] == [3.0, 20.0]
 
 
-def test_what_is_done_between_two_steps_is_no_part_of_the_speed(tmp_path: Path, clock: Clock) -> None:
+def test_time_between_steps_does_not_count_for_the_speed(tmp_path: Path, clock: Clock) -> None:
     progress = Progress()
     with RunLog(tmp_path, 2, progress, first=True) as log:
         take_step(log, progress, clock, 1)
@@ -58,7 +58,7 @@ def test_what_is_done_between_two_steps_is_no_part_of_the_speed(tmp_path: Path, 
     assert lines(tmp_path)[-1]["examples_per_second"] == 8
 
 
-def test_the_last_step_has_a_line_however_soon_it_comes(tmp_path: Path, clock: Clock) -> None:
+def test_last_step_always_has_a_line(tmp_path: Path, clock: Clock) -> None:
     progress = Progress()
     with RunLog(tmp_path, 2, progress, first=True) as log:
         take_step(log, progress, clock, 0.25)
@@ -66,7 +66,7 @@ def test_the_last_step_has_a_line_however_soon_it_comes(tmp_path: Path, clock: C
     assert lines(tmp_path) == [{"step": 2, "loss": 1.0, "learning_rate": 0.5, "examples_per_second": 32.0}]
 
 
-def test_what_is_written_stands_at_the_step_reached_and_can_be_read_at_once(tmp_path: Path) -> None:
+def test_written_values_have_the_current_step_and_are_readable_at_once(tmp_path: Path) -> None:
     progress = Progress()
     with RunLog(tmp_path, 10, progress, first=True) as log:
         log.write(validation_ndcg_5=1.5)
@@ -75,7 +75,7 @@ def test_what_is_written_stands_at_the_step_reached_and_can_be_read_at_once(tmp_
         assert lines(tmp_path) == [{"step": 0, "validation_ndcg_5": 1.5}, {"step": 7, "validation_ndcg_5": 2.5}]
 
 
-def resumed(folder: Path, text: str, step: int) -> list[dict[str, Any]]:
+def resume(folder: Path, text: str, step: int) -> list[dict[str, Any]]:
     (folder / "metrics.jsonl").write_text(text)
     progress = Progress(step=step)
     with RunLog(folder, 10, progress, first=True) as log:
@@ -84,41 +84,39 @@ def resumed(folder: Path, text: str, step: int) -> list[dict[str, Any]]:
     return lines(folder)
 
 
-def test_a_resumed_run_drops_what_came_after_its_state(tmp_path: Path) -> None:
+def test_resumed_run_removes_lines_after_its_state(tmp_path: Path) -> None:
     text = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (0, 2, 4, 4, 5, 8))
-    assert [line["step"] for line in resumed(tmp_path, text, step=4)] == [0, 2, 4, 4, 5]
+    assert [line["step"] for line in resume(tmp_path, text, step=4)] == [0, 2, 4, 4, 5]
     assert lines(tmp_path)[-1] == {"step": 5, "loss": 9.0}
 
 
-def test_a_run_that_begins_again_begins_its_log_again(tmp_path: Path) -> None:
-    assert resumed(tmp_path, '{"step": 0, "loss": 1.0}\n{"step": 1, "loss": 1.0}\n', step=0) == [
+def test_run_from_step_0_starts_a_new_log(tmp_path: Path) -> None:
+    assert resume(tmp_path, '{"step": 0, "loss": 1.0}\n{"step": 1, "loss": 1.0}\n', step=0) == [
         {"step": 1, "loss": 9.0}
     ]
 
 
-WHOLE = '{"step": 1, "loss": 1.0}\n'
+LINE = '{"step": 1, "loss": 1.0}\n'
 
 
-@pytest.mark.parametrize("cut", range(len(WHOLE)))
-def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path, cut: int) -> None:
-    steps = [line["step"] for line in resumed(tmp_path, WHOLE + WHOLE.replace("1,", "2,")[:cut], step=5)]
+@pytest.mark.parametrize("cut", range(len(LINE)))
+def test_incomplete_last_line_is_removed(tmp_path: Path, cut: int) -> None:
+    steps = [line["step"] for line in resume(tmp_path, LINE + LINE.replace("1,", "2,")[:cut], step=5)]
     assert steps == [1, 6]
 
 
 @pytest.mark.parametrize("broken", ["7", "[]", "null", '{"loss": 1.0}', '{"step": "x"}', "\x00\x00"])
-def test_a_line_that_is_no_record_is_dropped(tmp_path: Path, broken: str) -> None:
-    assert [line["step"] for line in resumed(tmp_path, WHOLE + broken + "\n", step=5)] == [1, 6]
+def test_invalid_line_is_removed(tmp_path: Path, broken: str) -> None:
+    assert [line["step"] for line in resume(tmp_path, LINE + broken + "\n", step=5)] == [1, 6]
 
 
-def test_lines_that_are_kept_are_on_disk_before_anything_is_added(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(WHOLE)
+def test_kept_lines_are_on_disk_before_new_lines(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(LINE)
     with RunLog(tmp_path, 10, Progress(step=5), first=True):
-        assert (tmp_path / "metrics.jsonl").read_text() == WHOLE
+        assert (tmp_path / "metrics.jsonl").read_text() == LINE
 
 
-def test_ranks_but_the_first_say_and_write_nothing(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_rank_writes(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {}
     for first in (True, False):
         folder = tmp_path / str(first)
@@ -134,31 +132,31 @@ def test_ranks_but_the_first_say_and_write_nothing(
     assert written[False] == ("", [])
 
 
-def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a run: the values by name and step."""
+def tensorboard_values(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The values in TensorBoard, by name and step."""
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     return {name: [(event.step, event.value) for event in board.Scalars(name)] for name in board.Tags()["scalars"]}
 
 
-def test_tensorboard_shows_the_same_and_nothing_that_came_after_the_state_of_a_resumed_run(tmp_path: Path) -> None:
-    for told in ({4: 1.5, 5: 2.5, 7: 3.5}, {5: 9.5}):
+def test_tensorboard_has_the_same_values_without_those_after_the_state_of_a_resumed_run(tmp_path: Path) -> None:
+    for losses in ({4: 1.5, 5: 2.5, 7: 3.5}, {5: 9.5}):
         progress = Progress(step=4)
         with RunLog(tmp_path, 9, progress, first=True) as log:
-            for progress.step, loss in told.items():
+            for progress.step, loss in losses.items():
                 log.write(loss=loss, learning_rate=0.5)
-    assert shown(tmp_path) == {"loss": [(4, 1.5), (5, 9.5)], "learning_rate": [(4, 0.5), (5, 0.5)]}
-    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == shown(tmp_path)["loss"]
+    assert tensorboard_values(tmp_path) == {"loss": [(4, 1.5), (5, 9.5)], "learning_rate": [(4, 0.5), (5, 0.5)]}
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == tensorboard_values(tmp_path)["loss"]
 
 
-def test_without_tensorboard_lines_alone_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_only_lines_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with RunLog(tmp_path, 9, Progress(step=4), first=True) as log:
         log.write(loss=1.5)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_training_that_fails_leaves_its_lines(tmp_path: Path) -> None:
+def test_lines_of_a_failed_training_are_kept(tmp_path: Path) -> None:
     def fail() -> None:
         with RunLog(tmp_path, 9, Progress(step=3), first=True) as log:
             log.write(loss=1.0)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trainer.data.formats import open_dataset
+from trainer.data.dataset import open_dataset
 from trainer.data.sample import SampleCounts, write_sample
 from trainer.data.stdlib.modules import read_modules
 from trainer.data.stdlib.sentences import sentences
 from trainer.errors import DatasetError
 
-# Writes the sample into a folder; prints the counts, and which modules were loaded meanwhile.
+# Writes the sample into a folder; prints the counts and the imported modules.
 WRITE = """
 import json, sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from trainer.data.sample import write_sample
 counts = write_sample(Path(sys.argv[1]))
 print(json.dumps([[counts.labels, counts.train, counts.test], sorted(sys.modules)]))
 """
-# What another program may have done to its interpreter before it asks for the sample.
+# Changes to the interpreter that a program may make before it writes the sample.
 DISTURB = """
 import asyncio, builtins, decimal, sys, unittest.mock
 sys.excepthook = sys.displayhook = lambda *_: None
@@ -43,8 +43,8 @@ class Sample(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def write_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sample]:
-    """Writes the sample in an interpreter of its own."""
+def write_in_subprocess(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sample]:
+    """Returns a function that writes the sample in a new interpreter."""
 
     def write(script: str, seed: str) -> Sample:
         folder = tmp_path_factory.mktemp("samples") / "made" / "sample"
@@ -62,14 +62,14 @@ def write_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., S
 
 
 @pytest.fixture(scope="module")
-def sample(write_elsewhere: Callable[..., Sample]) -> Sample:
-    return write_elsewhere(WRITE, seed="1")
+def sample(write_in_subprocess: Callable[..., Sample]) -> Sample:
+    return write_in_subprocess(WRITE, seed="1")
 
 
-def test_sample_is_the_same_bytes_whatever_the_interpreter_did_before(
-    sample: Sample, write_elsewhere: Callable[..., Sample]
+def test_sample_bytes_do_not_depend_on_changes_to_the_interpreter(
+    sample: Sample, write_in_subprocess: Callable[..., Sample]
 ) -> None:
-    other = write_elsewhere(DISTURB + WRITE, seed="2")
+    other = write_in_subprocess(DISTURB + WRITE, seed="2")
     for name in ("labels.jsonl", "train.jsonl", "test.jsonl"):
         assert (other.folder / name).read_bytes() == (sample.folder / name).read_bytes()
 
@@ -82,7 +82,7 @@ def test_sample_is_a_dataset_of_thousands_of_labels(sample: Sample) -> None:
     assert len(train) > len(test) > 500
 
 
-def test_the_square_root_is_what_math_sqrt_is_trained_on(sample: Sample) -> None:
+def test_math_sqrt_has_a_sentence_about_the_square_root(sample: Sample) -> None:
     position = sample.uids().index("math.sqrt")
     texts = [row["text"] for row in sample.rows("train") if position in row["labels"]]
     assert any("square root" in text for text in texts)
@@ -95,19 +95,19 @@ def test_the_square_root_is_what_math_sqrt_is_trained_on(sample: Sample) -> None
         "json.dumps",
         "pathlib.Path.exists",
         "builtins.len",
-        "os.path.join",  # of posixpath
-        "os.path.exists",  # of genericpath, by way of posixpath
-        "asyncio.run",  # of asyncio.runners
-        "csv.reader",  # of _csv, in C
-        "sqlite3.connect",  # of _sqlite3, by way of sqlite3.dbapi2
-        "struct",  # whose docstring is that of _struct
+        "os.path.join",  # defined in posixpath
+        "os.path.exists",  # defined in genericpath, re-exported by posixpath
+        "asyncio.run",  # defined in asyncio.runners
+        "csv.reader",  # defined in the C module _csv
+        "sqlite3.connect",  # defined in _sqlite3, re-exported by sqlite3.dbapi2
+        "struct",  # its docstring comes from _struct
     ],
 )
-def test_a_name_stands_where_users_meet_it(sample: Sample, name: str) -> None:
+def test_labels_are_the_names_that_users_import(sample: Sample, name: str) -> None:
     assert name in sample.uids()
 
 
-def test_no_name_is_private_or_of_another_place(sample: Sample) -> None:
+def test_no_label_is_private_or_an_internal_path(sample: Sample) -> None:
     uids = sample.uids()
     assert uids == sorted(uids)
     assert not [uid for uid in uids if any(part.startswith("_") for part in uid.split("."))]
@@ -115,7 +115,7 @@ def test_no_name_is_private_or_of_another_place(sample: Sample) -> None:
     assert not [uid for uid in uids if uid.startswith(skipped)]
 
 
-def test_every_label_has_a_train_sentence_and_no_sentence_is_in_both_splits(sample: Sample) -> None:
+def test_every_label_has_a_train_sentence_and_splits_are_disjoint(sample: Sample) -> None:
     train, test = sample.rows("train"), sample.rows("test")
     trained = {position for row in train for position in row["labels"]}
     assert trained == set(range(sample.counts.labels))
@@ -124,17 +124,17 @@ def test_every_label_has_a_train_sentence_and_no_sentence_is_in_both_splits(samp
     assert len({row["uid"] for row in train + test}) == len(texts)
 
 
-def test_a_sentence_of_several_docstrings_has_all_their_names(sample: Sample) -> None:
+def test_sentence_in_several_docstrings_has_all_their_names(sample: Sample) -> None:
     uids = sample.uids()
     labels = {row["text"]: [uids[position] for position in row["labels"]] for row in sample.rows("train")}
     assert {"builtins.open", "io.open"} <= set(labels["Open file and return a stream."])
 
 
-def test_source_is_never_imported(sample: Sample) -> None:
+def test_python_modules_are_never_imported(sample: Sample) -> None:
     assert not {"antigravity", "this", "turtle", "tkinter", "pdb", "sqlite3", "readline"} & set(sample.loaded)
 
 
-def test_source_that_does_not_parse_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_does_not_parse_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("print 'a Python of old'")
     (tmp_path / "colorsys.py").write_bytes("# coding: latin-1\n'''Café.'''".encode("latin-1"))
     (tmp_path / "mine.py").write_text("'''Not of the library.'''")
@@ -144,7 +144,7 @@ def test_source_that_does_not_parse_is_passed_over(tmp_path: Path, monkeypatch: 
     assert not {"json", "mine"} & modules.keys()
 
 
-def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(tmp_path: Path, quick: None) -> None:
+def test_empty_folder_is_filled_and_no_temporary_folder_remains(tmp_path: Path, one_docstring: None) -> None:
     folder = tmp_path / "sample"
     folder.mkdir()
     assert write_sample(folder) == SampleCounts(labels=1, train=1, test=0)
@@ -152,7 +152,7 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(tmp_path: Path,
     assert sorted(path.name for path in folder.iterdir()) == ["labels.jsonl", "test.jsonl", "train.jsonl"]
 
 
-def test_a_folder_that_holds_something_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_folder_with_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DatasetError, match=r"an empty one; found notes\.txt in it: remove it or name another folder"):
         write_sample(tmp_path)
@@ -160,14 +160,14 @@ def test_a_folder_that_holds_something_is_refused_and_stays_as_it_is(tmp_path: P
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
+def test_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sample").write_text("mine")
     with pytest.raises(DatasetError, match="found a file"):
         write_sample(tmp_path / "sample")
     assert (tmp_path / "sample").read_text() == "mine"
 
 
-def test_nothing_is_left_when_the_disk_fails(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_error_leaves_no_files(tmp_path: Path, one_docstring: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -178,8 +178,8 @@ def test_nothing_is_left_when_the_disk_fails(tmp_path: Path, quick: None, monkey
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library of one function, for tests of what surrounds it."""
+def one_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the standard library by one function, so that writing is quick."""
     monkeypatch.setattr("trainer.data.sample.read_docstrings", lambda: {"math.sqrt": ["Return the square root of x."]})
 
 
@@ -200,5 +200,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Far too long a sentence " * 20, []),
     ],
 )
-def test_a_docstring_yields_its_prose(docstring: str, expected: list[str]) -> None:
+def test_sentences_of_docstring(docstring: str, expected: list[str]) -> None:
     assert sentences(docstring) == expected

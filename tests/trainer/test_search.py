@@ -6,9 +6,9 @@ import torch
 
 from tests.trainer.helpers import random_units, unit
 from trainer import search
-from trainer.search import nearest, nearest_among, nearly_nearest
+from trainer.search import nearest, nearest_among, nearest_approximate
 
-# `cpu:0` takes the road of a GPU, through torch, on this machine's processor.
+# `cpu:0` runs the torch search, which GPUs use, on the CPU.
 DEVICES = ("cpu", "cpu:0")
 
 
@@ -20,7 +20,7 @@ def brute_force(queries: np.ndarray, keys: np.ndarray, top: int) -> tuple[np.nda
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("top", [1, 5, 40])
-def test_nearest_keys_are_those_of_brute_force(device: str, top: int) -> None:
+def test_nearest_equals_brute_force(device: str, top: int) -> None:
     rng = np.random.default_rng(top)
     queries, keys = random_units(rng, 33), random_units(rng, 40)
     similarities, rows = nearest(queries, keys, top, device)
@@ -30,7 +30,7 @@ def test_nearest_keys_are_those_of_brute_force(device: str, top: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_keys_come_back_when_more_are_asked_for(device: str) -> None:
+def test_all_keys_are_returned_if_top_is_larger(device: str) -> None:
     rng = np.random.default_rng(0)
     queries, keys = random_units(rng, 3), random_units(rng, 4)
     similarities, rows = nearest(queries, keys, 10, device)
@@ -39,7 +39,7 @@ def test_all_keys_come_back_when_more_are_asked_for(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_half_precision_keys_and_strided_queries_are_searched_too(device: str) -> None:
+def test_half_precision_keys_and_strided_queries_are_searched(device: str) -> None:
     rng = np.random.default_rng(1)
     queries, keys = random_units(rng, 20)[::2], random_units(rng, 30).astype(np.float16)
     _, rows = nearest(queries, keys, 3, device)
@@ -48,18 +48,18 @@ def test_half_precision_keys_and_strided_queries_are_searched_too(device: str) -
 
 @pytest.mark.parametrize(("queries", "similarities"), [(4_096, 1 << 28), (7, 1 << 28), (4_096, 20), (4_096, 1)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_more_queries_than_a_block_holds_keep_their_order(
+def test_queries_of_several_blocks_keep_their_order(
     device: str, queries: int, similarities: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_BLOCK_QUERIES", queries)
     monkeypatch.setattr(search, "_BLOCK_SIMILARITIES", similarities)
     rng = np.random.default_rng(2)
-    asked, keys = random_units(rng, 50), random_units(rng, 6)
-    _, rows = nearest(asked, keys, 1, device)
-    np.testing.assert_array_equal(rows, brute_force(asked, keys, 1)[1])
+    many, keys = random_units(rng, 50), random_units(rng, 6)
+    _, rows = nearest(many, keys, 1, device)
+    np.testing.assert_array_equal(rows, brute_force(many, keys, 1)[1])
 
 
-def test_a_gpu_holds_no_more_similarities_than_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_block_size_limits_the_number_of_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_BLOCK_SIMILARITIES", 100)
     sizes = []
     topk = torch.Tensor.topk
@@ -70,12 +70,12 @@ def test_a_gpu_holds_no_more_similarities_than_a_block_has(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("stretch", [1, 4, 7, 100])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 100])
 @pytest.mark.parametrize("top", [1, 5, 40])
-def test_nearest_among_some_keys_are_those_of_them_alone(
-    device: str, stretch: int, top: int, monkeypatch: pytest.MonkeyPatch
+def test_nearest_among_searches_only_the_given_rows(
+    device: str, chunk: int, top: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_STRETCH_KEYS", stretch)
+    monkeypatch.setattr(search, "_CHUNK_KEYS", chunk)
     rng = np.random.default_rng(top)
     queries, keys = random_units(rng, 9), random_units(rng, 40)
     some = np.sort(rng.choice(40, size=21, replace=False))
@@ -86,45 +86,45 @@ def test_nearest_among_some_keys_are_those_of_them_alone(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_no_queries_find_nothing(device: str) -> None:
+def test_no_queries_give_empty_results(device: str) -> None:
     similarities, rows = nearest(np.empty((0, 8), np.float32), random_units(np.random.default_rng(3), 5), 2, device)
     assert similarities.shape == rows.shape == (0, 2)
 
 
 @pytest.mark.parametrize("keys", [1, 2, 38, 39, 77])
 @pytest.mark.parametrize("top", [1, 3, 100])
-def test_nearly_nearest_is_exact_while_there_are_few_keys(keys: int, top: int) -> None:
+def test_approximate_search_is_exact_for_few_keys(keys: int, top: int) -> None:
     rng = np.random.default_rng(keys)
     queries, vectors = random_units(rng, 10), random_units(rng, keys)
-    similarities, rows = nearly_nearest(queries, vectors, top)
+    similarities, rows = nearest_approximate(queries, vectors, top)
     expected_similarities, expected_rows = brute_force(queries, vectors, top)
     np.testing.assert_array_equal(rows, expected_rows)
     np.testing.assert_allclose(similarities, expected_similarities, atol=1e-6)
 
 
-def test_nearly_nearest_finds_most_keys_where_keys_lie_in_clusters() -> None:
+def test_approximate_search_finds_most_keys_of_clustered_data() -> None:
     rng = np.random.default_rng(4)
     topics = random_units(rng, 80, 32)
     keys = unit(np.repeat(topics, 40, axis=0) + 0.1 * rng.standard_normal((3_200, 32)))
     queries = unit(topics + 0.1 * rng.standard_normal((80, 32)))
-    similarities, rows = nearly_nearest(queries, keys, 10)
+    similarities, rows = nearest_approximate(queries, keys, 10)
     _, expected = brute_force(queries, keys, 10)
     common = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(rows, expected, strict=True))
     assert common > 0.9 * expected.size
     assert (np.diff(similarities, axis=1) <= 0).all()
 
 
-def test_where_too_few_keys_were_seen_there_is_no_key_and_no_similarity() -> None:
+def test_approximate_search_returns_minus_one_for_missing_keys() -> None:
     rng = np.random.default_rng(5)
-    similarities, rows = nearly_nearest(random_units(rng, 4), random_units(rng, 600), 600)
+    similarities, rows = nearest_approximate(random_units(rng, 4), random_units(rng, 600), 600)
     assert (rows == -1).any()
     assert (similarities[rows == -1] == -np.inf).all()
     assert np.isfinite(similarities[rows >= 0]).all()
 
 
 @pytest.mark.parametrize("keys", [390, 600, 1_200])
-def test_nearly_nearest_looks_into_a_sixteenth_of_the_lists_at_least(keys: int) -> None:
+def test_approximate_search_covers_at_least_a_sixteenth_of_the_keys(keys: int) -> None:
     rng = np.random.default_rng(6)
     vectors = random_units(rng, keys)
-    _, rows = nearly_nearest(random_units(rng, 200), vectors, keys)
+    _, rows = nearest_approximate(random_units(rng, 200), vectors, keys)
     assert (rows >= 0).sum(axis=1).mean() >= keys / 16

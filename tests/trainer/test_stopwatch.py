@@ -17,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_shares_are_of_all_the_time_since_the_watch_was_made(clock: Clock) -> None:
+def test_shares_refer_to_the_time_since_creation(clock: Clock) -> None:
     watch = Stopwatch()
     for name, seconds in (("mine", 1), ("gradient", 4), ("mine", 2)):
         with watch(name):
@@ -27,13 +27,13 @@ def test_shares_are_of_all_the_time_since_the_watch_was_made(clock: Clock) -> No
     assert watch.seconds == {"mine": 3, "gradient": 4}
 
 
-def test_time_that_no_stretch_holds_is_other(clock: Clock) -> None:
+def test_remaining_time_is_other(clock: Clock) -> None:
     watch = Stopwatch()
     clock.now += 2
     assert watch.shares() == {"other": 1}
 
 
-def test_a_stretch_that_fails_counts_too(clock: Clock) -> None:
+def test_failed_activity_counts(clock: Clock) -> None:
     watch = Stopwatch()
 
     def fail() -> None:
@@ -46,7 +46,7 @@ def test_a_stretch_that_fails_counts_too(clock: Clock) -> None:
     assert watch.shares() == {"save": 1, "other": 0}
 
 
-def test_shares_may_be_asked_for_as_often_as_wanted(clock: Clock) -> None:
+def test_shares_can_be_computed_repeatedly(clock: Clock) -> None:
     watch = Stopwatch()
     with watch("batch"):
         clock.now += 1
@@ -55,9 +55,9 @@ def test_shares_may_be_asked_for_as_often_as_wanted(clock: Clock) -> None:
     assert watch.shares() == {"batch": 0.5, "other": 0.5}
 
 
-def test_peak_memory_is_at_least_what_is_held_now() -> None:
-    now = Path("/proc/self/statm")
-    if not now.is_file():
-        pytest.skip("only Linux tells how much memory is held now")
-    held = int(now.read_text().split()[1]) * resource.getpagesize()
-    assert 0.99 * held < peak_memory_bytes() < 100 * held
+def test_peak_memory_is_at_least_current_memory() -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("needs /proc, which only Linux has")
+    current = int(statm.read_text().split()[1]) * resource.getpagesize()
+    assert 0.99 * current < peak_memory_bytes() < 100 * current

@@ -13,8 +13,8 @@ TEXTS = ["quick Brown fox", "x", "lazy dog " * 30, "Café naïve ABC", "garden c
 MAX_LENGTH = 9
 
 
-def alone(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of one text, tokenised on its own, cut before the last special token."""
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of one text, truncated before the last special token."""
     tokenizer.no_truncation()
     ids: list[int] = tokenizer.encode(text).ids
     return ids if len(ids) <= MAX_LENGTH else [*ids[: MAX_LENGTH - 1], ids[-1]]
@@ -26,7 +26,7 @@ def rows_of(table: TokenTable) -> list[list[int]]:
 
 @pytest.fixture
 def tokenizer(tiny_roberta: TinyEncoder) -> Tokenizer:
-    """One that may be told where to truncate; it pads with id 1."""
+    """A copy of the tokenizer, so that tests can change its truncation. Its padding id is 1."""
     return Tokenizer.from_str(tiny_roberta.tokenizer.to_str())
 
 
@@ -36,21 +36,21 @@ def table(tokenizer: Tokenizer) -> TokenTable:
 
 
 class TestTokenTable:
-    @pytest.mark.parametrize("window", [1, 3, 7, 8_192])
+    @pytest.mark.parametrize("chunk", [1, 3, 7, 8_192])
     @pytest.mark.parametrize("as_arrow", [False, True], ids=["list", "arrow"])
-    def test_holds_the_ids_of_each_text_whatever_the_window(
-        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, window: int, as_arrow: bool
+    def test_chunk_size_does_not_change_the_ids(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, chunk: int, as_arrow: bool
     ) -> None:
-        monkeypatch.setattr("trainer.tokens._WINDOW_TEXTS", window)
+        monkeypatch.setattr("trainer.tokens._CHUNK_TEXTS", chunk)
         texts = pa.array(TEXTS, type=pa.large_string()) if as_arrow else TEXTS
         table = TokenTable.of(texts, tokenizer, MAX_LENGTH, pad_id=1)
-        expected = [alone(tokenizer, text) for text in TEXTS]
+        expected = [ids_of(tokenizer, text) for text in TEXTS]
         assert rows_of(table) == expected
         assert len(table) == len(TEXTS)
         assert table.lengths.tolist() == [len(ids) for ids in expected]
         assert max(table.lengths) == MAX_LENGTH
 
-    def test_of_no_texts_has_no_rows(self, tokenizer: Tokenizer) -> None:
+    def test_without_texts_is_empty(self, tokenizer: Tokenizer) -> None:
         table = TokenTable.of([], tokenizer, MAX_LENGTH, pad_id=1)
         assert (len(table), table.lengths.tolist()) == (0, [])
 
@@ -65,7 +65,7 @@ class TestTokenTable:
         assert (input_ids.dtype, mask.dtype) == (torch.int64, torch.int64)
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 7), (2, 5), (3, 99), (4, 4)])
-    def test_stretch_of_rows_is_a_table_that_shares_the_ids(self, table: TokenTable, start: int, stop: int) -> None:
+    def test_slice_is_a_table_that_shares_the_ids(self, table: TokenTable, start: int, stop: int) -> None:
         part = table[start:stop]
         assert rows_of(part) == rows_of(table)[start:stop]
         assert part.ids is table.ids
@@ -76,7 +76,7 @@ class TestTokenTable:
             assert own_side == side
 
 
-def test_vector_table_gives_the_rows_that_are_asked_for() -> None:
+def test_vector_table_returns_the_given_rows() -> None:
     table = VectorTable(torch.arange(12.0).reshape(6, 2))
     assert (len(table), table.lengths.tolist()) == (6, [1] * 6)
     assert table.lengths_of(np.array([4, 0, 4])).tolist() == [1, 1, 1]
@@ -84,7 +84,7 @@ def test_vector_table_gives_the_rows_that_are_asked_for() -> None:
     assert table[2:5].batch(np.array([1]), "cpu")[0].tolist() == [[6, 7]]
 
 
-def test_tables_say_whose_rows_they_are_and_which_of_all(tokenizer: Tokenizer) -> None:
+def test_batches_contain_the_side_and_the_row_numbers(tokenizer: Tokenizer) -> None:
     for table in (VectorTable(torch.zeros(7, 2), "labels"), TokenTable.of(TEXTS, tokenizer, MAX_LENGTH, 1, "labels")):
         side, numbers = table[1:][2:].batch(np.array([3, 0]), "cpu")[-2:]
         assert (side, numbers.tolist()) == ("labels", [6, 3])
@@ -92,7 +92,7 @@ def test_tables_say_whose_rows_they_are_and_which_of_all(tokenizer: Tokenizer) -
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 40), st.integers(1, 40))
-def test_batches_cover_each_row_once_longest_first_within_both_limits(
+def test_batches_contain_each_row_once_longest_first_within_both_limits(
     lengths: list[int], batch_tokens: int, batch_rows: int
 ) -> None:
     batches = [rows.tolist() for rows in batches_by_length(np.array(lengths, dtype=np.int64), batch_tokens, batch_rows)]
@@ -104,15 +104,15 @@ def test_batches_cover_each_row_once_longest_first_within_both_limits(
 
 
 @pytest.mark.parametrize(("batch_tokens", "sizes"), [(4, [1] * 7), (14, [2, 2, 2, 1]), (15, [3, 3, 1]), (99, [7])])
-def test_batches_are_as_large_as_the_budget_allows(batch_tokens: int, sizes: list[int]) -> None:
+def test_batches_are_as_large_as_batch_tokens_allows(batch_tokens: int, sizes: list[int]) -> None:
     assert [len(rows) for rows in batches_by_length(np.full(7, 5), batch_tokens)] == sizes
 
 
-def test_batches_hold_no_more_rows_than_they_may() -> None:
+def test_batch_rows_limits_the_rows_of_a_batch() -> None:
     assert [len(rows) for rows in batches_by_length(np.full(7, 5), 15, batch_rows=2)] == [2, 2, 2, 1]
 
 
-def test_batches_are_arrays_that_torch_takes() -> None:
+def test_batches_can_be_converted_to_tensors() -> None:
     for rows in batches_by_length(np.array([3, 1, 2]), 3):
         assert torch.from_numpy(rows).tolist() == rows.tolist()
 
@@ -121,9 +121,9 @@ def test_batches_are_arrays_that_torch_takes() -> None:
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=300),
     batch_tokens=st.integers(1, 4_096),
 )
-def test_a_tenth_of_a_batch_is_padding_at_most_unless_it_is_tiny(lengths: list[int], batch_tokens: int) -> None:
+def test_at_most_a_tenth_of_a_batch_is_padding_unless_it_is_small(lengths: list[int], batch_tokens: int) -> None:
     every = np.array(lengths)
     for rows in batches_by_length(every, batch_tokens):
         size = every[rows].max() * len(rows)
-        tiny = every[rows].max() * (len(rows) - 1) < 128
-        assert tiny or every[rows].sum() >= 0.9 * size
+        small = every[rows].max() * (len(rows) - 1) < 128
+        assert small or every[rows].sum() >= 0.9 * size

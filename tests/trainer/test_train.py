@@ -305,7 +305,7 @@ class TestDamagedMemory:
         monkeypatch.setattr(loop.Objective, "backward", lambda *_: pytest.fail("nothing should be trained"))
         outcome = train(*few)
         assert outcome.status == 0
-        assert f"{run_folder}/memory: finished, but damaged; made again" in outcome.err
+        assert f"{run_folder}/memory: damaged; writing it again" in outcome.err
         assert files(run_folder) == before
 
     def test_memory_with_other_settings_is_refused(self, train: Train, run_folder: Path) -> None:
@@ -332,7 +332,7 @@ class TestOptimizer:
 
     def test_only_matrices_have_weight_decay(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
-        groups = self.groups(model.learning(), train="full")
+        groups = self.groups(model.trainable(), train="full")
         found = {name: groups.get(id(weight)) for name, weight in model.named_parameters()}
         for name, group in found.items():
             plain = name.endswith("bias") or "LayerNorm" in name
@@ -342,7 +342,7 @@ class TestOptimizer:
     def test_head_learns_faster_than_the_encoder_and_its_lookups_have_no_weight_decay(self, tiny_bert: Any) -> None:
         head = Prototypes(32, 40, ("text", "free"), 4)
         model = load(tiny_bert.folder).with_adapter(None, head).model
-        groups = self.groups(model.learning(), train="full")
+        groups = self.groups(model.trainable(), train="full")
         assert groups[id(head.free)] == (10, 0)
         assert groups[id(head.layer.linear1.weight)] == (2, 0.01)
         assert groups[id(head.layer.linear1.bias)] == (2, 0)

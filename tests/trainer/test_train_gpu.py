@@ -69,7 +69,7 @@ def test_nearest_keys_equal_those_found_on_a_cpu(top: int) -> None:
 def test_memory_of_a_token_is_measured_without_drawing_random_numbers(tiny_bert: Any) -> None:
     encoder = load_pretrained(str(tiny_bert.folder), "mean", 32, 8, "cuda")
     table = encoder.tokenise(["quick Brown fox jumps over the lazy dog"] * 64, 32)
-    model = encoder.model.learning().train()
+    model = encoder.model.trainable().train()
     embedder = Embedder(model, "cuda", autocast=True, micro_tokens=10_000, micro_rows=2**31, cache=True)
     state = random_state("cuda")
     kept = kept_tokens(embedder, Part(table, np.arange(64)))

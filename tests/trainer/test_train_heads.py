@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import recollect
 from tests.trainer.helpers import Clock, files, label_sets
 from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, weights
-from trainer import memory, memory_check, run_log
+from trainer import memory_check, memory_writer, run_log
 from trainer import train as loop
 from trainer.checkpoint import load_checkpoint, load_encoder
 from trainer.encoder import Encoder
@@ -56,7 +56,7 @@ def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: 
     words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
     words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "_WINDOW_TEXTS", 5)  # label numbers must be right in every window
+        patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # label numbers must be right in every chunk
         assert recollect.main([*map(str, words)]) == 0
     return folder
 
@@ -364,7 +364,7 @@ class TestDamagedHead:
             case "another shape":
                 save_file(weights | {"free": weights["free"][:, 1:].contiguous()}, path)
         for message in broken():
-            assert f"{path}: expected weights of the shapes that recollect.json tells, found: " in message
+            assert f"{path}: expected weights of the shapes in recollect.json, found: " in message
 
     @pytest.mark.parametrize(
         "change",
@@ -404,4 +404,4 @@ class TestDamagedHead:
         saved = json.loads(path.read_text())
         path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
         for message in broken():
-            assert "head.safetensors: expected weights of the shapes that recollect.json tells, found: " in message
+            assert "head.safetensors: expected weights of the shapes in recollect.json, found: " in message

@@ -44,7 +44,7 @@ HEAD = "head.safetensors"
 
 # Moments at which a training with 6 steps an epoch is killed. Its state is saved after every step.
 ON_THE_WAY = [
-    Moment("trainer.memory._write_progress", 2),  # some frozen keys are written
+    Moment("trainer.memory_writer._write_progress", 2),  # some frozen keys are written
     Moment("trainer.train.save_state", 1),  # only the first checkpoint is saved
     Moment("trainer.objective.Objective.backward", 8),  # in the second epoch
     Moment("trainer.training_state.save_file", 5),  # a state is half written
@@ -86,7 +86,7 @@ class TestKilled:
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
         for moment in ON_THE_WAY:
-            encodes = moment.function != "trainer.memory._write_progress" or "full" not in KINDS[kind]
+            encodes = moment.function != "trainer.memory_writer._write_progress" or "full" not in KINDS[kind]
             if encodes:  # a whole encoder has no frozen keys
                 assert run(*KINDS[kind], "--resume", killed=moment) == KILLED, (moment, (tmp_path / "log").read_text())
         assert run(*KINDS[kind], "--resume") == 0, (tmp_path / "log").read_text()
@@ -104,7 +104,7 @@ class TestKilled:
         [
             Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state still exists
             Moment("trainer.keys.AdaptedKeys.keys", 2),
-            Moment("trainer.run._remember", 1, after=True),
+            Moment("trainer.run._write_memory", 1, after=True),
         ],
         ids=["before the memory", "in the memory", "after the memory"],
     )
@@ -145,7 +145,7 @@ class TestKilled:
         before = files(run_folder)
         outcome = train()
         assert outcome.status == 2
-        assert "expected no unfinished training, found one; go on with --resume, or start again" in outcome.message
+        assert "expected no unfinished training, found one; continue with --resume, or start again" in outcome.message
         for flags, differs in (
             (["--encoder", tiny_distilbert.folder], "encoder"),
             (["--method", "infonce"], "method, temperature, hard_negatives"),
@@ -173,7 +173,7 @@ class TestKilled:
         before = files(run_folder)
         outcome = train("--resume", dataset=dataset)
         assert outcome.status == 2
-        assert "expected this training, found one that differs in dataset; go on with the same" in outcome.message
+        assert "expected this training, found one that differs in dataset; continue with the same" in outcome.message
         assert files(run_folder) == before
 
     def test_damaged_frozen_vectors_are_made_again(
@@ -357,7 +357,7 @@ def test_two_ranks_train_an_adapter_with_dropout_and_resume_after_a_kill(
             assert first == KILLED
             assert second != 0  # killed too, or without a partner
             assert run_recollect([*words, *out, "--resume"], folder / "alone") == [2]
-            assert "found one that differs in ranks; go on with the same settings" in (folder / "alone").read_text()
+            assert "found one that differs in ranks; continue with the same settings" in (folder / "alone").read_text()
         assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (
             folder / "log"
         ).read_text()

@@ -19,7 +19,7 @@ import recollect
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
 from tests.trainer.runs import KILLED, LEFT, Moment, Outcome, Train, results, run_recollect, weights
-from trainer import memory
+from trainer import memory_writer
 from trainer import run as walk
 from trainer import train as loop
 from trainer.checkpoint import encoder_digest, load_checkpoint
@@ -191,14 +191,14 @@ class TestFullDisk:
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         train("--out", run_folder.with_name("never"))
-        flush = memory.flush
+        flush = memory_writer.flush
 
         def fill_up(file: Any) -> None:
             with limited(4_000 if file.name == str(run_folder / "memory" / "keys.npy") else 2**30):
                 flush(file)
 
         with monkeypatch.context() as full:
-            full.setattr(memory, "flush", fill_up)
+            full.setattr(memory_writer, "flush", fill_up)
             outcome = train()
         assert outcome.status == 2
         assert str(run_folder) in outcome.message

@@ -17,12 +17,13 @@ import recollect
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
 from tests.trainer.runs import Train, training
 from trainer import tune as tuner
-from trainer.data.dataset import Entries, Split
+from trainer.data.split import Entries, Split
 from trainer.distributed import ALONE
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.keys import AdaptedKeys
-from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults, write_memory
+from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
+from trainer.memory_writer import write_memory
 from trainer.settings import TuneSettings
 from trainer.tokens import VectorTable
 from trainer.tune import Trial, Tuning, table, tune
@@ -37,7 +38,7 @@ def entries(kind: str, rows: int) -> Entries:
 
 
 def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: Any = "float32") -> Path:
-    """A run folder whose memory holds these unit vectors: instances, then labels."""
+    """Write a run folder whose memory has these keys: instances, then labels."""
     labels, dim = len(keys) - len(sets), keys.shape[1]
     plan = MemoryPlan(len(sets), labels, dim, key_dtype, {}, "", "")
     instances = Split(entries("i", len(sets)), label_sets(sets), np.empty((0, 2), np.int64))
@@ -48,7 +49,7 @@ def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: An
 
 
 def random_run(folder: Path, seed: int, instances: int, labels: int, key_dtype: Any = "float32") -> Path:
-    """Instances with none to all labels; some labels have one instance, some none."""
+    """Write a run folder with random keys. Instances have none to all labels; some labels have one instance or none."""
     rng = np.random.default_rng(seed)
     sets = [own - {0, 1} for own in random_sets(rng, instances, labels)]
     sets[0] |= {0}
@@ -63,15 +64,15 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-class Alone(NamedTuple):
-    """One query, and all that may answer it: the others' keys and sets, and label keys that it has no part in."""
+class LeftOut(NamedTuple):
+    """One query and the memory without it: the other instances, and label keys without the query in their means."""
 
     similarities: list[float]
     sets: list[set[int]]
     label_similarities: list[float]
 
     @classmethod
-    def of(cls, memory: Memory, row: int, alpha: float) -> Alone:
+    def of(cls, memory: Memory, row: int, alpha: float) -> LeftOut:
         keys, sets, n = np.asarray(memory.keys, dtype=np.float64), sets_of(memory), memory.plan.instances
         others = [other for other in range(n) if other != row]
         label_keys = []
@@ -96,15 +97,15 @@ class Alone(NamedTuple):
         return [label for label in ranked if votes[label] > 0][:depth]
 
 
-def naive_score(metric: str, answers: list[list[int]], truth: list[set[int]], counts: list[int], n: int) -> float:
+def naive_score(metric: str, predictions: list[list[int]], truth: list[set[int]], counts: list[int], n: int) -> float:
     name, _, depth = metric.partition("@")
     k = int(depth)
     c = (math.log(n) - 1) * (B + 1) ** A
     weights = [1 + c * (count + B) ** -A for count in counts]
     scores, gained, ideal = [], 0.0, 0.0
-    for answer, own in zip(answers, truth, strict=True):
-        right = [label in own for label in answer]
-        gained += sum(weights[label] for label in answer if label in own)
+    for predicted, own in zip(predictions, truth, strict=True):
+        right = [label in own for label in predicted]
+        gained += sum(weights[label] for label in predicted if label in own)
         ideal += sum(sorted((weights[label] for label in own), reverse=True)[:k])
         if name == "nDCG":
             most = sum(1 / math.log2(place + 2) for place in range(min(k, len(own))))
@@ -117,21 +118,21 @@ def naive_score(metric: str, answers: list[list[int]], truth: list[set[int]], co
 def naive(memory: Memory, rows: list[int], metric: str) -> Callable[[Trial], float]:
     sets, k = sets_of(memory), int(metric.partition("@")[2])
     counts = [sum(label in own for own in sets) for label in range(memory.plan.labels)]
-    alone: dict[float, list[Alone]] = {}
+    left_out: dict[float, list[LeftOut]] = {}
 
     def score(trial: Trial) -> float:
         alpha = trial.label_key_alpha
-        if alpha not in alone:
-            alone[alpha] = [Alone.of(memory, row, alpha) for row in rows]
-        answers = [query.best(trial.lambda_, trial.temperature, trial.top_b, k) for query in alone[alpha]]
-        return naive_score(metric, answers, [sets[row] for row in rows], counts, memory.plan.instances)
+        if alpha not in left_out:
+            left_out[alpha] = [LeftOut.of(memory, row, alpha) for row in rows]
+        predictions = [query.best(trial.lambda_, trial.temperature, trial.top_b, k) for query in left_out[alpha]]
+        return naive_score(metric, predictions, [sets[row] for row in rows], counts, memory.plan.instances)
 
     return score
 
 
-def settings(run: Path, **asked: Any) -> TuneSettings:
+def settings(run: Path, **given: Any) -> TuneSettings:
     names = {"lambda_": "lambda", "json_": "json"}
-    return TuneSettings(run=run, **{names.get(name, name): value for name, value in asked.items()})
+    return TuneSettings(run=run, **{names.get(name, name): value for name, value in given.items()})
 
 
 def setting(trial: Trial) -> tuple[float, float, int, float]:
@@ -148,7 +149,7 @@ GRID: dict[str, Any] = {
 
 @pytest.mark.parametrize("metric", ["P@1", "nDCG@5", "PSP@5", "R@10"])
 @pytest.mark.parametrize(("seed", "instances", "labels"), [(0, 30, 9), (1, 18, 40), (2, 3, 5)])
-def test_every_trial_scores_what_it_would_with_each_query_left_out(
+def test_scores_equal_a_naive_leave_one_out_implementation(
     tmp_path: Path, metric: str, seed: int, instances: int, labels: int
 ) -> None:
     memory = open_memory(random_run(tmp_path, seed, instances, labels) / "memory")
@@ -163,7 +164,7 @@ def test_every_trial_scores_what_it_would_with_each_query_left_out(
 
 @pytest.mark.parametrize("top_b", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(4))
-def test_few_keys_of_many_labels_are_those_of_all_labels_with_the_query_left_out(
+def test_scores_equal_the_naive_implementation_for_small_b_and_many_labels(
     tmp_path: Path, seed: int, top_b: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -178,7 +179,7 @@ def test_few_keys_of_many_labels_are_those_of_all_labels_with_the_query_left_out
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_half_precision_keys_are_asked_as_they_are_stored(tmp_path: Path, alpha: float) -> None:
+def test_scores_of_half_precision_keys_equal_the_naive_implementation(tmp_path: Path, alpha: float) -> None:
     memory = open_memory(random_run(tmp_path, 4, 20, 8, "float16") / "memory")
     rows = [row for row, own in enumerate(sets_of(memory)) if own]
     tuning = tune(settings(tmp_path, lambda_=[0.4], temperature=[0.1], top_b=[400], label_key_alpha=[alpha]))
@@ -187,27 +188,27 @@ def test_half_precision_keys_are_asked_as_they_are_stored(tmp_path: Path, alpha:
         assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
 
 
-def test_an_instance_does_not_vote_for_itself(tmp_path: Path) -> None:
-    keys = np.eye(4, dtype=np.float32)  # two instances of different labels, far from all
+def test_query_does_not_vote_for_itself(tmp_path: Path) -> None:
+    keys = np.eye(4, dtype=np.float32)  # two instances with different labels; all keys are orthogonal
     tuning = tune(settings(make_run(tmp_path, keys, [{0}, {1}]), metric="P@1", lambda_=[1]))
     assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {0.0}
 
 
-def test_an_instance_does_not_sit_in_its_labels_means(tmp_path: Path) -> None:
+def test_query_is_not_part_of_the_means_of_its_labels(tmp_path: Path) -> None:
     units = np.eye(4, dtype=np.float32)
-    # Each label's text is the other's instance: only with the query in its label's mean would it find it.
+    # The text key of each label equals the instance of the other label. Only a query in the mean would find its label.
     run = make_run(tmp_path, units[[0, 1, 1, 0]], [{0}, {1}])
     tuning = tune(settings(run, metric="P@1", lambda_=[0], label_key_alpha=[0, 0.5, 0.9]))
     assert {trial.score for trial in tuning.trials if trial.lambda_ == 0} == {0.0}
 
 
-def test_equal_instances_answer_each_other(tmp_path: Path) -> None:
+def test_equal_instances_vote_for_each_other(tmp_path: Path) -> None:
     keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 0, 1, 2]]
     tuning = tune(settings(make_run(tmp_path, keys, [{1}] * 4), metric="P@1", lambda_=[1], top_b=[1, 2, 400]))
     assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {100.0}
 
 
-def test_an_only_instance_is_answered_by_the_labels(tmp_path: Path) -> None:
+def test_single_instance_is_scored_with_label_keys_only(tmp_path: Path) -> None:
     keys = np.eye(3, dtype=np.float32)[[0, 1, 0]]
     tuning = tune(settings(make_run(tmp_path, keys, [{1}]), metric="P@1"))
     assert tuning.queries == 1
@@ -217,66 +218,64 @@ def test_an_only_instance_is_answered_by_the_labels(tmp_path: Path) -> None:
 
 class TestQueries:
     @pytest.fixture
-    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-        """The rows that each tuning asks."""
+    def queries(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+        """The query rows of each tuning."""
         rows: list[list[int]] = []
-        find = tuner._other_instances
+        find = tuner._instance_neighbours
 
-        def watched(memory: Memory, chosen: Any, most: int) -> Any:
+        def watched(memory: Memory, chosen: Any, top_b: int) -> Any:
             rows.append(chosen.tolist())
-            return find(memory, chosen, most)
+            return find(memory, chosen, top_b)
 
-        monkeypatch.setattr(tuner, "_other_instances", watched)
+        monkeypatch.setattr(tuner, "_instance_neighbours", watched)
         return rows
 
-    def test_are_all_instances_with_a_label_where_nothing_was_trained(
-        self, tmp_path: Path, asked: list[list[int]]
-    ) -> None:
+    def test_without_training_are_all_instances_with_labels(self, tmp_path: Path, queries: list[list[int]]) -> None:
         memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
         tune(settings(tmp_path, **GRID))
         labelled = [row for row, own in enumerate(sets_of(memory)) if own]
-        assert asked == [labelled]
+        assert queries == [labelled]
         assert len(labelled) < 40
 
-    def test_are_as_many_as_wanted_and_the_seed_decides_which(self, tmp_path: Path, asked: list[list[int]]) -> None:
+    def test_are_a_random_sample_that_depends_on_the_seed(self, tmp_path: Path, queries: list[list[int]]) -> None:
         memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
         for seed in (0, 0, 1):
             assert tune(settings(tmp_path, queries=7, seed=seed, **GRID)).queries == 7
-        assert asked[0] == asked[1] != asked[2]
-        assert all(sets_of(memory)[row] for row in asked[2])
-        assert asked[0] == sorted(set(asked[0]))
+        assert queries[0] == queries[1] != queries[2]
+        assert all(sets_of(memory)[row] for row in queries[2])
+        assert queries[0] == sorted(set(queries[0]))
 
     @pytest.mark.parametrize("seed", [0, 3])
-    def test_of_a_trained_run_are_those_that_training_held_out(
-        self, train: Train, run_folder: Path, asked: list[list[int]], seed: int
+    def test_of_a_trained_run_are_the_held_out_instances(
+        self, train: Train, run_folder: Path, queries: list[list[int]], seed: int
     ) -> None:
         train("--max-steps", 1, "--seed", seed)
         memory = open_memory(run_folder / "memory")
         assert tune(settings(run_folder, **GRID)).queries == 12
-        assert asked == [np.flatnonzero(hold_out(memory.label_sets, 0.2, seed)).tolist()]
+        assert queries == [np.flatnonzero(hold_out(memory.label_sets, 0.2, seed)).tolist()]
 
-    @pytest.mark.parametrize("fraction", [0, 0.005], ids=["none asked for", "none left by rounding"])
-    def test_are_any_with_a_label_where_training_held_out_none(
-        self, train: Train, run_folder: Path, asked: list[list[int]], fraction: float
+    @pytest.mark.parametrize("fraction", [0, 0.005], ids=["fraction 0", "rounded to 0"])
+    def test_are_all_instances_with_labels_if_training_held_out_none(
+        self, train: Train, run_folder: Path, queries: list[list[int]], fraction: float
     ) -> None:
         assert "0 instances held out" in train("--max-steps", 1, "--validation-fraction", fraction).err
         tuning = tune(settings(run_folder, **GRID))
         assert (tuning.queries, tuning.trained_on) == (59, True)
-        assert asked == [list(range(59))]
+        assert queries == [list(range(59))]
 
-    def test_that_training_learnt_from_are_told_and_noted(
+    def test_that_training_used_give_a_warning_and_trained_on(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         train("--max-steps", 1, "--validation-fraction", 0)
         assert recollect.main(["tune", str(run_folder), "--lambda", "0.5"]) == 0
         out, err = capfd.readouterr()
-        (warning,) = [line for line in err.splitlines() if "held nothing out" in line]
-        assert warning.startswith(f"{run_folder}: training held nothing out, so tuning asks what it learnt from")
-        assert "held nothing out" not in out
+        (warning,) = [line for line in err.splitlines() if "held out no instances" in line]
+        assert warning.startswith(f"{run_folder}: training held out no instances, so tuning uses training instances")
+        assert "held out no instances" not in out
         assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is True
 
     @pytest.mark.parametrize("trained", [True, False], ids=["held out", "never trained"])
-    def test_that_no_training_learnt_from_need_no_warning(
+    def test_that_training_did_not_use_give_no_warning(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str], trained: bool
     ) -> None:
         if trained:
@@ -284,7 +283,7 @@ class TestQueries:
         else:
             random_run(run_folder, 0, 40, 6)
         assert not tune(settings(run_folder, **GRID)).trained_on
-        assert "held nothing out" not in capfd.readouterr().err
+        assert "held out no instances" not in capfd.readouterr().err
         assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is False
 
 
@@ -293,7 +292,7 @@ class TestResult:
     def run(self, tmp_path: Path) -> Path:
         return random_run(tmp_path / "run", 5, 30, 9)
 
-    def test_becomes_the_memorys_defaults_and_nothing_else_changes(self, run: Path) -> None:
+    def test_changes_only_the_defaults_of_the_memory(self, run: Path) -> None:
         before = files(run)
         tuning = tune(settings(run))
         memory = open_memory(run / "memory")
@@ -311,7 +310,7 @@ class TestResult:
         saved = [json.loads(each["memory/memory.json"]) for each in (before, after)]
         assert saved[0] | {"defaults": memory.defaults} == saved[1]
 
-    def test_is_kept_with_every_trial_best_first(self, run: Path) -> None:
+    def test_tuning_json_contains_all_trials_best_first(self, run: Path) -> None:
         tuning = tune(settings(run, **GRID))
         saved = json.loads((run / "memory" / "tuning.json").read_text())
         assert saved == json.loads(json.dumps(tuning.as_json()))
@@ -324,7 +323,7 @@ class TestResult:
         assert saved["before"] | {"score": 0} == DEFAULTS | {"score": 0}
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_never_ends_below_the_defaults_it_found(self, tmp_path: Path, seed: int) -> None:
+    def test_is_never_worse_than_the_previous_defaults(self, tmp_path: Path, seed: int) -> None:
         run = random_run(tmp_path, seed, 25, 7)
         bad: dict[str, Any] = {"lambda_": [0], "temperature": [9.0], "top_b": [1], "label_key_alpha": [0.25]}
         for metric in ("P@1", "PSP@5"):
@@ -332,24 +331,24 @@ class TestResult:
             assert tuning.best.score >= tuning.before.score
             assert setting(tuning.before) in {setting(trial) for trial in tuning.trials}
 
-    def test_tuned_again_starts_from_what_was_found_and_finds_it_again(self, run: Path) -> None:
+    def test_second_tuning_finds_the_same_result(self, run: Path) -> None:
         first, second = (tune(settings(run, **GRID)) for _ in range(2))
         assert second.before == second.best == first.best
 
-    def test_is_the_same_whatever_the_memorys_defaults_were(self, run: Path) -> None:
+    def test_does_not_depend_on_the_previous_defaults(self, run: Path) -> None:
         first = tune(settings(run, **GRID))
         memory = open_memory(run / "memory")
         write_defaults(memory.folder, memory.plan, DEFAULTS | {"top_b": 4, "temperature": 0.4, "lambda": 0.3})
         second = tune(settings(run, **GRID))
         assert (second.best.score, second.best.lambda_) == (first.best.score, first.best.lambda_)
 
-    def test_of_equals_keeps_to_text_keys_then_more_keys_then_a_lower_tau(self, tmp_path: Path) -> None:
-        keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # whatever is asked, the answer is right
+    def test_among_equal_scores_prefers_text_keys_then_larger_b_then_smaller_tau(self, tmp_path: Path) -> None:
+        keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # every setting is correct
         tuning = tune(settings(make_run(tmp_path, keys, [{0}, {0}])))
         assert tuning.best.score == tuning.before.score == max(trial.score for trial in tuning.trials)
         assert setting(tuning.best)[1:] == (0.02, 400, 0)
 
-    def test_when_interrupted_leaves_the_old_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interruption_keeps_the_previous_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = (run / "memory" / "memory.json").read_bytes()
 
         def interrupted(*_: Any) -> None:
@@ -366,7 +365,7 @@ def trial(lambda_: float, alpha: float, score: float) -> Trial:
 
 
 class TestTable:
-    def test_shows_before_and_best_then_the_best_for_each_alpha_and_lambda(self) -> None:
+    def test_contains_before_and_best_and_the_best_for_each_alpha_and_lambda(self) -> None:
         trials = [trial(0.5, 0.25, 60), trial(1, 0.25, 55.125), trial(1, 0, 50), trial(0.05, 0, 40), trial(0.5, 0, 30)]
         lines = table(Tuning("nDCG@5", 10, False, trials[4], trials[0], trials))
         assert [" ".join(line.split()) for line in lines] == [
@@ -380,7 +379,7 @@ class TestTable:
             "best at lambda 1 1 0.04 200 0.25 55.12",
         ]
 
-    def test_has_columns_of_one_width(self, tmp_path: Path) -> None:
+    def test_lines_have_equal_length(self, tmp_path: Path) -> None:
         lines = table(tune(settings(random_run(tmp_path, 6, 20, 5), **GRID)))
         assert len({len(line) for line in lines}) == 1
         assert len(lines) == 3 + 4 + 3  # the header, before and best; lambdas 0, .3, .5 and 1; alphas
@@ -391,16 +390,14 @@ class TestCommand:
     def run(self, tmp_path: Path) -> Path:
         return random_run(tmp_path / "run", 5, 20, 6)
 
-    def test_prints_the_table_and_says_nothing_else_on_stdout(
-        self, run: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_prints_only_the_table_to_stdout(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert recollect.main(["tune", str(run), "--lambda", "0,.5", "--metric", "P@1"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["lambda", "tau", "b", "alpha", "P@1"]
         assert [line.split()[0] for line in lines[1:3]] == ["before", "best"]
         assert len(lines) == 3 + 2 + 4
 
-    def test_prints_json_when_asked_to(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prints_json_with_json_flag(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert recollect.main(["tune", str(run), "--json", "--temperature", ".05"]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert printed == json.loads((run / "memory" / "tuning.json").read_text())
@@ -428,7 +425,7 @@ class TestCommand:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_tells_what_is_wrong_with_a_flag_in_one_line_and_changes_nothing(
+    def test_bad_flag_gives_one_line_and_changes_nothing(
         self, run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
     ) -> None:
         before = files(run)
@@ -439,7 +436,7 @@ class TestCommand:
         assert complaint in err
         assert files(run) == before
 
-    def test_explains_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_describes_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             recollect.main(["tune", "--help"])
         out = " ".join(capsys.readouterr().out.split())
@@ -454,25 +451,25 @@ class TestRefused:
             tune(settings(tmp_path))
         assert not list(tmp_path.iterdir())
 
-    def test_with_a_memory_that_is_not_finished(self, tmp_path: Path) -> None:
+    def test_with_an_unfinished_memory(self, tmp_path: Path) -> None:
         memory = random_run(tmp_path, 0, 6, 3) / "memory"
         (memory / "memory.json").rename(memory / "progress.json")
         with pytest.raises(MemoryFolderError, match=r"expected a memory, found one that is not finished"):
             tune(settings(tmp_path))
 
-    def test_where_no_instance_has_a_label(self, tmp_path: Path) -> None:
+    def test_if_no_instance_has_a_label(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 5), [set(), set(), set()])
         before = files(run)
-        with pytest.raises(TrainingError, match=r"expected instances with labels to ask, found none; nothing to tune"):
+        with pytest.raises(TrainingError, match=r"expected instances with labels, found none; tuning needs some"):
             tune(settings(run))
         assert files(run) == before
 
-    def test_where_there_is_no_instance_at_all(self, tmp_path: Path) -> None:
+    def test_without_instances(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 2), [])
-        with pytest.raises(TrainingError, match=r"expected instances with labels to ask, found none"):
+        with pytest.raises(TrainingError, match=r"expected instances with labels, found none"):
             tune(settings(run))
 
-    def test_where_the_recipe_cannot_be_read(self, train: Train, run_folder: Path) -> None:
+    def test_with_an_invalid_recipe(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         assert training(run_folder)["done"]
         (run_folder / "training.json").write_text("{}")

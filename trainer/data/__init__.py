@@ -1,0 +1,1 @@
+"""Datasets: the user's dataset folders in several formats, and the built-in sample dataset."""

@@ -1,140 +1,102 @@
-"""The dataset contract: texts, the labels each one has, and the label texts, held compactly.
+"""A dataset folder: its format, its labels, and its splits.
 
-Strings live in Arrow arrays (one buffer of UTF-8 and one of offsets), label sets in compressed sparse rows:
-half a million texts cost tens of megabytes, not a gigabyte of Python objects. `trainer.formats` reads them.
+`open_dataset` recognises the format by the files in the folder. `trainer.data.formats` has one reader for each format.
 """
 
 from __future__ import annotations
 
-import array
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Bool, Int
-from scipy import sparse
 
+from trainer.data.formats import click_log, native, pecos, xmc_repository
+from trainer.data.formats.filters import read_filter
+from trainer.data.split import Entries, LabelSets, Split, SplitName
 from trainer.errors import DatasetError
 
-SplitName = Literal["train", "test"]
 
-_CHUNK_STRINGS = 65_536
+@runtime_checkable
+class Format(Protocol):
+    """A dataset format: how to recognise a folder and read its labels and splits.
+
+    Both readers also return the path of the file with the texts, for error messages.
+    """
+
+    EXPECTED: str
+
+    def recognises(self, folder: Path) -> bool: ...
+
+    def read_labels(self, folder: Path) -> tuple[Path, Entries]: ...
+
+    def read_split(self, folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]: ...
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Texts and the uids they are known by, row by row; the labels of a dataset are one."""
-
-    uids: pa.LargeStringArray
-    texts: pa.LargeStringArray
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
-@dataclass(frozen=True)
-class LabelSets:
-    """The label positions of each row: row i has `indices[indptr[i] : indptr[i + 1]]`, sorted, each once."""
-
-    indptr: Int[np.ndarray, " pointer"]
-    indices: Int[np.ndarray, " pair"]
-
-    def __len__(self) -> int:
-        return len(self.indptr) - 1
-
-    @classmethod
-    def of(cls, relevance: sparse.csr_matrix) -> LabelSets:
-        """The non-zeros of a relevance matrix."""
-        return cls(relevance.indptr.astype(np.int64), relevance.indices.astype(np.int32))
-
-    def where(self, kept: Bool[np.ndarray, " row"]) -> LabelSets:
-        """The sets of the rows that are kept; the others are empty."""
-        sizes = np.diff(self.indptr)
-        indptr = np.concatenate([[0], np.cumsum(sizes * kept)])
-        return LabelSets(indptr, self.indices[np.repeat(kept, sizes)])
-
-    def to_csr(self, labels: int) -> sparse.csr_matrix:
-        """The relevance matrix Y, "row label", with ones."""
-        ones = np.ones(len(self.indices), dtype=np.float32)
-        return sparse.csr_matrix((ones, self.indices, self.indptr), shape=(len(self), labels))
+FORMATS: dict[str, Format] = {
+    "native": native,
+    "xmc": xmc_repository,
+    "pecos": pecos,
+    "parquet": click_log,
+}
 
 
 @dataclass(frozen=True)
-class Split:
-    """Texts with their label sets, and the (row, label) pairs that no prediction may hold."""
+class Dataset:
+    """An open dataset folder. The labels are in memory; `read_split` reads the splits on demand."""
 
-    entries: Entries
-    labels: LabelSets
-    filtered_pairs: Int[np.ndarray, "pair 2"]
+    folder: Path
+    format: Format
+    labels: Entries
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    def read_split(self, name: SplitName) -> Split:
+        """Read and check `train` or `test`.
 
-    def head(self, rows: int) -> Split:
-        """The first `rows` rows."""
-        rows = min(rows, len(self))
-        indptr = self.labels.indptr[: rows + 1]
-        return Split(
-            entries=Entries(self.entries.uids[:rows], self.entries.texts[:rows]),
-            labels=LabelSets(indptr, self.labels.indices[: indptr[-1]]),
-            filtered_pairs=self.filtered_pairs[self.filtered_pairs[:, 0] < rows],
-        )
-
-
-class StringColumn:
-    """Grows an Arrow string array without ever holding more than one chunk of Python strings."""
-
-    def __init__(self) -> None:
-        self._pending: list[str] = []
-        self._chunks: list[pa.LargeStringArray] = []
-
-    def append(self, string: str) -> None:
-        self._pending.append(string)
-        if len(self._pending) >= _CHUNK_STRINGS:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._chunks.append(pa.array(self._pending, type=pa.large_string()))
-        self._pending = []
-
-    def build(self) -> pa.LargeStringArray:
-        self._flush()
-        return pa.concat_arrays(self._chunks)
+        Raises:
+            DatasetError: If a file is missing or a row is invalid. The message names the file and the row.
+        """
+        path, entries, label_sets = self.format.read_split(self.folder, name, self.labels)
+        if len(entries) == 0:
+            raise DatasetError(f"{path}: expected at least one {name} text, found none")
+        check_unique(entries.uids, path)
+        filtered = read_filter(self.folder / f"filter_labels_{name}.txt", len(entries), len(self.labels))
+        return Split(entries, label_sets, filtered)
 
 
-class SplitBuilder:
-    """Collects a split row by row."""
+def open_dataset(folder: Path, format_name: str = "auto") -> Dataset:
+    """Recognise the format of a dataset folder and read its labels.
 
-    def __init__(self) -> None:
-        self._uids, self._texts = StringColumn(), StringColumn()
-        self._indptr, self._indices = array.array("q", [0]), array.array("i")
-
-    def __len__(self) -> int:
-        return len(self._indptr) - 1
-
-    def append(self, uid: str, text: str, labels: Sequence[int]) -> None:
-        self._uids.append(uid)
-        self._texts.append(text)
-        self._indices.extend(sorted(set(labels)))
-        self._indptr.append(len(self._indices))
-
-    def build(self) -> tuple[Entries, LabelSets]:
-        entries = Entries(self._uids.build(), self._texts.build())
-        indptr = np.frombuffer(self._indptr, dtype=np.int64)
-        indices = np.frombuffer(self._indices, dtype=np.int32) if self._indices else np.empty(0, np.int32)
-        return entries, LabelSets(indptr, indices)
-
-
-def check_unique(uids: pa.LargeStringArray, where: Path) -> None:
-    """Refuse a uid that occurs twice.
+    Args:
+        folder: The dataset folder.
+        format_name: A key of `FORMATS`, or `auto` to recognise the format by the files in the folder.
 
     Raises:
-        DatasetError: Naming the uid and its first two rows.
+        DatasetError: If the folder is missing, empty or in an unknown format, or if a label is invalid.
+    """
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise DatasetError(
+            f"{folder}: expected a dataset folder, found {found}; `recollect sample {folder}` writes one"
+        )
+    if not any(folder.iterdir()):
+        raise DatasetError(f"{folder}: expected a dataset, found an empty folder")
+    dataset_format = _recognise(folder) if format_name == "auto" else FORMATS[format_name]
+    path, labels = dataset_format.read_labels(folder)
+    if len(labels) == 0:
+        raise DatasetError(f"{path}: expected at least one label, found none")
+    check_unique(labels.uids, path)
+    if len(labels) > np.iinfo(np.int32).max:
+        raise DatasetError(f"{path}: expected at most 2**31 - 1 labels, found {len(labels):,}")
+    return Dataset(folder, dataset_format, labels)
+
+
+def check_unique(uids: pa.LargeStringArray, path: Path) -> None:
+    """Check that every uid occurs once.
+
+    Raises:
+        DatasetError: If a uid occurs twice. The message names the uid and its first two rows.
     """
     if pc.count_distinct(uids).as_py() == len(uids):
         return
@@ -144,31 +106,15 @@ def check_unique(uids: pa.LargeStringArray, where: Path) -> None:
     second = int(repeats.min())
     first = int(np.flatnonzero(codes == codes[second])[0])
     raise DatasetError(
-        f"{where}: uid {uids[second].as_py()!r} occurs twice, in rows {first + 1} and {second + 1}; "
-        "expected each uid once: remove one row or rename it"
+        f"{path}: uid {uids[second].as_py()!r} occurs twice, in rows {first + 1} and {second + 1}; "
+        "expected each uid once: remove one of the rows or change its uid"
     )
 
 
-def text_problem(text: object) -> str | None:
-    """What keeps `text` from being a text of a dataset, if anything."""
-    if not isinstance(text, str):
-        return f"expected a string, found {type(text).__name__}"
-    if not text or text.isspace():
-        return "the text is empty; give it words or remove the row"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "the text holds half of a surrogate pair, which is no character; mend or remove it"
-    return None
-
-
-def fingerprint(labels: Entries, split: Split) -> str:
-    """SHA-256 over every text, uid and label set: equal only for equal content in equal order."""
-    digest = hashlib.sha256()
-    for strings in (labels.uids, labels.texts, split.entries.uids, split.entries.texts):
-        digest.update(len(strings).to_bytes(8, "little"))
-        for buffer in pa.concat_arrays([strings]).buffers()[1:]:
-            digest.update(buffer)
-    digest.update(split.labels.indptr.tobytes())
-    digest.update(split.labels.indices.tobytes())
-    return digest.hexdigest()
+def _recognise(folder: Path) -> Format:
+    for dataset_format in FORMATS.values():
+        if dataset_format.recognises(folder):
+            return dataset_format
+    known = "; ".join(f"{name}: {dataset_format.EXPECTED}" for name, dataset_format in FORMATS.items())
+    found = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
+    raise DatasetError(f"{folder}: expected a known format ({known}), found {found}; choose one with --format")

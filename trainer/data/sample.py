@@ -1,7 +1,8 @@
-"""The built-in sample dataset: sentences of the standard library's docstrings, labelled by the names they document.
+"""The built-in sample dataset: sentences from the docstrings of Python's standard library.
 
-A sentence has the labels of every docstring it stands in, and no others. Were it labelled by its module too, a module
-would gather the votes of all its functions and outrank the one that was asked for.
+The labels are the documented names. The labels of a sentence are the names whose docstrings contain the sentence. The
+module of a name is not a label of its sentences: it would collect the votes of all its functions and outrank the
+correct function.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from trainer.data.stdlib.names import read_docstrings
 from trainer.data.stdlib.sentences import sentences
 from trainer.errors import DatasetError
 
-_MOST_LABELS = 8  # a sentence that documents more names is boilerplate and says nothing of any of them
-_TEST_SHARE = 0.25  # of the sentences that may be held out
+_MOST_LABELS = 8  # a sentence with more labels is boilerplate and describes none of them
+_TEST_SHARE = 0.25  # of the sentences that do not open a docstring
 
 _Record = dict[str, Any]
 
@@ -34,31 +35,31 @@ class SampleCounts:
 
 
 def write_sample(folder: Path) -> SampleCounts:
-    """Write the sample dataset; one interpreter always writes the same bytes.
+    """Write the sample dataset. The same interpreter always writes the same bytes.
 
     Args:
-        folder: Where it goes. Made if it does not exist, and its parents with it.
+        folder: The dataset folder. It and its parents are created if they do not exist.
 
     Raises:
-        DatasetError: If `folder` is a file or holds anything; it stays as it is.
+        DatasetError: If `folder` is a file or a folder that is not empty; nothing is changed.
     """
     folder = folder.resolve()
-    _check_free(folder)
-    labels, train, test = _records(read_docstrings())
+    _check_absent_or_empty(folder)
+    labels, train, test = _build_records(read_docstrings())
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed: a dataset is there whole or not at all.
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as aside:
-        written = Path(aside, folder.name)
-        written.mkdir()
+    # Write to a temporary folder and rename it, so that the dataset is either complete or absent.
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        incoming = Path(temporary, folder.name)
+        incoming.mkdir()
         for name, records in (("labels", labels), ("train", train), ("test", test)):
-            _write_lines(written / f"{name}.jsonl", records)
+            _write_lines(incoming / f"{name}.jsonl", records)
         if folder.exists():
             folder.rmdir()
-        written.rename(folder)
+        incoming.rename(folder)
     return SampleCounts(len(labels), len(train), len(test))
 
 
-def _check_free(folder: Path) -> None:
+def _check_absent_or_empty(folder: Path) -> None:
     if not folder.exists():
         return
     found = next((path.name for path in sorted(folder.iterdir())), None) if folder.is_dir() else "a file"
@@ -69,16 +70,17 @@ def _check_free(folder: Path) -> None:
         )
 
 
-def _records(docstrings: dict[str, list[str]]) -> tuple[list[_Record], list[_Record], list[_Record]]:
+def _build_records(docstrings: dict[str, list[str]]) -> tuple[list[_Record], list[_Record], list[_Record]]:
     """The lines of the three files: labels, train, test."""
     prose = [(name, sentences(docstring)) for name, of_name in docstrings.items() for docstring in of_name]
     documented: dict[str, set[str]] = defaultdict(set)
-    for name, said in prose:
-        for sentence in said:
+    for name, of_docstring in prose:
+        for sentence in of_docstring:
             documented[sentence].add(name)
     documented = {sentence: names for sentence, names in documented.items() if len(names) <= _MOST_LABELS}
-    # What opens a docstring says what the name is for. It is never held out, so the train split has every label.
-    openings = {next(filter(documented.__contains__, said), None) for _, said in prose}
+    # The first sentence of a docstring describes the name best. It is never held out, so that every label occurs in
+    # the train split.
+    openings = {next(filter(documented.__contains__, of_docstring), None) for _, of_docstring in prose}
 
     labels = sorted(set().union(*documented.values()))
     positions = {name: position for position, name in enumerate(labels)}
@@ -88,19 +90,19 @@ def _records(docstrings: dict[str, list[str]]) -> tuple[list[_Record], list[_Rec
     for sentence, names in documented.items():
         uid = f"{min(names)}#{next(numbers[min(names)])}"
         record = {"uid": uid, "text": sentence, "labels": sorted(positions[name] for name in names)}
-        held_out = sentence not in openings and _fraction(sentence) < _TEST_SHARE
+        held_out = sentence not in openings and _hash_fraction(sentence) < _TEST_SHARE
         (test if held_out else train).append(record)
     return [{"uid": name, "text": _label_text(name)} for name in labels], train, test
 
 
 def _label_text(name: str) -> str:
-    """`is_dir` of `pathlib.Path` reads "is dir (pathlib.Path.is_dir)": encoders find words, not underscores."""
+    """The words of a name, then the name: `pathlib.Path.is_dir` becomes "is dir (pathlib.Path.is_dir)"."""
     last = name.rpartition(".")[2]
     return name if last == name else f"{last.replace('_', ' ')} ({name})"
 
 
-def _fraction(text: str) -> float:
-    """A number in [0, 1) that the text alone decides."""
+def _hash_fraction(text: str) -> float:
+    """The SHA-256 of a text as a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 

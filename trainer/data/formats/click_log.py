@@ -1,10 +1,10 @@
-"""Click logs in Parquet: one row a click, as a search front end writes them.
+"""Click logs in Parquet: one row for each click.
 
     train.parquet  test.parquet   query text, label uid[, weight]
     labels.parquet                label uid, label text
 
-Each may be one file or a folder of parts. Rows of the same query text become one instance; a query and label
-that occur in several rows are one pair whose weights add up, and a pair whose sum is not positive is no pair.
+Each of these is one file or a folder of files. Rows with the same query text become one instance. The weights of rows
+with the same query and label are added; the label counts if the sum is positive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from trainer.data.dataset import Entries, LabelSets, SplitName, text_problem
+from trainer.data.formats.fields import text_problem
+from trainer.data.split import Entries, LabelSets, SplitName
 from trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
@@ -33,43 +34,45 @@ def recognises(folder: Path) -> bool:
 
 def read_labels(folder: Path) -> tuple[Path, Entries]:
     path = folder / "labels.parquet"
-    table = _read(path)
-    return path, Entries(_strings(table, _LABEL, path), _strings(table, _TEXT, path))
+    table = _read_table(path)
+    return path, Entries(_read_strings(table, _LABEL, path), _read_strings(table, _TEXT, path))
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
     path = folder / f"{name}.parquet"
-    table = _read(path)
-    encoded = _strings(table, _QUERY, path).dictionary_encode()
+    table = _read_table(path)
+    encoded = _read_strings(table, _QUERY, path).dictionary_encode()
     queries = encoded.dictionary
     rows = encoded.indices.to_numpy().astype(np.int64)
-    columns = _label_positions(_strings(table, _LABEL, path), labels, path)
+    columns = _label_positions(_read_strings(table, _LABEL, path), labels, path)
     pairs, index = np.unique(rows * len(labels) + columns, return_inverse=True)
-    pairs = pairs[np.bincount(index, weights=_weights(table, path), minlength=len(pairs)) > 0]
+    pairs = pairs[np.bincount(index, weights=_read_weights(table, path), minlength=len(pairs)) > 0]
     counts = np.bincount(pairs // len(labels), minlength=len(queries))
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
     return path, Entries(uids, queries), LabelSets(indptr, (pairs % len(labels)).astype(np.int32))
 
 
-def _read(path: Path) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     if not path.exists():
-        raise DatasetError(f"{path}: expected a Parquet file or a folder of them, found nothing")
+        raise DatasetError(f"{path}: expected a Parquet file or a folder of Parquet files, found nothing")
     try:
         return pads.dataset(path, format="parquet").to_table()
     except (pa.ArrowException, OSError) as error:
         raise DatasetError(f"{path}: expected Parquet, found: {str(error).splitlines()[0]}") from None
 
 
-def _column(table: pa.Table, names: tuple[str, ...]) -> pa.ChunkedArray | None:
+def _find_column(table: pa.Table, names: tuple[str, ...]) -> pa.ChunkedArray | None:
     return next((table.column(name) for name in names if name in table.column_names), None)
 
 
-def _strings(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.LargeStringArray:
-    column = _column(table, names)
+def _read_strings(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.LargeStringArray:
+    column = _find_column(table, names)
     if column is None:
         raise DatasetError(f"{path}: expected a column {' or '.join(names)}, found {', '.join(table.column_names)}")
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type  # pandas' category
+    kind = (
+        column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    )  # the type of pandas categories
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DatasetError(f"{path}: expected column {names[0]!r} to hold strings, found {column.type}")
     strings = pa.concat_arrays(column.cast(pa.large_string()).chunks or [pa.array([], type=pa.large_string())])
@@ -95,8 +98,8 @@ def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path) -> 
     return np.asarray(positions.to_numpy(), dtype=np.int64)
 
 
-def _weights(table: pa.Table, path: Path) -> np.ndarray:
-    column = _column(table, _WEIGHT)
+def _read_weights(table: pa.Table, path: Path) -> np.ndarray:
+    column = _find_column(table, _WEIGHT)
     if column is None:
         return np.ones(len(table))
     try:

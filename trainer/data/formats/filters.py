@@ -1,6 +1,6 @@
-"""Filter files: (row, label) pairs, both from 0, that must not count as predictions.
+"""Filter files: (row, label) pairs, both from 0, that do not count as predictions.
 
-In product-to-product data a test text and a label can be the same thing; predicting it proves nothing.
+In product-to-product data a test text and a label can be the same product. A correct prediction of it is trivial.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from trainer.errors import DatasetError
 
 
 def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:
-    """The pairs of a filter file; none if the file is absent or empty.
+    """The pairs of a filter file; no pairs if the file is absent or empty.
+
+    Args:
+        path: `filter_labels_train.txt` or `filter_labels_test.txt`.
+        rows: Number of texts in the split.
+        labels: Number of labels.
 
     Raises:
-        DatasetError: If a line is not two integers in range.
+        DatasetError: If a line does not hold two integers in range.
     """
     if not path.is_file():
         return np.empty((0, 2), dtype=np.int64)
@@ -27,11 +32,11 @@ def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]
             warnings.filterwarnings("ignore", message=".*no data.*")
             pairs = np.loadtxt(path, dtype=np.int64, ndmin=2)
     except ValueError as error:
-        raise DatasetError(f"{path}: expected two integers a line, row and label position; found: {error}") from None
+        raise DatasetError(f"{path}: expected two integers a line (row, label position), found: {error}") from None
     if pairs.size == 0:
         return np.empty((0, 2), dtype=np.int64)
     if pairs.shape[1] != 2:
-        raise DatasetError(f"{path}: expected two integers a line, row and label position; found {pairs.shape[1]}")
+        raise DatasetError(f"{path}: expected two integers a line (row, label position), found {pairs.shape[1]}")
     outside = (pairs < 0).any(axis=1) | (pairs >= [rows, labels]).any(axis=1)
     if outside.any():
         line = int(np.flatnonzero(outside)[0])

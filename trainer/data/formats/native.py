@@ -1,44 +1,41 @@
-"""Recollect's own layout: JSON lines, plain or gzip.
+"""Recollect's own format: JSON lines, plain or gzip.
 
     train.jsonl[.gz]   test.jsonl[.gz]   {"uid", "text", "labels": [position or label uid, ...]}
-    labels.jsonl[.gz]                    {"uid", "text"}, one line a label, in label order
+    labels.jsonl[.gz]                    {"uid", "text"}, one line for each label, in label order
 
-An instance's uid may be left out; its row number, from 0, stands in.
+The uid of an instance is optional. The default is the row number, from 0.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.data.dataset import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
-from trainer.data.formats.lines import check_position, first_existing, records, require, text_field, uid_field
+from trainer.data.formats.fields import check_position, text_field, uid_field
+from trainer.data.formats.lines import find_file, read_records, require_file
+from trainer.data.split import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
 from trainer.errors import DatasetError
 
 EXPECTED = "labels.jsonl[.gz] and train.jsonl[.gz]"
 
 
-def _names(stem: str) -> tuple[str, ...]:
-    return (f"{stem}.jsonl", f"{stem}.jsonl.gz")
-
-
 def recognises(folder: Path) -> bool:
-    return any(first_existing(folder, _names(stem)) for stem in ("labels", "train", "test"))
+    return any(find_file(folder, _file_names(stem)) for stem in ("labels", "train", "test"))
 
 
 def read_labels(folder: Path) -> tuple[Path, Entries]:
-    path = require(folder, _names("labels"))
+    path = require_file(folder, _file_names("labels"))
     uids, texts = StringColumn(), StringColumn()
-    for number, record in records(path):
+    for number, record in read_records(path):
         uids.append(uid_field(record, path, number))
         texts.append(text_field(record, "text", path, number))
     return path, Entries(uids.build(), texts.build())
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
-    path = require(folder, _names(name))
-    resolve = LabelResolver(labels, path)
+    path = require_file(folder, _file_names(name))
+    resolve = _LabelResolver(labels, path)
     split = SplitBuilder()
-    for number, record in records(path):
+    for number, record in read_records(path):
         found = record.get("labels")
         if not isinstance(found, list):
             raise DatasetError(f"{path}:{number}: expected 'labels' to be a list, found {found!r}")
@@ -48,8 +45,12 @@ def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, En
     return path, *split.build()
 
 
-class LabelResolver:
-    """Turns a label as written, a position or a uid, into its position."""
+def _file_names(stem: str) -> tuple[str, ...]:
+    return (f"{stem}.jsonl", f"{stem}.jsonl.gz")
+
+
+class _LabelResolver:
+    """Converts a label in a file, which is a position or a uid, to its position."""
 
     def __init__(self, labels: Entries, path: Path) -> None:
         self._labels, self._path = labels, path
@@ -58,7 +59,7 @@ class LabelResolver:
     def __call__(self, label: object, number: int) -> int:
         if not isinstance(label, str):
             return check_position(label, len(self._labels), self._path, number)
-        if self._positions is None:  # built only for files that name labels by uid
+        if self._positions is None:  # built on the first uid: files with positions do not need it
             self._positions = {uid: row for row, uid in enumerate(self._labels.uids.to_pylist())}
         if label not in self._positions:
             raise DatasetError(

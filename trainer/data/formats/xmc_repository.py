@@ -1,9 +1,9 @@
-"""The layout of the extreme classification repository's raw data (http://manikvarma.org/downloads/XC).
+"""The raw-data format of the Extreme Classification Repository (http://manikvarma.org/downloads/XC).
 
     trn.json.gz  tst.json.gz   {"uid", "title", "content", "target_ind": [position, ...], "target_rel"}
     lbl.json.gz                {"uid", "title", "content"}
 
-A text is the title, and the content where there is one.
+A text is the title, followed by the content if there is one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.data.dataset import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
-from trainer.data.formats.lines import check_position, first_existing, records, require, text_field, uid_field
+from trainer.data.formats.fields import check_position, text_field, uid_field
+from trainer.data.formats.lines import find_file, read_records, require_file
+from trainer.data.split import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
 from trainer.errors import DatasetError
 
 EXPECTED = "lbl.json[.gz] and trn.json[.gz]"
@@ -20,27 +21,23 @@ EXPECTED = "lbl.json[.gz] and trn.json[.gz]"
 _STEMS: dict[str, str] = {"train": "trn", "test": "tst", "labels": "lbl"}
 
 
-def _names(stem: str) -> tuple[str, ...]:
-    return (f"{stem}.json.gz", f"{stem}.json")
-
-
 def recognises(folder: Path) -> bool:
-    return first_existing(folder, _names(_STEMS["labels"])) is not None
+    return find_file(folder, _file_names("labels")) is not None
 
 
 def read_labels(folder: Path) -> tuple[Path, Entries]:
-    path = require(folder, _names(_STEMS["labels"]))
+    path = require_file(folder, _file_names("labels"))
     uids, texts = StringColumn(), StringColumn()
-    for number, record in records(path):
+    for number, record in read_records(path):
         uids.append(uid_field(record, path, number))
         texts.append(_text(record, path, number))
     return path, Entries(uids.build(), texts.build())
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
-    path = require(folder, _names(_STEMS[name]))
+    path = require_file(folder, _file_names(name))
     split = SplitBuilder()
-    for number, record in records(path):
+    for number, record in read_records(path):
         found = record.get("target_ind")
         if not isinstance(found, list):
             raise DatasetError(f"{path}:{number}: expected 'target_ind' to be a list, found {found!r}")
@@ -48,6 +45,10 @@ def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, En
         uid = uid_field(record, path, number, default=str(len(split)))
         split.append(uid, _text(record, path, number), positions)
     return path, *split.build()
+
+
+def _file_names(name: str) -> tuple[str, ...]:
+    return (f"{_STEMS[name]}.json.gz", f"{_STEMS[name]}.json")
 
 
 def _text(record: dict[str, Any], path: Path, number: int) -> str:

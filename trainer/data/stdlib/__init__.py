@@ -1,1 +1,4 @@
-"""Prose about Python's standard library, read from the interpreter at hand: modules -> names -> sentences."""
+"""The documentation of Python's standard library: `modules` reads it, `names` names it, `sentences` splits it.
+
+It is read from the running interpreter and is the text of the built-in sample dataset.
+"""

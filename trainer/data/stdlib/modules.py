@@ -1,7 +1,7 @@
-"""The modules of the standard library and the docstrings of what they define.
+"""The modules of the standard library, with the docstrings of their definitions.
 
-Source files are parsed, never imported. Only modules written in C are, because nothing else holds their docstrings.
-What is found depends on the interpreter alone, not on what it has imported or replaced so far.
+Python modules are parsed, never imported. C modules are imported, because only the imported module has docstrings. The
+result depends only on the version of the interpreter, not on modules that a program has imported or changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STAR = "*"
 
 _SKIPPED = {
     *("test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "_vendor"),
-    "distutils",  # leaves with Python 3.12
+    "distutils",  # removed in Python 3.12
     *("antigravity", "this"),  # jokes
     "readline",  # importing it may write escape codes to the terminal
 }
@@ -31,9 +31,9 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass
 class Import:
-    """`from source import name as alias`, where both are stars for `from source import *`.
+    """`from source import name as alias`.
 
-    `import source as alias` brings all that `source` has: only its name is a star.
+    For `from source import *`, `name` and `alias` are `STAR`. For `import source as alias`, `name` is `STAR`.
     """
 
     source: str
@@ -46,20 +46,20 @@ class Module:
     name: str
     docstring: str | None = None
     in_c: bool = False
-    # Public top-level name -> (path below it, docstring) pairs: ("", ...) is its own, (".method", ...) a member's.
+    # Public top-level name -> pairs (path, docstring). The path is "" for the name itself and ".method" for a member.
     definitions: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     imports: list[Import] = field(default_factory=list)
-    exported: set[str] = field(default_factory=set)  # the names that stand in `__all__`
+    exported: set[str] = field(default_factory=set)  # the names in `__all__`
 
 
 def read_modules() -> dict[str, Module]:
-    """The modules by name: all that have source, and those in C that are public or that source imports from."""
-    with warnings.catch_warnings(action="ignore"):  # of old escapes in source, of modules about to go
-        modules = {module.name: module for module in _source_modules()}
+    """All Python modules by name, and the C modules that are public or that a Python module imports."""
+    with warnings.catch_warnings(action="ignore"):  # invalid escapes in the source, deprecated modules
+        modules = {module.name: module for module in _python_modules()}
         imported = {statement.source for module in modules.values() for statement in module.imports}
         public = {name for name in sys.stdlib_module_names - _SKIPPED if is_public(name)}
-        for name in sorted(_names_in_c() & (public | imported)):
-            if module := _inspected(name):
+        for name in sorted(_c_module_names() & (public | imported)):
+            if module := _import_c_module(name):
                 modules[name] = module
     return modules
 
@@ -68,10 +68,10 @@ def is_public(name: str) -> bool:
     return not any(part.startswith("_") for part in name.split("."))
 
 
-def _source_modules() -> Iterator[Module]:
+def _python_modules() -> Iterator[Module]:
     root = Path(sysconfig.get_path("stdlib"))
     for top in sorted(root.iterdir()):
-        if top.stem not in sys.stdlib_module_names:  # site-packages, for one
+        if top.stem not in sys.stdlib_module_names:  # for example site-packages
             continue
         for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
             parts = path.relative_to(root).with_suffix("").parts
@@ -82,17 +82,17 @@ def _source_modules() -> Iterator[Module]:
             except (SyntaxError, ValueError):
                 continue
             is_package = parts[-1] == "__init__"
-            yield _parsed(".".join(parts[:-1] if is_package else parts), is_package, tree)
+            yield _parse_module(".".join(parts[:-1] if is_package else parts), is_package, tree)
 
 
-def _parsed(name: str, is_package: bool, tree: ast.Module) -> Module:
+def _parse_module(name: str, is_package: bool, tree: ast.Module) -> Module:
     module = Module(name, ast.get_docstring(tree))
     for statement in _statements(tree):
         if isinstance(statement, _Definition):
             if is_public(statement.name):
-                module.definitions[statement.name] += _documented(statement, "")
+                module.definitions[statement.name] += _docstrings(statement, "")
         elif isinstance(statement, ast.ImportFrom):
-            source = _imported_module(statement, name, is_package)
+            source = _import_source(statement, name, is_package)
             module.imports += [Import(source, item.name, item.asname or item.name) for item in statement.names]
         elif isinstance(statement, ast.Import):
             module.imports += [Import(item.name, STAR, item.asname) for item in statement.names if item.asname]
@@ -102,17 +102,17 @@ def _parsed(name: str, is_package: bool, tree: ast.Module) -> Module:
     return module
 
 
-def _imported_module(statement: ast.ImportFrom, name: str, is_package: bool) -> str:
+def _import_source(statement: ast.ImportFrom, name: str, is_package: bool) -> str:
     if not statement.level:
         return statement.module or ""
-    # One dot is the package that the module is or lies in, each further dot one package up.
+    # One dot is the module's own package; each further dot is one package up.
     up = statement.level - is_package
     package = name.split(".")[: -up or None]
     return ".".join([*package, *filter(None, [statement.module])])
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements that make a module or a class, in whichever branch they stand."""
+    """The statements of a module or class body, including those in the branches of `if` and `try`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
             yield from _statements(child)
@@ -120,32 +120,32 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
             yield child
 
 
-def _documented(definition: _Definition, path: str) -> Iterator[tuple[str, str]]:
+def _docstrings(definition: _Definition, path: str) -> Iterator[tuple[str, str]]:
     if docstring := ast.get_docstring(definition):
         yield path, docstring
     if isinstance(definition, ast.ClassDef):
         for member in _statements(definition):
             if isinstance(member, _Definition) and is_public(member.name):
-                yield from _documented(member, f"{path}.{member.name}")
+                yield from _docstrings(member, f"{path}.{member.name}")
 
 
-def _names_in_c() -> set[str]:
+def _c_module_names() -> set[str]:
     folder = Path(sysconfig.get_config_var("DESTSHARED") or sysconfig.get_path("platstdlib"))
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     extensions = {path.name.partition(".")[0] for path in folder.glob("*") if path.name.endswith(suffixes)}
     return extensions | set(sys.builtin_module_names)
 
 
-def _inspected(name: str) -> Module | None:
+def _import_c_module(name: str) -> Module | None:
     try:
         imported = importlib.import_module(name)
-    except ImportError:  # this platform lacks a library that it needs
+    except ImportError:  # a library is missing on this platform
         return None
     module = Module(name, imported.__doc__, in_c=True)
     contents = vars(imported)
     for key in sorted(filter(is_public, contents)):
-        value = contents.get(f"__{key}__", contents[key])  # so sys keeps the hooks that others may replace
-        if inspect.isbuiltin(value) and value.__name__ == key:  # else an alias, whoever made it
+        value = contents.get(f"__{key}__", contents[key])  # the original `sys` hooks, which programs replace
+        if inspect.isbuiltin(value) and value.__name__ == key:  # else it is an alias
             module.definitions[key] = _own_docstring(value, "")
         elif inspect.isclass(value) and (value.__module__ == "builtins") == (name == "builtins"):
             module.definitions[key] = _own_docstring(value, "")

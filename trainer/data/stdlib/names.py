@@ -1,7 +1,7 @@
-"""The public names of the standard library and the docstrings that document each.
+"""The public names of the standard library, each with its docstrings.
 
-A name stands where a user meets it, not where it is defined: `asyncio.run`, not `asyncio.runners.run`;
-`os.path.join`, not `posixpath.join`; `csv.reader`, though it is `_csv` that defines it.
+A name is the path that users import, not the path of its definition: `asyncio.run`, not `asyncio.runners.run`;
+`os.path.join`, not `posixpath.join`; `csv.reader`, not `_csv.reader`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Place = tuple[str, str]  # a module, and a name in it
 
 
 def read_docstrings() -> dict[str, list[str]]:
-    """The docstrings of the standard library by public qualified name, sorted by name."""
+    """The docstrings of the standard library by public name, sorted by name."""
     modules = read_modules()
     public = [module for module in modules.values() if is_public(module.name)]
 
@@ -26,15 +26,15 @@ def read_docstrings() -> dict[str, list[str]]:
         for source in filter(None, map(modules.get, [module.name, *borrowed])):
             docstrings[module.name] += filter(None, [source.docstring])
 
-    offering: dict[_Place, list[_Place]] = defaultdict(list)
-    passed_on: set[_Place] = set()  # from where another module offers them
+    public_places: dict[_Place, list[_Place]] = defaultdict(list)  # definition -> the places that offer it
+    reexported: set[_Place] = set()  # places whose names another module offers too
     for module in public:
-        for name, origins in _offered(module.name, modules).items():
+        for name, origins in _public_names(module.name, modules).items():
             for origin in origins:
-                offering[origin].append((module.name, name))
-        passed_on |= {place for _, place, _ in _passed_on(module, modules)}
-    for (source_name, defined), places in sorted(offering.items()):  # sets know no order
-        nearest = [place for place in places if place not in passed_on and not _is_below(place, places)]
+                public_places[origin].append((module.name, name))
+        reexported |= {place for _, place, _ in _reexports(module, modules)}
+    for (source_name, defined), places in sorted(public_places.items()):  # sorted, as sets have no order
+        nearest = [place for place in places if place not in reexported and not _is_below(place, places)]
         for below, docstring in modules[source_name].definitions[defined]:
             for module_name, name in nearest:
                 docstrings[f"{module_name}.{name}{below}"].append(docstring)
@@ -45,31 +45,34 @@ def _is_below(place: _Place, others: list[_Place]) -> bool:
     return any(place[0].startswith(f"{module}.") for module, _ in others)
 
 
-def _offered(name: str, modules: _Modules, importing: frozenset[str] = frozenset()) -> dict[str, set[_Place]]:
-    """The names that a module defines or passes on, and where each is defined."""
-    offered: dict[str, set[_Place]] = defaultdict(set)
+def _public_names(name: str, modules: _Modules, importing: frozenset[str] = frozenset()) -> dict[str, set[_Place]]:
+    """The names that a module defines or re-exports, each with the places of its definitions."""
+    names: dict[str, set[_Place]] = defaultdict(set)
     for defined in modules[name].definitions:
-        offered[defined].add((name, defined))
-    for name_here, _, origins in _passed_on(modules[name], modules, importing):
-        offered[name_here] |= origins
-    return offered
+        names[defined].add((name, defined))
+    for name_here, _, origins in _reexports(modules[name], modules, importing):
+        names[name_here] |= origins
+    return names
 
 
-def _passed_on(
+def _reexports(
     module: Module, modules: _Modules, importing: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, _Place, set[_Place]]]:
-    """What a module imports for its users: each name here, the place it comes from, and where it is defined."""
+    """The names that a module imports for its users: (name here, imported place, places of its definitions)."""
     for statement in module.imports:
         source = modules.get(statement.source)
-        if source is None or source.name in importing:  # not the library's, or a circle
+        if source is None or source.name in importing:  # not in the standard library, or an import cycle
             continue
-        there = _offered(source.name, modules, importing | {module.name})
-        for name_here, name_there in _for_users(module, statement, source, there.keys()):
+        there = _public_names(source.name, modules, importing | {module.name})
+        for name_here, name_there in _offered_names(module, statement, source, there.keys()):
             yield name_here, (source.name, name_there), there[name_there]
 
 
-def _for_users(module: Module, statement: Import, source: Module, there: Set[str]) -> Iterator[tuple[str, str]]:
-    """The (name here, name there) that an import offers to the users of `module`, less what it merely uses."""
+def _offered_names(module: Module, statement: Import, source: Module, there: Set[str]) -> Iterator[tuple[str, str]]:
+    """Pairs (name here, name there) of the names that an import offers to the users of `module`.
+
+    Names that the module imports only for its own use are left out.
+    """
     hidden = not is_public(source.name) or source.name.startswith(f"{module.name}.")
     if statement.alias == STAR:
         for name in there & (source.exported or there):

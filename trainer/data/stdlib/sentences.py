@@ -1,4 +1,4 @@
-"""The prose of a docstring, sentence by sentence: no signatures, tables, examples or code."""
+"""Sentences of a docstring, without signatures, tables, examples and code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 _SHORTEST, _LONGEST = 12, 300  # characters
 _FEWEST_WORDS = 3
-_LEAST_PROSE = 0.8  # of the characters: letters and spaces
+_LEAST_PROSE = 0.8  # smallest share of letters and spaces in the characters of a sentence
 
 _SIGNATURE = re.compile(r"[\w.]+ ?\(.*\)\s*([-=]+>.*|=.*|:)?$|[\w.]+ ?\([^)]*$")
 _TABLE_ROW = re.compile(r"[-*+•|>] |\d+[.)] |[:@.]+\w+|>>>|\w+ *(--?|:)\s|\w+ {2,}|.*\w {3,}\S")
@@ -18,7 +18,7 @@ _WORD = re.compile(r"(?<!\S)[\"'(]?[A-Za-z]{2,}[.,;:!?)\"']*(?!\S)")
 
 
 def sentences(docstring: str) -> list[str]:
-    """Split the prose of a docstring into sentences, in order, whitespace collapsed."""
+    """The sentences of a docstring, in order. Runs of whitespace become one space."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(docstring))
     return [
         sentence
@@ -29,7 +29,7 @@ def sentences(docstring: str) -> list[str]:
 
 
 def _paragraph(lines: list[str]) -> str:
-    """The prose that a block of lines opens with, below a signature; empty if indented, as code and tables are."""
+    """The text at the start of a block, after any signature. Indented blocks are code or tables and give no text."""
     while lines and _SIGNATURE.match(lines[0]):
         lines = lines[1:]
     prose: list[str] = []
@@ -37,10 +37,10 @@ def _paragraph(lines: list[str]) -> str:
         if _TABLE_ROW.match(line.lstrip()) or (line.startswith((" ", "\t")) and not prose):
             break
         if _UNDERLINE.match(line):
-            prose.clear()  # the heading that it underlines
+            prose.clear()  # an underlined heading is no prose
             continue
         prose.append(line)
-        if line.rstrip().endswith(":"):  # what follows is a table or code
+        if line.rstrip().endswith(":"):  # a table or code follows
             break
     return " ".join(_MARKUP.sub("", " ".join(prose)).split())
 

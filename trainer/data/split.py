@@ -1,0 +1,151 @@
+"""The contents of a dataset: texts with their uids, label sets, and splits.
+
+The arrays are compact, so that half a million texts take tens of megabytes: strings are Arrow arrays (one buffer of
+UTF-8 and one of offsets), and label sets are compressed sparse rows.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool, Int
+from scipy import sparse
+
+SplitName = Literal["train", "test"]
+
+_CHUNK_STRINGS = 65_536
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Texts and their uids, row by row: the labels of a dataset, or the instances or queries of a split."""
+
+    uids: pa.LargeStringArray
+    texts: pa.LargeStringArray
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """The label positions of each row.
+
+    Row i has the labels `indices[indptr[i] : indptr[i + 1]]`, sorted and distinct.
+    """
+
+    indptr: Int[np.ndarray, " pointer"]
+    indices: Int[np.ndarray, " pair"]
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @classmethod
+    def of(cls, relevance: sparse.csr_matrix) -> LabelSets:
+        """The non-zeros of a relevance matrix, "row label"."""
+        return cls(relevance.indptr.astype(np.int64), relevance.indices.astype(np.int32))
+
+    def where(self, kept: Bool[np.ndarray, " row"]) -> LabelSets:
+        """The same rows, with an empty label set where `kept` is false."""
+        sizes = np.diff(self.indptr)
+        indptr = np.concatenate([[0], np.cumsum(sizes * kept)])
+        return LabelSets(indptr, self.indices[np.repeat(kept, sizes)])
+
+    def to_csr(self, labels: int) -> sparse.csr_matrix:
+        """The relevance matrix Y, "row label", of zeros and ones.
+
+        Args:
+            labels: Number of columns.
+        """
+        ones = np.ones(len(self.indices), dtype=np.float32)
+        return sparse.csr_matrix((ones, self.indices, self.indptr), shape=(len(self), labels))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Texts with their label sets.
+
+    Attributes:
+        entries: Texts and uids.
+        labels: The label set of each text.
+        filtered_pairs: (row, label) pairs that do not count as predictions.
+    """
+
+    entries: Entries
+    labels: LabelSets
+    filtered_pairs: Int[np.ndarray, "pair 2"]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def head(self, rows: int) -> Split:
+        """The first `rows` rows."""
+        rows = min(rows, len(self))
+        indptr = self.labels.indptr[: rows + 1]
+        return Split(
+            entries=Entries(self.entries.uids[:rows], self.entries.texts[:rows]),
+            labels=LabelSets(indptr, self.labels.indices[: indptr[-1]]),
+            filtered_pairs=self.filtered_pairs[self.filtered_pairs[:, 0] < rows],
+        )
+
+
+class SplitBuilder:
+    """Builds the texts and label sets of a split row by row."""
+
+    def __init__(self) -> None:
+        self._uids, self._texts = StringColumn(), StringColumn()
+        self._indptr, self._indices = array.array("q", [0]), array.array("i")
+
+    def __len__(self) -> int:
+        return len(self._indptr) - 1
+
+    def append(self, uid: str, text: str, labels: Sequence[int]) -> None:
+        self._uids.append(uid)
+        self._texts.append(text)
+        self._indices.extend(sorted(set(labels)))
+        self._indptr.append(len(self._indices))
+
+    def build(self) -> tuple[Entries, LabelSets]:
+        entries = Entries(self._uids.build(), self._texts.build())
+        indptr = np.frombuffer(self._indptr, dtype=np.int64)
+        indices = np.frombuffer(self._indices, dtype=np.int32) if self._indices else np.empty(0, np.int32)
+        return entries, LabelSets(indptr, indices)
+
+
+class StringColumn:
+    """Builds an Arrow string array and holds at most one chunk of it as Python strings."""
+
+    def __init__(self) -> None:
+        self._pending: list[str] = []
+        self._chunks: list[pa.LargeStringArray] = []
+
+    def append(self, string: str) -> None:
+        self._pending.append(string)
+        if len(self._pending) >= _CHUNK_STRINGS:
+            self._flush()
+
+    def build(self) -> pa.LargeStringArray:
+        self._flush()
+        return pa.concat_arrays(self._chunks)
+
+    def _flush(self) -> None:
+        self._chunks.append(pa.array(self._pending, type=pa.large_string()))
+        self._pending = []
+
+
+def fingerprint(labels: Entries, split: Split) -> str:
+    """SHA-256 over every uid, text and label set, in order. Equal contents in equal order give equal fingerprints."""
+    digest = hashlib.sha256()
+    for strings in (labels.uids, labels.texts, split.entries.uids, split.entries.texts):
+        digest.update(len(strings).to_bytes(8, "little"))
+        for buffer in pa.concat_arrays([strings]).buffers()[1:]:
+            digest.update(buffer)
+    digest.update(split.labels.indptr.tobytes())
+    digest.update(split.labels.indices.tobytes())
+    return digest.hexdigest()

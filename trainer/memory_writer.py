@@ -1,0 +1,146 @@
+"""Writes the memory folder in chunks. An interrupted run continues after the last finished chunk."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from trainer.data.split import Entries, Split
+from trainer.distributed import Ranks
+from trainer.errors import MemoryFolderError
+from trainer.files import flush, save_array, write_json
+from trainer.keys import KeySource
+from trainer.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
+
+# Texts in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
+_CHUNK_TEXTS = 4_096
+
+
+def write_memory(
+    folder: Path,
+    plan: MemoryPlan,
+    labels: Entries,
+    instances: Split,
+    source: KeySource,
+    ranks: Ranks,
+    label_key_alpha: float = 0.0,
+) -> int:
+    """Write the memory of a dataset, or finish the memory of an interrupted run.
+
+    Args:
+        folder: Absent, empty, or an unfinished memory with the same plan.
+        plan: Determines the content.
+        labels: The label texts.
+        instances: The training texts and their labels.
+        source: Computes the keys.
+        ranks: The processes that compute keys; the first one writes.
+        label_key_alpha: Default weight of the instances in label keys.
+
+    Returns:
+        Number of keys that this call computed, without those of the interrupted run.
+    """
+    done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances) if ranks.first else 0)
+    with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
+        for start, stop in _chunks(plan, done):
+            vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
+            bar.update(stop - bar.n)  # the shares of the ranks may differ by a row
+            if ranks.first:
+                file.write(vectors.astype(plan.key_dtype).tobytes())
+                flush(file)
+                _write_progress(folder, plan, stop)
+    if ranks.first:
+        write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
+        (folder / "progress.json").unlink()
+    computed: int = ranks.broadcast_object(plan.keys - done)  # the other ranks wait until all files are written
+    return computed
+
+
+def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split) -> int:
+    """Write all files except the keys, unless they exist; return the number of finished keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = _count_finished_keys(folder, plan)
+    if done == 0:
+        _write_progress(folder, plan, 0)
+        _write_entries(folder / "labels.jsonl", labels)
+        _write_entries(folder / "instances.jsonl", instances.entries)
+        save_array(folder / "value_indptr.npy", instances.labels.indptr)
+        save_array(folder / "value_indices.npy", instances.labels.indices)
+    return done
+
+
+def _count_finished_keys(folder: Path, plan: MemoryPlan) -> int:
+    """The number of keys in `progress.json`; 0 if the plan differs or `keys.npy` is shorter."""
+    try:
+        saved, fields = read_header(folder / "progress.json", "keys_done")
+        done = int(fields["keys_done"])
+        with (folder / "keys.npy").open("rb") as keys:
+            start, size = keys.read(len(_npy_header(plan))), keys.seek(0, os.SEEK_END)
+    except (OSError, ValueError, TypeError, MemoryFolderError):
+        return 0
+    intact = start == _npy_header(plan) and size >= _npy_size(plan, done)
+    return done if saved == plan and intact else 0
+
+
+def _write_progress(folder: Path, plan: MemoryPlan, keys_done: int) -> None:
+    write_json(folder / "progress.json", header(plan) | {"keys_done": keys_done})
+
+
+def _write_entries(path: Path, entries: Entries) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for start in range(0, len(entries), _CHUNK_TEXTS):
+            batch = pa.table({"uid": entries.uids, "text": entries.texts}).slice(start, _CHUNK_TEXTS)
+            for record in batch.to_pylist():
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        flush(file)
+
+
+def _chunks(plan: MemoryPlan, done: int) -> Iterator[tuple[int, int]]:
+    """First and last row (exclusive) of each unfinished chunk. A chunk holds either instances or labels."""
+    for first, last in ((0, plan.instances), (plan.instances, plan.keys)):
+        for start in range(max(done, first), last, _CHUNK_TEXTS):
+            yield start, min(start + _CHUNK_TEXTS, last)
+
+
+def _open_keys(path: Path, plan: MemoryPlan, done: int, ranks: Ranks) -> BinaryIO:
+    """Open `keys.npy` to append keys after the finished ones. Ranks other than the first get the null device."""
+    if not ranks.first:
+        return open(os.devnull, "wb")
+    if done == 0:
+        path.write_bytes(_npy_header(plan))
+    keys = path.open("r+b")
+    keys.truncate(_npy_size(plan, done))
+    keys.seek(0, os.SEEK_END)
+    return keys
+
+
+def _npy_header(plan: MemoryPlan) -> bytes:
+    """The first bytes of `keys.npy`, before the first key."""
+    fields = {"descr": np.dtype(plan.key_dtype).str, "fortran_order": False, "shape": (plan.keys, plan.dim)}
+    written = io.BytesIO()
+    np.lib.format.write_array_header_1_0(written, fields)
+    return written.getvalue()
+
+
+def _npy_size(plan: MemoryPlan, keys: int) -> int:
+    """Size of `keys.npy` in bytes with this number of keys."""
+    return len(_npy_header(plan)) + keys * plan.dim * np.dtype(plan.key_dtype).itemsize
+
+
+def _progress_bar(keys: int, done: int, ranks: Ranks) -> tqdm[None]:
+    return tqdm(
+        total=keys,
+        initial=done,
+        unit="text",
+        unit_scale=True,
+        desc="encode",
+        dynamic_ncols=True,
+        disable=not ranks.first,
+    )
