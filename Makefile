@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
@@ -19,6 +19,9 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: .venv/docs.stamp
+	$(BIN)/mkdocs build --strict
 
 .venv/pip.stamp:
 	$(PYTHON) -m venv .venv
@@ -33,5 +36,9 @@ lint: .venv/dev.stamp
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
 	touch $@
 
+.venv/docs.stamp: .venv/pip.stamp pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

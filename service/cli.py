@@ -27,29 +27,24 @@ def serve(settings: ServeSettings) -> int:
 
 
 def predict(settings: PredictSettings) -> None:
-    from pydantic import TypeAdapter, ValidationError
     from pydantic_core import to_json
 
-    from service.errors import QueryError
-    from service.options import Query, resolve_options
-    from service.predictor.predictor import Predictor
-    from service.store.store import open_store
+    from service.model import open_model
 
-    try:
-        query = TypeAdapter(Query).validate_python(settings.text)
-    except ValidationError as error:
-        raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    version = store.resolve(settings.version)
-    predictor = Predictor.open(store.open(version), threads=1)
-    chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
-    options = resolve_options(predictor.defaults, **chosen)
-    answer = predictor.predict([query], options).answers[0]
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
+    (answer,) = model.answer(
+        [settings.text],
+        lambda_=settings.lambda_,
+        temperature=settings.temperature,
+        top_b=settings.top_b,
+        top_k=settings.top_k,
+        explain=settings.explain,
+    )
     if settings.json_:
-        _say(to_json({"version": version, **answer.to_dict()}).decode())
+        _say(to_json({"version": model.version, **answer.to_dict()}).decode())
         return
     if answer.truncated:
-        _warn(f"the query is longer than the {predictor.manifest.encoder.max_length} tokens that the encoder reads")
+        _warn(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
     for label in answer.labels:
         _say(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
         for reason in label.because or []:
@@ -104,16 +99,13 @@ def rollback(settings: RollbackSettings) -> None:
 
 
 def verify(settings: VerifySettings) -> None:
+    from service.model import open_model
     from service.predictor.golden import check_golden
-    from service.predictor.predictor import Predictor
-    from service.store.store import open_store
 
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    version = store.resolve(settings.version)
-    predictor = Predictor.open(store.open(version), threads=1)
-    share, files = check_golden(predictor), len(predictor.manifest.files)
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
+    share, files = check_golden(model.predictor), len(model.manifest.files)
     signed = "signed, " if settings.verify_key else ""
-    _say(f"{version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
+    _say(f"{model.version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
 
 
 def _activation(settings: SwitchSettings) -> Activation:

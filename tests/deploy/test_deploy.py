@@ -17,7 +17,7 @@ from service.settings import ENV_PREFIX, ServeSettings
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
-RUNBOOK = (DEPLOY / "RUNBOOK.md").read_text(encoding="utf-8")
+RUNBOOK = (REPOSITORY / "docs" / "operating.md").read_text(encoding="utf-8")
 ALERTS = [
     rule
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))["groups"]
@@ -97,7 +97,7 @@ def test_the_runbook_has_a_chapter_for_each_alert_in_their_order() -> None:
 
 def test_links_of_the_runbook_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", RUNBOOK):
-        assert (DEPLOY / target).exists(), target
+        assert (REPOSITORY / "docs" / target).exists(), target
 
 
 def test_prometheus_takes_its_configuration_and_alerts_fire_as_they_should() -> None:

@@ -19,6 +19,7 @@ from index_builder.build import build
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
+from service.model import open_model
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.store.store import Store, open_store
@@ -32,7 +33,7 @@ QUERY = "Who must pay tax on the sale of a house"
 
 
 def answers(store: Path, version: str) -> list[str]:
-    predictor = Predictor.open(Store(store).open(version), threads=1)
+    predictor = open_model(store, version).predictor
     return [label.uid for label in predictor.predict([QUERY], resolve_options(predictor.defaults)).answers[0].labels]
 
 
