@@ -21,7 +21,7 @@ from service.bundle.bundle import LabelTable
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import Ranking, cast_votes, rank
 from service.predictor.searcher import Neighbours
-from service.store.store import open_store
+from service.store.locations import open_store
 from service.threads import threads_or_cores
 from trainer.data.dataset import Entries, Split
 from trainer.data.formats import open_dataset

@@ -33,7 +33,7 @@ def predict(settings: PredictSettings) -> None:
     from service.errors import QueryError
     from service.options import Query, resolve_options
     from service.predictor.predictor import Predictor
-    from service.store.store import open_store
+    from service.store.locations import open_store
 
     try:
         query = TypeAdapter(Query).validate_python(settings.text)
@@ -58,7 +58,7 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store.store import open_store
+    from service.store.locations import open_store
 
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     store.require()
@@ -106,7 +106,7 @@ def rollback(settings: RollbackSettings) -> None:
 def verify(settings: VerifySettings) -> None:
     from service.predictor.golden import check_golden
     from service.predictor.predictor import Predictor
-    from service.store.store import open_store
+    from service.store.locations import open_store
 
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
@@ -118,7 +118,7 @@ def verify(settings: VerifySettings) -> None:
 
 def _activation(settings: SwitchSettings) -> Activation:
     from service.redis_client import RedisClient
-    from service.store.store import open_store
+    from service.store.locations import open_store
     from service.versions.activation import Activation
 
     url = settings.redis_url

@@ -21,7 +21,7 @@ from service.process.protocol import BoundedProtocol
 from service.process.signals import STOPPING
 from service.redis_client import RedisClient
 from service.settings import ServeSettings
-from service.store.store import open_store
+from service.store.locations import open_store
 from service.telemetry.metrics import Telemetry
 from service.versions.activation import Activation
 from service.versions.current import SharedCurrent, StoreCurrent

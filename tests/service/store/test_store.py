@@ -13,7 +13,7 @@ from service.bundle.files import MANIFEST
 from service.errors import BundleError, StoreError
 from service.store.store import Store
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 # Begins a bundle in the store, says so, and waits to be killed.
 BUILDER = """
 import sys, time
