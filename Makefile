@@ -1,9 +1,9 @@
-# `make demo` and `make test` each work in a fresh clone: they make .venv and install what they need into it.
+# `make demo` and `make test` work in a fresh clone: they create .venv and install the packages they need.
 
 PYTHON ?= python3
-# The CPU build where pip is told of one; any release that pyproject.toml admits will do: make TORCH=torch demo
+# pip installs the CPU build if it can find one. Any release that pyproject.toml allows works: make TORCH=torch demo
 TORCH ?= torch==2.13.0
-# Test files that run side by side; each has a core of its own, as threads that wait for one another's cores only spin.
+# Number of test files that run at the same time. Each needs a core of its own, or its threads wait for each other.
 JOBS ?= 2
 BIN := .venv/bin
 

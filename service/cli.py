@@ -1,4 +1,4 @@
-"""The service's verbs. Heavy modules load when a verb runs, so that `--help` stays quick."""
+"""The commands of the service. Each command imports its modules when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store.store import open_store
+    from service.store.locations import open_store
 
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     store.require()
     rows = []
     try:
         current = store.current()
-    except StoreError as error:  # what there is to activate is what mends it
+    except StoreError as error:  # the list shows which versions to activate instead
         current = None
         _warn(str(error))
     for version in store.versions():
@@ -90,12 +90,12 @@ def versions(settings: VersionsSettings) -> None:
 def activate(settings: ActivateSettings) -> None:
     activation = _activation(settings)
     activation.activate(settings.version)
-    _switched(settings, activation, settings.version)
+    _report_switch(settings, activation, settings.version)
 
 
 def rollback(settings: RollbackSettings) -> None:
     activation = _activation(settings)
-    _switched(settings, activation, activation.rollback())
+    _report_switch(settings, activation, activation.rollback())
 
 
 def verify(settings: VerifySettings) -> None:
@@ -110,7 +110,7 @@ def verify(settings: VerifySettings) -> None:
 
 def _activation(settings: SwitchSettings) -> Activation:
     from service.redis_client import RedisClient
-    from service.store.store import open_store
+    from service.store.locations import open_store
     from service.versions.activation import Activation
 
     url = settings.redis_url
@@ -118,7 +118,7 @@ def _activation(settings: SwitchSettings) -> Activation:
     return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
 
 
-def _switched(settings: SwitchSettings, activation: Activation, version: str) -> None:
+def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:
     if settings.wait:
         for report in activation.wait(version, settings.wait_seconds):
             _warn(f"{report.replica} serves {report.version}")
@@ -135,7 +135,7 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def _say(line: str) -> None:
-    """Print a line; a text's own control characters must not reach the terminal."""
+    """Print a line with its control characters escaped, because they would change the terminal."""
     print("".join(each if each.isprintable() else repr(each)[1:-1] for each in line))  # noqa: T201
 
 

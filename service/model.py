@@ -18,7 +18,7 @@ from service.errors import QueryError, SettingsError
 from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK, resolve_options
 from service.predictor.predictor import Answer, Predictor, ScoredLabel
 from service.settings import Device
-from service.store.store import open_store
+from service.store.locations import open_store
 from service.threads import threads_or_cores
 
 
