@@ -43,6 +43,7 @@ SERVICE_ORDER = (
     "telemetry",
     "store",
     "predictor",
+    "model",
     "redis_client",
     "versions",
     "serving",

@@ -15,6 +15,7 @@ from index_builder.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
 from service.model import open_model
 from service.options import resolve_options
+from service.predictor.predictor import Predictor
 from service.predictor.searcher import KeyIndex
 from service.store.store import Store
 
