@@ -7,13 +7,21 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-slow test-all lint docs clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS)
+
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST) --dist loadfile -m "not slow"
+
+# The slow tests share nothing, so they are distributed one by one.
+test-slow: .venv/dev.stamp
+	$(PYTEST) --dist load -m slow
+
+test-all: test test-slow
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
