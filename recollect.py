@@ -193,7 +193,7 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("index_builder.cli", "build,serve", "run all steps on the built-in sample, and serve the result"),
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
-    "train": Verb("trainer.train_cli", "train", "train an encoder on a dataset and encode its memory"),
+    "train": Verb("trainer.cli", "train", "train an encoder on a dataset and encode its memory"),
     "tune": Verb("trainer.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on the test split of a dataset"),

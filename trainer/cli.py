@@ -1,4 +1,4 @@
-"""The verbs `sample` and `tune`. Modules that import torch load when a verb runs, so that `--help` is fast."""
+"""The verbs `sample`, `train` and `tune`. Modules that import torch load when a verb runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 
 from trainer.settings import SampleSettings, TuneSettings
+from trainer.train_settings import TrainSettings
 
 
 def sample(settings: SampleSettings) -> None:
@@ -16,6 +17,12 @@ def sample(settings: SampleSettings) -> None:
         f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences",
         file=sys.stderr,
     )
+
+
+def train(settings: TrainSettings) -> None:
+    from trainer.run import write_run
+
+    write_run(settings)
 
 
 def tune(settings: TuneSettings) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from trainer.batches import Batch, Pairs
 from trainer.distributed import Ranks
 from trainer.gradient_cache import Embedder, Part
-from trainer.methods import Method, MethodOptions, Scored, ScoredLabels, SymmetricOptions
+from trainer.methods import Method, MethodOptions, SymmetricOptions
+from trainer.methods.scored import Scored, ScoredLabels
 from trainer.tokens import Inputs
 
 # Similarities in memory at once, by device. They determine how many queries form a block.

@@ -23,6 +23,7 @@ NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"]
+PrototypeToken = Literal["text", "free", "centroid"]
 
 # Settings that several verbs share.
 Layout = Annotated[

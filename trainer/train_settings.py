@@ -1,7 +1,4 @@
-"""The flags of `recollect train`: those that all methods share, those of each method, and which contradict each other.
-
-This module imports torch, because each method declares its own flags beside its loss.
-"""
+"""The flags of `recollect train`: the shared ones and those of each method, and the contradictions between them."""
 
 from __future__ import annotations
 

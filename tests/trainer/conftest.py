@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pkgutil
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ import pytest
 from jaxtyping import install_import_hook
 
 import recollect
+import trainer
 from tests.trainer.runs import USUAL, Outcome, Train
 
-install_import_hook("trainer", "beartype.beartype")
+# Check shapes and types at run time. The methods cannot be checked: they import torch's types for mypy only.
+_CHECKED = [f"trainer.{module.name}" for module in pkgutil.iter_modules(trainer.__path__) if module.name != "methods"]
+install_import_hook([*_CHECKED, "trainer.methods.scored"], "beartype.beartype")
 
 # Words for the tiny tokenizers. Upper case and accents show in the vectors how a tokenizer normalises text.
 CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc", "paint lawn garden chair red blue")

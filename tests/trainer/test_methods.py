@@ -22,7 +22,8 @@ from tests.trainer.test_losses_prime import written_regulariser, written_triplet
 from trainer.distributed import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, MethodOptions, Scored, ScoredLabels, SymmetricOptions
+from trainer.methods import METHODS, MethodOptions, SymmetricOptions
+from trainer.methods.scored import Scored, ScoredLabels
 from trainer.methods.supcon import PSL
 from trainer.settings import MethodName
 from trainer.train_settings import TrainSettings

@@ -18,7 +18,8 @@ from trainer.distributed import ALONE, Ranks
 from trainer.gradient_cache import Embedder
 from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, MethodOptions, Scored, ScoredLabels
+from trainer.methods import METHODS, MethodOptions
+from trainer.methods.scored import Scored, ScoredLabels
 from trainer.negatives import HardNegatives
 from trainer.objective import Objective
 from trainer.tokens import VectorTable

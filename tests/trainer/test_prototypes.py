@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tests.trainer.helpers import label_sets, learned_head
 from trainer.batches import Batches
-from trainer.heads.prototypes import Prototypes, PrototypeToken
+from trainer.heads.prototypes import Prototypes
+from trainer.settings import PrototypeToken
 
 LABELS, DIM, BANK = 24, 64, 5
 WITHOUT_INSTANCE = 7

@@ -9,7 +9,7 @@ of a cluster share one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from trainer.clustering import balanced_clusters
 from trainer.heads.centroids import Centroids
 from trainer.heads.head import Head
 from trainer.randomness import Purpose, generator
-
-PrototypeToken = Literal["text", "free", "centroid"]
+from trainer.settings import PrototypeToken
 
 _FEED_FORWARD, _DROPOUT = 1_024, 0.1
 

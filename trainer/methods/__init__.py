@@ -1,10 +1,10 @@
 """The training methods, one file each: pool of keys, loss, head, defaults and flags."""
 
 from trainer.methods import dexml, infonce, prime, rae, softtopk, supcon, unidec
-from trainer.methods.method import Method, MethodOptions, Scored, ScoredLabels, SymmetricOptions
+from trainer.methods.method import Method, MethodOptions, SymmetricOptions
 
 METHODS: dict[str, Method] = {
     module.METHOD.name: module.METHOD for module in (rae, dexml, softtopk, prime, unidec, supcon, infonce)
 }
 
-__all__ = ["METHODS", "Method", "MethodOptions", "Scored", "ScoredLabels", "SymmetricOptions"]
+__all__ = ["METHODS", "Method", "MethodOptions", "SymmetricOptions"]

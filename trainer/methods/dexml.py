@@ -1,10 +1,16 @@
 """DEXML: decoupled softmax over the whole label space, or over the batch's labels and mined negatives."""
 
-from jaxtyping import Float
-from torch import Tensor
+from __future__ import annotations
 
-from trainer import losses
-from trainer.methods.method import Method, MethodOptions, Scored
+from typing import TYPE_CHECKING
+
+from trainer.methods.method import Method, MethodOptions
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from trainer.methods.scored import Scored
 
 
 class DexmlOptions(MethodOptions):
@@ -12,6 +18,8 @@ class DexmlOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: DexmlOptions) -> Float[Tensor, " query"]:
+    from trainer import losses
+
     return losses.decoupled_softmax(scored.labels[0], scored.positives, scored.relevant, scored.ranks)
 
 

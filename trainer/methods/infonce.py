@@ -1,10 +1,16 @@
 """InfoNCE: one positive for each query against the batch's labels. The most common way to train a dual encoder."""
 
-from jaxtyping import Float
-from torch import Tensor
+from __future__ import annotations
 
-from trainer import losses
-from trainer.methods.method import Method, MethodOptions, Scored
+from typing import TYPE_CHECKING
+
+from trainer.methods.method import Method, MethodOptions
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from trainer.methods.scored import Scored
 
 
 class InfoNceOptions(MethodOptions):
@@ -12,6 +18,8 @@ class InfoNceOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: InfoNceOptions) -> Float[Tensor, " query"]:
+    from trainer import losses
+
     return losses.softmax_cross_entropy(scored.labels[0], scored.positives, scored.ranks)
 
 

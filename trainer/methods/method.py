@@ -1,18 +1,23 @@
-"""A training method: a pool of keys, a loss over the pool, an optional head, defaults, and flags of its own."""
+"""A training method: a pool of keys, a loss over the pool, an optional head, defaults, and flags of its own.
+
+The files of the methods import torch only when a loss or a head is computed, so that `recollect train --help` is fast.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from jaxtyping import Bool, Float
 from pydantic import BaseModel, Field
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
-from torch import Tensor
 
-from trainer.distributed import Ranks
-from trainer.heads.head import Head
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from trainer.heads.head import Head
+    from trainer.methods.scored import Scored, ScoredLabels
 
 
 class MethodOptions(BaseModel):
@@ -44,42 +49,6 @@ class SymmetricOptions(MethodOptions):
     symmetric: CliImplicitFlag[bool] = Field(
         True, description="prime, unidec, supcon: train labels to find their queries too"
     )
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Some queries of a batch, compared with this rank's share of the pool. Similarities are already divided by tau.
-
-    Attributes:
-        labels: Similarities to the labels of the pool, in each view.
-        positives: The true labels that this step pulls closer.
-        relevant: All true labels.
-        instances: Similarities to the instances of the batch. No columns if the method does not use instances as keys.
-        disjoint_instances: The instances that share no label with the query.
-        ranks: The processes that share the pool.
-    """
-
-    labels: Float[Tensor, "view query key"]
-    positives: Bool[Tensor, "query key"]
-    relevant: Bool[Tensor, "query key"]
-    instances: Float[Tensor, "query instance"]
-    disjoint_instances: Bool[Tensor, "query instance"]
-    ranks: Ranks
-
-
-@dataclass(frozen=True)
-class ScoredLabels:
-    """Some of this rank's labels, compared with all queries of a batch.
-
-    Attributes:
-        queries: Similarities to the queries, in each view.
-        positives: The queries that this step pulls closer.
-        relevant: All queries that have the label.
-    """
-
-    queries: Float[Tensor, "view label query"]
-    positives: Bool[Tensor, "label query"]
-    relevant: Bool[Tensor, "label query"]
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
-from trainer import losses
 from trainer.errors import TrainingError
-from trainer.heads.prototypes import Prototypes, PrototypeToken
-from trainer.methods.method import Method, Scored, ScoredLabels, SymmetricOptions
-from trainer.settings import Listed, NotEmpty, Positive
+from trainer.methods.method import Method, SymmetricOptions
+from trainer.settings import Listed, NotEmpty, Positive, PrototypeToken
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from trainer.heads.prototypes import Prototypes
+    from trainer.methods.scored import Scored, ScoredLabels
 
 _REGULARISER_WEIGHT = 0.1
 # Labels that share a free vector.
@@ -57,6 +60,8 @@ class PrimeOptions(SymmetricOptions):
 
 def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     """L(queries, prototypes) + L(queries, texts) + .1 R."""
+    from trainer import losses
+
     prototypes, texts = scored.labels
     pairs = scored.positives, scored.relevant
     regulariser = losses.prototype_regulariser(prototypes, texts, *pairs, ranks=scored.ranks)
@@ -68,10 +73,14 @@ def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
 
 def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " label"]:
     """L(texts, queries)."""
+    from trainer import losses
+
     return losses.clipped_triplet(scored.queries[1], scored.positives, scored.relevant, margin=options.margin)
 
 
 def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
+    from trainer.heads.prototypes import Prototypes
+
     return Prototypes(dim, labels, options.prototype, options.bank or 0)
 
 

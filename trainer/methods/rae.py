@@ -1,10 +1,16 @@
 """RAE-XMC: the pool holds the batch's labels, mined negatives and the batch's instances, like the keys of a memory."""
 
-from jaxtyping import Float
-from torch import Tensor
+from __future__ import annotations
 
-from trainer import losses
-from trainer.methods.method import Method, MethodOptions, Scored
+from typing import TYPE_CHECKING
+
+from trainer.methods.method import Method, MethodOptions
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from trainer.methods.scored import Scored
 
 
 class RaeOptions(MethodOptions):
@@ -12,6 +18,8 @@ class RaeOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: RaeOptions) -> Float[Tensor, " query"]:
+    from trainer import losses
+
     return losses.rae(
         scored.labels[0], scored.positives, scored.relevant, scored.instances, scored.disjoint_instances, scored.ranks
     )

@@ -1,10 +1,16 @@
 """SoftTop-k (DEXML): pull each true label into the top 5 of all labels, or of batch labels and mined negatives."""
 
-from jaxtyping import Float
-from torch import Tensor
+from __future__ import annotations
 
-from trainer import losses
-from trainer.methods.method import Method, MethodOptions, Scored
+from typing import TYPE_CHECKING
+
+from trainer.methods.method import Method, MethodOptions
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from trainer.methods.scored import Scored
 
 _K = 5  # the paper trains for P@5
 
@@ -14,6 +20,8 @@ class SoftTopKOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: SoftTopKOptions) -> Float[Tensor, " query"]:
+    from trainer import losses
+
     return losses.soft_top_k_loss(scored.labels[0], scored.positives, _K, ranks=scored.ranks)
 
 

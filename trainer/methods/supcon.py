@@ -1,18 +1,21 @@
 """SupconDE: UniDEC's dual encoder without its classifier. Each view has the same weight, and so has each direction."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from jaxtyping import Float
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
-from trainer import losses
-from trainer.methods.method import Method, Scored, ScoredLabels, SymmetricOptions
+from trainer.methods.method import Method, SymmetricOptions
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from trainer.distributed import Ranks
+    from trainer.methods.scored import Scored, ScoredLabels
 
 PSL = Literal["pal-n", "pal"]
-
-_LOSSES = {"pal-n": losses.softmax_cross_entropy, "pal": losses.pal}
 
 
 class SupconOptions(SymmetricOptions):
@@ -23,15 +26,24 @@ class SupconOptions(SymmetricOptions):
 
 def _loss(scored: Scored, options: SupconOptions) -> Float[Tensor, " query"]:
     """Queries over labels."""
-    loss = _LOSSES[options.psl]
-    mean = torch.stack([loss(view, scored.positives, scored.ranks) for view in scored.labels]).mean(dim=0)
+    mean = _mean_over_views(options.psl, scored.labels, scored.positives, scored.ranks)
     return mean / 2 if options.symmetric else mean
 
 
 def _label_loss(scored: ScoredLabels, options: SupconOptions) -> Float[Tensor, " label"]:
     """Labels over queries."""
-    loss = _LOSSES[options.psl]
-    return torch.stack([loss(view, scored.positives) for view in scored.queries]).mean(dim=0) / 2
+    return _mean_over_views(options.psl, scored.queries, scored.positives) / 2
+
+
+def _mean_over_views(
+    psl: PSL, similarities: Float[Tensor, "view row key"], positives: Bool[Tensor, "row key"], *ranks: Ranks
+) -> Float[Tensor, " row"]:
+    import torch
+
+    from trainer import losses
+
+    loss = losses.softmax_cross_entropy if psl == "pal-n" else losses.pal
+    return torch.stack([loss(view, positives, *ranks) for view in similarities]).mean(dim=0)
 
 
 METHOD = Method(

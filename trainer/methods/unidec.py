@@ -1,8 +1,20 @@
 """UniDEC: SupconDE's dual encoder and a classifier. Each is trained by half of the loss, and both answer queries."""
 
-import dataclasses
+from __future__ import annotations
 
-from trainer.heads.classifier import Classifier
+import dataclasses
+from typing import TYPE_CHECKING
+
 from trainer.methods import supcon
 
-METHOD = dataclasses.replace(supcon.METHOD, name="unidec", head=lambda dim, labels, _: Classifier(dim, labels))
+if TYPE_CHECKING:
+    from trainer.heads.classifier import Classifier
+
+
+def _head(dim: int, labels: int, _: supcon.SupconOptions) -> Classifier:
+    from trainer.heads.classifier import Classifier
+
+    return Classifier(dim, labels)
+
+
+METHOD = dataclasses.replace(supcon.METHOD, name="unidec", head=_head)
