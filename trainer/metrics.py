@@ -49,14 +49,14 @@ def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_ar
     return found
 
 
-def precision_at(hit: Bool[np.ndarray, "query top_k"], k: int) -> Float[np.ndarray, "query"]:
+def precision_at(hit: Bool[np.ndarray, "query top_k"], k: int) -> Float[np.ndarray, " query"]:
     """P@k: number of true labels in the top k, divided by k (also if there are fewer predictions or true labels)."""
     return np.asarray(np.count_nonzero(hit[:, :k], axis=1) / k)
 
 
 def recall_at(
-    hit: Bool[np.ndarray, "query top_k"], sizes: Int[np.ndarray, "query"], k: int
-) -> Float[np.ndarray, "query"]:
+    hit: Bool[np.ndarray, "query top_k"], sizes: Int[np.ndarray, " query"], k: int
+) -> Float[np.ndarray, " query"]:
     """R@k: number of true labels in the top k, divided by the number of true labels.
 
     Args:
@@ -68,8 +68,8 @@ def recall_at(
 
 
 def ndcg_at(
-    hit: Bool[np.ndarray, "query top_k"], sizes: Int[np.ndarray, "query"], k: int
-) -> Float[np.ndarray, "query"]:
+    hit: Bool[np.ndarray, "query top_k"], sizes: Int[np.ndarray, " query"], k: int
+) -> Float[np.ndarray, " query"]:
     """nDCG@k: discounted gain of the top k, divided by the gain of an ideal ranking of min(k, |y|) true labels.
 
     Args:
@@ -86,8 +86,8 @@ def ndcg_at(
 
 
 def propensity_weights(
-    label_counts: Int[np.ndarray, "label"], instances: int, a: float, b: float
-) -> Float[np.ndarray, "label"]:
+    label_counts: Int[np.ndarray, " label"], instances: int, a: float, b: float
+) -> Float[np.ndarray, " label"]:
     """The inverse propensity of each label: rare labels weigh more.
 
     The propensity is the probability that a true label is annotated.
@@ -115,7 +115,7 @@ def psp_at(
     predictions: Int[np.ndarray, "query top_k"],
     hit: Bool[np.ndarray, "query top_k"],
     truth: csr_matrix | csr_array,
-    weights: Float[np.ndarray, "label"],
+    weights: Float[np.ndarray, " label"],
     k: int,
 ) -> float:
     """PSP@k: total weight of the true labels in the top k, divided by the total weight of an ideal top k.
@@ -143,7 +143,7 @@ def psp_at(
 def macro_f1_at(
     predictions: Int[np.ndarray, "query top_k"],
     truth: csr_matrix | csr_array,
-    label_counts: Int[np.ndarray, "label"],
+    label_counts: Int[np.ndarray, " label"],
     k: int = 5,
 ) -> dict[str, float | None]:
     """F1@k of each label over the top k of all queries, averaged over the labels of each segment.
@@ -176,7 +176,7 @@ def macro_f1_at(
 def report(
     predictions: Int[np.ndarray, "query top_k"],
     truth: csr_matrix | csr_array,
-    label_counts: Int[np.ndarray, "label"],
+    label_counts: Int[np.ndarray, " label"],
     instances: int,
     propensity: tuple[float, float] = (0.55, 1.5),
 ) -> dict[str, float | None]:

@@ -122,7 +122,7 @@ def test_trainable_model_has_a_gradient_for_every_weight_that_influences_vectors
     (model(*encoder.tokenise(TEXTS, 32).batch(np.arange(len(TEXTS)), "cpu")) ** 3).sum().backward()
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trainable == {name for name, weight in model.named_parameters() if weight.grad is not None}
-    assert {name for name, _ in model.named_parameters()} - learning <= {
+    assert {name for name, _ in model.named_parameters()} - trainable <= {
         "transformer.pooler.dense.weight",
         "transformer.pooler.dense.bias",
     }
