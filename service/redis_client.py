@@ -45,12 +45,12 @@ class RedisClient:
     Args:
         url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
         prefix: First part of every key.
-        telemetry: Receives whether Redis answers.
+        metrics: Receives whether Redis answers.
     """
 
-    def __init__(self, url: str, prefix: str, telemetry: Metrics | None = None) -> None:
+    def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
         options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "health_check_interval": 15}
-        self._prefix, self._telemetry = prefix, telemetry
+        self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
             self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
@@ -146,8 +146,8 @@ class RedisClient:
         if reason not in self._logged_refusals:
             self._logged_refusals.add(reason)
             log.error("redis_refuses", error=reason)
-        if self._telemetry:
-            self._telemetry.redis_errors.inc()
+        if self._metrics:
+            self._metrics.redis_errors.inc()
         return RedisError(reason)
 
     def _record_failure(self, health: _Health, error: Exception) -> RedisError:
@@ -168,8 +168,8 @@ class RedisClient:
                 self._set_metric(True)
 
     def _set_metric(self, answers: bool) -> None:
-        if self._telemetry:
-            self._telemetry.set_redis_up(answers)
+        if self._metrics:
+            self._metrics.set_redis_up(answers)
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

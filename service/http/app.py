@@ -35,20 +35,20 @@ _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-A
 def create_app(
     model_manager: ModelManager,
     settings: ServeSettings,
-    telemetry: Metrics,
+    metrics: Metrics,
     redis: RedisClient | None = None,
     api_keys: list[ApiKey] | None = None,
 ) -> ASGIApp:
     """Compose the application, which starts and closes the model manager."""
     tracer = open_tracer()
     threads = ThreadBudget.of(settings.workers, settings.threads).threads
-    batcher = Batcher(threads, settings.max_queue, settings.encode_together, telemetry)
+    batcher = Batcher(threads, settings.max_queue, settings.encode_together, metrics)
     pipeline = AnswerPipeline(
         model_manager=model_manager,
         batcher=batcher,
-        cache=_answer_cache(settings, telemetry, redis),
+        cache=_answer_cache(settings, metrics, redis),
         rate_limits=RateLimits(settings.max_batch, settings.workers, redis),
-        telemetry=telemetry,
+        metrics=metrics,
         tracer=tracer,
         log_queries=settings.log_queries,
     )
@@ -64,7 +64,7 @@ def create_app(
             await asyncio.to_thread(tracer.close)
 
     # A request crosses these layers in this order.
-    layers = [Middleware(RequestContext, model_manager, telemetry, settings.access_log)]
+    layers = [Middleware(RequestContext, model_manager, metrics, settings.access_log)]
     if settings.origins:
         layers.append(
             Middleware(
@@ -80,17 +80,17 @@ def create_app(
     layers.append(Middleware(BodyLimit, settings.max_body_bytes))
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers)
-    Routes(pipeline, model_manager, redis, telemetry, settings.max_batch).register(app.router)
+    Routes(pipeline, model_manager, redis, metrics, settings.max_batch).register(app.router)
     problems.install(app)
     _document(app, guarded=bool(api_keys))
     return tracer.around(app) if tracer is not None else app
 
 
-def _answer_cache(settings: ServeSettings, telemetry: Metrics, redis: RedisClient | None) -> AnswerCache | None:
+def _answer_cache(settings: ServeSettings, metrics: Metrics, redis: RedisClient | None) -> AnswerCache | None:
     if not settings.cache_mb:
         return None
-    local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, telemetry)
-    return AnswerCache(local, RedisAnswerCache(redis, settings.cache_seconds, telemetry) if redis else None)
+    local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics)
+    return AnswerCache(local, RedisAnswerCache(redis, settings.cache_seconds, metrics) if redis else None)
 
 
 def _document(app: FastAPI, guarded: bool) -> None:

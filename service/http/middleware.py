@@ -35,8 +35,8 @@ _GUARDED = ("/predict", "/labels/", "/version")
 class RequestContext:
     """Adds `X-Request-Id` and `X-Index-Version` to every response, counts and logs requests, answers 500 to faults."""
 
-    def __init__(self, app: ASGIApp, model_manager: ModelManager, telemetry: Metrics | None, access_log: bool) -> None:
-        self._app, self._model_manager, self._telemetry, self._access_log = app, model_manager, telemetry, access_log
+    def __init__(self, app: ASGIApp, model_manager: ModelManager, metrics: Metrics | None, access_log: bool) -> None:
+        self._app, self._model_manager, self._metrics, self._access_log = app, model_manager, metrics, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,10 +78,10 @@ class RequestContext:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
-        if self._telemetry:
+        if self._metrics:
             label = path if path in _PATHS else "/labels/{uid}" if path.startswith("/labels/") else "other"
-            self._telemetry.requests.labels(label, status).inc()
-            self._telemetry.request_seconds.labels(label).observe(seconds)
+            self._metrics.requests.labels(label, status).inc()
+            self._metrics.request_seconds.labels(label).observe(seconds)
         if self._access_log:
             key: ApiKey | None = scope.get("api_key")
             log.info(

@@ -41,14 +41,14 @@ class Routes:
         pipeline: Answers queries.
         model_manager: Leases the current version.
         redis: The Redis that replicas share, if there is one.
-        telemetry: The metrics.
+        process_metrics: The metrics of this process, or of all workers.
         max_batch: Maximum number of queries in a batch.
     """
 
     pipeline: AnswerPipeline
     model_manager: ModelManager
     redis: RedisClient | None
-    telemetry: Metrics
+    process_metrics: Metrics
     max_batch: int
 
     def register(self, router: APIRouter) -> None:
@@ -134,7 +134,7 @@ class Routes:
 
     def metrics(self) -> Response:  # not async: it runs on a thread, because adding up many workers takes a while
         """Requests, latencies, queue, batches, cached answers, swaps and the version, over all workers."""
-        return Response(self.telemetry.exposition(), media_type=CONTENT_TYPE)
+        return Response(self.process_metrics.exposition(), media_type=CONTENT_TYPE)
 
 
 class JsonRoute(APIRoute):

@@ -56,17 +56,17 @@ class LocalAnswerCache:
     Args:
         max_bytes: Maximum size of all entries together.
         seconds: Maximum age of an entry.
-        telemetry: Receives hits, misses and the size.
+        metrics: Receives hits, misses and the size.
     """
 
-    def __init__(self, max_bytes: int, seconds: float, telemetry: Metrics) -> None:
-        self._max_bytes, self._seconds, self._telemetry = max_bytes, seconds, telemetry
+    def __init__(self, max_bytes: int, seconds: float, metrics: Metrics) -> None:
+        self._max_bytes, self._seconds, self._metrics = max_bytes, seconds, metrics
         self._entries: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
         self._bytes = 0
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found = [self._get(key) for key in keys]
-        _count_look_ups(self._telemetry, "local", found)
+        _count_look_ups(self._metrics, "local", found)
         return found
 
     def put(self, answers: dict[bytes, bytes]) -> None:
@@ -77,7 +77,7 @@ class LocalAnswerCache:
             self._bytes += len(answer) + _ENTRY_BYTES
         while self._bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
-        self._telemetry.cache_bytes.set(self._bytes)
+        self._metrics.cache_bytes.set(self._bytes)
 
     def _get(self, key: bytes) -> bytes | None:
         answer, expires = self._entries.get(key, (None, 0.0))
@@ -96,8 +96,8 @@ class LocalAnswerCache:
 class RedisAnswerCache:
     """Answers that replicas share. `maxmemory` of the Redis bounds their size."""
 
-    def __init__(self, redis: RedisClient, seconds: int, telemetry: Metrics) -> None:
-        self._redis, self._seconds, self._telemetry = redis, seconds, telemetry
+    def __init__(self, redis: RedisClient, seconds: int, metrics: Metrics) -> None:
+        self._redis, self._seconds, self._metrics = redis, seconds, metrics
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Look up answers; find none while Redis does not answer."""
@@ -108,7 +108,7 @@ class RedisAnswerCache:
         except RedisError:
             return [None] * len(keys)
         found = [each if each and each.startswith(b'{"labels":[') and each.endswith(b"}") else None for each in values]
-        _count_look_ups(self._telemetry, "redis", found)
+        _count_look_ups(self._metrics, "redis", found)
         return found
 
     async def put(self, answers: dict[bytes, bytes]) -> None:
@@ -154,8 +154,8 @@ class AnswerCache:
             task.add_done_callback(self._writes.discard)
 
 
-def _count_look_ups(telemetry: Metrics, tier: str, found: Sequence[bytes | None]) -> None:
+def _count_look_ups(metrics: Metrics, tier: str, found: Sequence[bytes | None]) -> None:
     misses = sum(answer is None for answer in found)
     for outcome, count in (("hit", len(found) - misses), ("miss", misses)):
         if count:
-            telemetry.cache_requests.labels(tier, outcome).inc(count)
+            metrics.cache_requests.labels(tier, outcome).inc(count)

@@ -64,11 +64,11 @@ class Batcher:
         threads: Number of threads; each computes one batch at a time.
         max_waiting: Queries that may wait in the queue; a request that exceeds it is refused.
         max_together: Queries of one batch; a single larger request is computed alone.
-        telemetry: Receives the length of the queue and the sizes of batches.
+        metrics: Receives the length of the queue and the sizes of batches.
     """
 
-    def __init__(self, threads: int, max_waiting: int, max_together: int, telemetry: Metrics) -> None:
-        self._max_waiting, self._max_together, self._telemetry = max_waiting, max_together, telemetry
+    def __init__(self, threads: int, max_waiting: int, max_together: int, metrics: Metrics) -> None:
+        self._max_waiting, self._max_together, self._metrics = max_waiting, max_together, metrics
         self._queue: deque[_Job[Any]] = deque()
         self._queries_waiting = 0
         self._closed = False
@@ -117,7 +117,7 @@ class Batcher:
             job.lease = lease.share()
             self._queue.append(job)
             self._queries_waiting += len(queries)
-            self._telemetry.queue.set(self._queries_waiting)
+            self._metrics.queue.set(self._queries_waiting)
             if self._idle:
                 self._idle.pop().notify()  # the thread that became idle last, whose core has the warmest caches
         return job.future
@@ -161,13 +161,13 @@ class Batcher:
                 else:
                     jobs.append(job)
                     room -= queries
-            self._telemetry.queue.set(self._queries_waiting)
+            self._metrics.queue.set(self._queries_waiting)
             return jobs
 
     def _compute(self, jobs: list[_Job[Any]]) -> None:
         """Compute jobs of one version together. If that fails, compute each alone, so that one fault fails one job."""
         started = time.perf_counter()
-        self._telemetry.batch_queries.observe(sum(len(job.queries) for job in jobs))
+        self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
             answers = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs])
         except Exception as error:

@@ -71,7 +71,7 @@ class AnswerPipeline:
         batcher: Computes answers on its own threads.
         cache: Cached answers; None disables the cache.
         rate_limits: Counts the queries of each API key.
-        telemetry: Counts dropped requests, rate limits and stages.
+        metrics: Counts dropped requests, rate limits and stages.
         tracer: Records spans; None if tracing is off.
         log_queries: Share of the queries to log, with their answers.
     """
@@ -80,7 +80,7 @@ class AnswerPipeline:
     batcher: Batcher
     cache: AnswerCache | None
     rate_limits: RateLimits
-    telemetry: Metrics
+    metrics: Metrics
     tracer: Tracer | None
     log_queries: float
 
@@ -107,7 +107,7 @@ class AnswerPipeline:
                     await self._charge(request.quota, len(request.queries))
                     found = await self._look_up_or_compute(lease, options, request)
             except TimeoutError:
-                self.telemetry.dropped.labels("deadline").inc()
+                self.metrics.dropped.labels("deadline").inc()
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {request.timeout_ms} ms; allow more time or ask for less"
                 ) from None
@@ -120,7 +120,7 @@ class AnswerPipeline:
         if quota is None or not quota.rate:
             return
         if wait := await self.rate_limits.wait_seconds(quota, queries):
-            self.telemetry.rate_limited.labels(quota.name).inc()
+            self.metrics.rate_limited.labels(quota.name).inc()
             raise RateLimitError(
                 f"key {quota.name}: the limit is {quota.rate:g} queries per second; retry in {wait:.1f} s", wait
             )
@@ -158,7 +158,7 @@ class AnswerPipeline:
     def _serialise(self, answers: Answers) -> JsonAnswers:
         """Serialise answers, on the thread that computed them."""
         for stage, spent in answers.milliseconds.items():
-            self.telemetry.stage_seconds.labels(stage).observe(spent / 1e3)
+            self.metrics.stage_seconds.labels(stage).observe(spent / 1e3)
         return JsonAnswers([to_json(answer.to_dict()) for answer in answers.answers], answers.milliseconds)
 
     async def _wait_while_connected(
@@ -177,7 +177,7 @@ class AnswerPipeline:
             finally:
                 watch.cancel()
             if not future.done():
-                self.telemetry.dropped.labels("gone").inc()
+                self.metrics.dropped.labels("gone").inc()
                 raise ClientDisconnect
         return future.result()
 

@@ -141,14 +141,14 @@ class ModelManager:
         opener: Opens versions.
         current: Names the version to serve.
         replicas: Receives the reports of this replica.
-        telemetry: Receives the metrics of swaps.
+        metrics: Receives the metrics of swaps.
         poll_seconds: Time between two looks at `current`; `wake` starts a look at once.
     """
 
     def __init__(
-        self, opener: Opener, current: Current, replicas: Replicas, telemetry: Metrics, poll_seconds: float
+        self, opener: Opener, current: Current, replicas: Replicas, metrics: Metrics, poll_seconds: float
     ) -> None:
-        self._opener, self._current, self._replicas, self._telemetry = opener, current, replicas, telemetry
+        self._opener, self._current, self._replicas, self._metrics = opener, current, replicas, metrics
         self._poll_seconds = poll_seconds
         self._leases = Leases()
         self._recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
@@ -214,7 +214,7 @@ class ModelManager:
     def drain(self) -> None:
         """Report not ready and stop swapping; requests are still answered."""
         self._draining.set()
-        self._telemetry.ready.set(0)
+        self._metrics.ready.set(0)
         self.wake()
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class ModelManager:
             self._run_step("report_unwritable", self._report)
             if self._leases.close_unused():
                 _return_freed_memory()
-            self._telemetry.update_bundle_age()
+            self._metrics.update_bundle_age()
             self._wake.wait(min(self._poll_seconds, REPORT_SECONDS))
 
     def _run_step(self, event: str, step: Callable[[], None]) -> None:
@@ -270,7 +270,7 @@ class ModelManager:
                 reason = shorten(str(error) or repr(error))
                 self._refused = Refusal(version=current, error=reason, at=datetime.now(UTC))
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
-                self._telemetry.refused()
+                self._metrics.refused()
                 log.error("bundle_refused", version=current, error=str(error), serving=self.version())
 
     def _open(self, version: str) -> None:
@@ -282,9 +282,9 @@ class ModelManager:
         seconds = round(time.monotonic() - start, 3)
         log.info("bundle_swapped" if before else "bundle_opened", version=version, before=before, seconds=seconds)
         if before:
-            self._telemetry.swapped(seconds)
-        self._telemetry.set_version(version, before, predictor.manifest.created)
-        self._telemetry.ready.set(not self.draining)
+            self._metrics.swapped(seconds)
+        self._metrics.set_version(version, before, predictor.manifest.created)
+        self._metrics.ready.set(not self.draining)
 
     def _is_busy(self) -> bool:
         return time.monotonic() - self._last_query_at < _BUSY_SECONDS

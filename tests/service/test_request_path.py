@@ -58,11 +58,11 @@ def recorder() -> Iterator[Recorder]:
 
 def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = None, **options: Any) -> list[str]:
     """Files that one request crosses after another one, in order; with an API key if `rate` is given."""
-    opened, telemetry = Store(store), Metrics()
-    manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), telemetry, 60)
+    opened, metrics = Store(store), Metrics()
+    manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), metrics, 60)
     manager.open_current()
     keys = [] if rate is None else [ApiKey("shop", rate, hashlib.sha256(SECRET.encode()).digest())]
-    app = create_app(manager, ServeSettings(store=store, threads=1, **options), telemetry, None, keys)
+    app = create_app(manager, ServeSettings(store=store, threads=1, **options), metrics, None, keys)
     with TestClient(app, headers={"X-API-Key": SECRET}) as client:
         client.post("/predict", json={"query": "bread"})
         wait_until_idle("predict-0")
