@@ -1,24 +1,35 @@
-# `make demo` and `make test` each work in a fresh clone: they make .venv and install what they need into it.
+# `make demo` and `make test` work in a fresh clone: they create .venv and install the packages they need.
 
 PYTHON ?= python3
-# The CPU build where pip is told of one; any release that pyproject.toml admits will do: make TORCH=torch demo
+# pip installs the CPU build if it can find one. Any release that pyproject.toml allows works: make TORCH=torch demo
 TORCH ?= torch==2.13.0
-# Test files that run side by side; each has a core of its own, as threads that wait for one another's cores only spin.
+# Number of test files that run at the same time. Each needs a core of its own, or its threads wait for each other.
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-slow test-all lint docs clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS)
+
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST) --dist loadfile -m "not slow"
+
+# The slow tests share nothing, so they are distributed one by one.
+test-slow: .venv/dev.stamp
+	$(PYTEST) --dist load -m slow
+
+test-all: test test-slow
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: .venv/docs.stamp
+	$(BIN)/mkdocs build --strict
 
 .venv/pip.stamp:
 	$(PYTHON) -m venv .venv
@@ -33,5 +44,9 @@ lint: .venv/dev.stamp
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
 	touch $@
 
+.venv/docs.stamp: .venv/pip.stamp pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

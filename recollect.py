@@ -1,7 +1,17 @@
-"""The door: `recollect VERB ...` loads the verb's floor, reads its settings, runs it, and says plainly what went wrong.
+"""Recollect's command line and Python API.
 
-A verb is a function with one argument, `settings`, whose class declares the verb's flags. Nothing heavy is imported
-before a verb is chosen. Exit status: 0 done, 1 failed, 2 bad usage or bad input, 130 interrupted.
+    import recollect
+
+    recollect.train("data/", out="run/")
+    recollect.build("run/", store="store/", activate=True)
+    recollect.open("store/").predict("garden chair", top_k=5)
+
+The three packages are imported when a verb or a function runs, so `import recollect` and `recollect --help` are fast.
+The functions take the flags of their verbs as keywords (`max_length=32`, `lambda_=0.5`) and read the same environment
+variables. They raise the errors in `recollect.ERRORS` for mistakes that a user can correct, and never write to standard
+output.
+
+Exit status of the command line: 0 success, 1 failure, 2 wrong usage or wrong input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -9,12 +19,169 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import keyword
 import os
 import re
 import sys
 import typing
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from service.model import Model
+
+    ERRORS: tuple[type[Exception], ...]
+
+__all__ = ["ERRORS", "UsageError", "build", "evaluate", "main", "open", "train", "tune"]
+
+_PACKAGES = ("trainer", "index_builder", "service")
+
+
+# ---- Python API ----
+
+
+class UsageError(Exception):
+    """The call is wrong: an unknown flag or keyword, a value out of range, or a package that is not installed."""
+
+    exit_status = 2
+
+
+def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
+    store: str | Path,
+    *,
+    version: str = "current",
+    verify_key: str | Path | None = None,
+    bundle_cache: str | Path | None = None,
+    threads: int = 1,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+) -> Model:
+    """Open a version of a store, to answer queries in this process.
+
+    Args:
+        store: Bundle store: a folder, or a URL such as `s3://bucket/store`.
+        version: Version to open.
+        verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
+        bundle_cache: Folder for bundles of a store at a URL; None means ~/.cache/recollect.
+        threads: Threads for each call of `predict`; 0 means one for each core.
+        device: Device that encodes and searches.
+    """
+    given = {"store": store, "verify_key": verify_key, "bundle_cache": bundle_cache}
+    with _require_extra("serve"):
+        from service.model import open_model
+        from service.settings import ServiceSettings
+
+        read = _from_keywords(
+            "open", {name: value for name, value in given.items() if value is not None}, ServiceSettings
+        )
+        return open_model(read.store, version, read.verify_key, read.bundle_cache, threads, device)
+
+
+def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
+    """Train an encoder on a dataset folder, and write a run folder: `checkpoint/` and `memory/`.
+
+    Returns:
+        The run folder.
+    """
+    with _require_extra("train"):
+        settings = _from_keywords("train", {"dataset": dataset, "out": out, **flags})
+        from trainer.run import write_run
+
+        write_run(settings)
+    return Path(out)
+
+
+def tune(run: str | Path, **flags: Any) -> dict[str, float]:
+    """Choose lambda, tau, b and the label keys of a run on held-out instances, and make them its defaults.
+
+    Returns:
+        The new defaults, `lambda`, `temperature`, `top_b` and `label_key_alpha`, and their `score` in percent.
+    """
+    with _require_extra("train"):
+        settings = _from_keywords("tune", {"run": run, **flags})
+        from trainer.tune import tune as tune_memory
+
+        return tune_memory(settings).best.as_json()
+
+
+def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
+    """Build a bundle from a run folder, check it, and publish it in a store (a folder or a URL).
+
+    Returns:
+        The new version.
+    """
+    with _require_extra("build"):
+        settings = _from_keywords("build", {"run": run, "store": store, **flags})
+        from index_builder.build import build as build_bundle
+
+        return build_bundle(settings)
+
+
+def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[str, Any]:
+    """Measure a bundle on the test split of a dataset folder.
+
+    Returns:
+        `version`, `queries` (their number) and `rows`: for each combination of `lambda`, `temperature` and `top_b`, a
+        dict with these three and every metric in percent (None if undefined). `recollect evaluate --json` prints it.
+    """
+    with _require_extra("build"):
+        settings = _from_keywords("evaluate", {"dataset": dataset, "store": store, **flags})
+        from index_builder.evaluate import evaluate as evaluate_bundle
+
+        return vars(evaluate_bundle(settings))
+
+
+def _load_errors() -> tuple[type[Exception], ...]:
+    """Every error that a user can correct, for `except recollect.ERRORS as error`.
+
+    The packages share no base class, because `trainer` and `service` share no code.
+    """
+    from index_builder.errors import BuildError
+    from service.errors import ServiceError
+    from trainer.errors import TrainerError
+
+    return UsageError, TrainerError, BuildError, ServiceError
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:  # called for ERRORS only: loading it imports the packages
+        if name == "ERRORS":
+            return _load_errors()
+        raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+
+
+def _from_keywords(function: str, keywords: Mapping[str, Any], settings_class: Any = None) -> Any:
+    """Settings from keywords, then environment variables, then defaults; by default the settings of a verb.
+
+    Raises:
+        UsageError: If a keyword is unknown or its value is wrong, in one line.
+    """
+    from pydantic import ValidationError
+
+    settings_class = settings_class or _settings_class(function)
+    fields = {name: field for name, field in settings_class.model_fields.items() if name != "json_"}
+    for name in keywords:
+        if name not in fields:
+            raise UsageError(f"recollect.{function}: unknown keyword {name}; known: {', '.join(sorted(fields))}")
+    values = {}
+    for name, given in keywords.items():
+        is_one_of_list = typing.get_origin(fields[name].annotation) is list and isinstance(given, int | float)
+        value = [given] if is_one_of_list else str(given) if isinstance(given, Path) else given
+        values[str(fields[name].validation_alias or name)] = value
+    try:
+        return settings_class(**values)
+    except ValidationError as error:
+        raise UsageError(f"recollect.{function}: {_describe(error, _as_keyword)}") from None
+
+
+def _as_keyword(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+# ---- Command line ----
 
 
 class Verb(NamedTuple):
@@ -24,35 +191,36 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "demo": Verb("index_builder.cli", "build,serve", "sample, memory, bundle, evaluation and service, on this machine"),
+    "demo": Verb("index_builder.cli", "build,serve", "run all steps on the built-in sample, and serve the result"),
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
-    "train": Verb("trainer.train_cli", "train", "train an encoder on a dataset, and remember the dataset with it"),
-    "tune": Verb("trainer.cli", "train", "choose a run's lambda, tau, b and label keys on held-out instances"),
-    "build": Verb("index_builder.cli", "build", "turn a run into a bundle and publish it in a store"),
-    "evaluate": Verb("index_builder.cli", "build", "measure a bundle on a dataset's test split"),
-    "compare": Verb("index_builder.cli", "build", "train several methods alike, and put them on one table"),
+    "train": Verb("trainer.train_cli", "train", "train an encoder on a dataset and encode its memory"),
+    "tune": Verb("trainer.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
+    "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
+    "evaluate": Verb("index_builder.cli", "build", "measure a bundle on the test split of a dataset"),
+    "compare": Verb("index_builder.cli", "build", "train several methods with the same budget and write a table"),
     "predict": Verb("service.cli", "serve", "answer one query, without a server"),
     "serve": Verb("service.cli", "serve", "answer queries over HTTP"),
-    "versions": Verb("service.cli", "serve", "list a store's bundles"),
+    "versions": Verb("service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("service.cli", "serve", "make a version current"),
-    "rollback": Verb("service.cli", "serve", "return to the version that was current before"),
-    "verify": Verb("service.cli", "serve", "check a version's files, and its answers to its golden queries"),
+    "rollback": Verb("service.cli", "serve", "make the previous version current again"),
+    "verify": Verb("service.cli", "serve", "check the files of a version and its golden queries"),
 }
 
 USAGE = "usage: recollect VERB [--help] ..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
     try:
-        status = _choose(sys.argv[1:] if arguments is None else arguments)
+        status = _choose_verb(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has left: `recollect versions | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write goes nowhere
+    except BrokenPipeError:  # the reader of our output has exited: `recollect versions | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard the remaining output
         return 1
     return status
 
 
-def _choose(arguments: Sequence[str]) -> int:
+def _choose_verb(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _write(sys.stdout if arguments else sys.stderr, _overview())
         return 0 if arguments else 2
@@ -69,75 +237,105 @@ def _choose(arguments: Sequence[str]) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    verb = VERBS[name]
     try:
-        command = getattr(importlib.import_module(verb.module), name)
-        settings = _read_settings(command, name, arguments)
-        return command(settings) or 0
+        with _require_extra(VERBS[name].extra):
+            command = _load_command(name)
+            settings = _from_arguments(name, arguments)
+            return command(settings) or 0
     except KeyboardInterrupt:
         _write(sys.stderr, f"recollect {name}: interrupted")
         return 130
     except BrokenPipeError:
         raise
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("service", "trainer", "index_builder"):
-            raise
-        _write(sys.stderr, f"recollect {name}: needs {error.name}; pip install 'recollect[{verb.extra}]'")
-        return 2
     except OSError as error:
         _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}")
         return 2
     except Exception as error:
         status = getattr(error, "exit_status", None)
-        if status is None:  # a fault of ours: its traceback helps whoever mends it
+        if status is None:  # a bug: keep its traceback
             raise
         _write(sys.stderr, f"recollect {name}: {error}")
         return int(status)
 
 
-def _read_settings(command: Any, name: str, arguments: Sequence[str]) -> Any:
-    """Settings from flags, then environment, then defaults; a wrong one becomes a one-line message."""
+def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
+    """Settings from flags, then environment variables, then defaults.
+
+    Raises:
+        UsageError: If a flag is wrong, in one line.
+        SystemExit: After `--help`.
+    """
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    settings_class = typing.get_type_hints(command)["settings"]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            return settings_class(
+            return _settings_class(name)(
                 _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
             )
-    except SystemExit:  # --help was asked for; a default of None, however spelt, says nothing that the help does not
+    except SystemExit:  # after --help; a default of None is left out
         _write(sys.stdout, re.sub(r"\s*\(default:\s+(null|\0)\)", "", printed.getvalue()).rstrip())
         sys.stdout.flush()
         raise
     except ValidationError as error:
-        problem = error.errors()[0]
-        flag = "--" + str(problem["loc"][0]).rstrip("_").replace("_", "-") if problem["loc"] else "settings"
-        if problem["type"] == "missing":
-            needs = "is required" if len(problem["loc"]) == 1 else f"needs a value more than {problem['input']}"
-            raise _UsageError(f"{flag} {needs}; see `recollect {name} --help`") from None
-        expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise _UsageError(f"{flag}: expected {expected}; found {problem['input']!r}") from None
+        see_help = f"; see `recollect {name} --help`" if error.errors()[0]["type"] == "missing" else ""
+        raise UsageError(_describe(error, _as_flag) + see_help) from None
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
-        raise _UsageError(f"{message}; see `recollect {name} --help`") from None
+        raise UsageError(f"{message}; see `recollect {name} --help`") from None
 
 
-class _UsageError(Exception):
-    exit_status = 2
+def _as_flag(name: str) -> str:
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def _overview() -> str:
     rows = "\n".join(f"  {name:<10}{verb.summary}" for name, verb in VERBS.items())
     return (
-        "Recollect: the few right labels out of millions, from a memory that needs no retraining.\n\n"
-        f"{USAGE}\n\n{rows}\n\n`recollect VERB --help` explains a verb's flags; `recollect demo` shows it all at once."
+        "Recollect: finds the few labels out of millions that fit a text.\n\n"
+        f"{USAGE}\n\n{rows}\n\n`recollect VERB --help` explains the flags of a verb; `recollect demo` runs all steps."
     )
 
 
 def _write(stream: typing.TextIO, message: str) -> None:
     print(message, file=stream)  # noqa: T201
+
+
+# ---- Shared by both ----
+
+
+def _load_command(name: str) -> Any:
+    """The function of a verb."""
+    return getattr(importlib.import_module(VERBS[name].module), name)
+
+
+def _settings_class(name: str) -> Any:
+    """The class that declares a verb's flags: the type of its function's argument `settings`."""
+    return typing.get_type_hints(_load_command(name))["settings"]
+
+
+@contextlib.contextmanager
+def _require_extra(extra: str) -> Iterator[None]:
+    """Name the extra to install when a package of another project is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in _PACKAGES:
+            raise
+        raise UsageError(f"needs {error.name}; pip install 'recollect[{extra}]'") from error
+
+
+def _describe(error: ValidationError, spell: typing.Callable[[str], str]) -> str:
+    """The first problem of a validation error in one line."""
+    problem = error.errors()[0]
+    name = spell(str(problem["loc"][0])) if problem["loc"] else "settings"
+    if problem["type"] == "missing":
+        return f"{name} " + (
+            "is required" if len(problem["loc"]) == 1 else f"needs one more value than {problem['input']}"
+        )
+    expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{name}: expected {expected}; found {problem['input']!r}"
 
 
 if __name__ == "__main__":

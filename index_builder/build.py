@@ -46,7 +46,7 @@ from service.bundle.manifest import (
 from service.predictor.golden import write_golden
 from service.predictor.gpu import NoGpuError, gpu_resources
 from service.settings import Device
-from service.store.store import open_store
+from service.store.locations import open_store
 from service.threads import threads_or_cores
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder

@@ -6,10 +6,7 @@ from index_builder.build import build
 from index_builder.console import print_status
 from index_builder.evaluate import evaluate, format_table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
-from service.bundle.bundle import Bundle
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
-from service.store.store import Store
+from service.model import open_model
 from trainer.data.sample import write_sample
 from trainer.errors import MemoryFolderError
 from trainer.run import write_run
@@ -39,10 +36,5 @@ def demo(settings: DemoSettings) -> str:
     )
     evaluation = evaluate(settings_to_measure)
     lines = [f"{evaluation.queries:,} held-out sentences, in percent:", *format_table(evaluation), ""]
-    return "\n".join(lines + _answer_question(Store(store).open(version)))
-
-
-def _answer_question(bundle: Bundle) -> list[str]:
-    predictor = Predictor.open(bundle, threads=1)
-    answer = predictor.predict([_QUESTION], resolve_options(predictor.defaults)).answers[0]
-    return [f"{_QUESTION!r}:", *(f"  {label.score:.3f}  {label.uid}" for label in answer.labels[:5])]
+    labels = open_model(store, version).predict(_QUESTION, top_k=5)
+    return "\n".join([*lines, f"{_QUESTION!r}:", *(f"  {label.score:.3f}  {label.uid}" for label in labels)])

@@ -19,11 +19,10 @@ from tqdm import tqdm
 from index_builder.errors import BuildError
 from index_builder.settings import EvaluateSettings
 from service.bundle.bundle import LabelTable
+from service.model import open_model
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import Ranking, cast_votes, rank
 from service.predictor.searcher import Neighbours, Searcher, search_parts
-from service.store.store import open_store
-from service.threads import threads_or_cores
 from trainer.data.dataset import open_dataset
 from trainer.data.split import Entries, Split
 from trainer.metrics import report
@@ -76,9 +75,9 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         DatasetError: If the dataset is invalid.
         BuildError: If the bundle has none of the dataset's labels.
     """
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    version = store.resolve(settings.version)
-    predictor = Predictor.open(store.open(version), threads_or_cores(settings.threads))
+    predictor = open_model(
+        settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads
+    ).predictor
     dataset = open_dataset(settings.dataset, settings.format)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
@@ -91,7 +90,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         | dict[str, Any](report(found, truth.relevance, truth.label_counts, instances, settings.propensity))
         for setting, found in zip(grid, predictions, strict=True)
     ]
-    return Evaluation(version, len(test), rows)
+    return Evaluation(predictor.version, len(test), rows)
 
 
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:

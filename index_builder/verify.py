@@ -19,6 +19,7 @@ from index_builder.recall import MIN_REACHABLE
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import Check, Point, Precision
+from service.model import open_model
 from service.predictor.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import Values, cast_votes, rank
@@ -80,7 +81,8 @@ def current_metrics(store: Store, settings: BuildSettings, threads: int) -> dict
     current = store.current() if settings.gate_dataset else None
     if settings.gate_dataset is None or current is None:
         return {}
-    return default_metrics(Predictor.open(store.open(current), threads), settings.gate_dataset)
+    model = open_model(settings.store, current, bundle_cache=settings.bundle_cache, threads=threads)
+    return default_metrics(model.predictor, settings.gate_dataset)
 
 
 def verify(

@@ -19,9 +19,9 @@ import numpy as np
 
 from loadtests.processes import Memory, memory
 from loadtests.workload import sample_texts
+from service.model import open_model
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
-from service.store.store import Store
 
 _BATCH, _MEMORY_QUERIES = 32, 256
 
@@ -69,8 +69,7 @@ def _run_in_process(measurement: str, *arguments: object) -> dict[str, float]:
 
 
 def _timings(store: str, queries: str, threads: str, seconds: str, pause_seconds: str) -> Timings:
-    opened = Store(Path(store))
-    predictor = Predictor.open(opened.open(opened.require_current()), threads=1)
+    predictor = open_model(store).predictor
     texts, duration = sample_texts(predictor.bundle.instance_texts, int(queries)), float(seconds)
     return Timings(
         cpu_ms=_cpu_ms(predictor, texts, int(threads), duration),
@@ -112,7 +111,7 @@ def _p50_ms(predictor: Predictor, queries: list[str], seconds: float, pause_seco
 
 
 def _memory(store: str, *versions: str) -> Memory:
-    opened = [Predictor.open(Store(Path(store)).open(version), threads=1) for version in versions]
+    opened = [open_model(store, version).predictor for version in versions]
     for predictor in opened:
         queries = sample_texts(predictor.bundle.instance_texts, _MEMORY_QUERIES)
         for start in range(0, len(queries), _BATCH):

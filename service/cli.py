@@ -1,4 +1,4 @@
-"""The service's verbs. Heavy modules load when a verb runs, so that `--help` stays quick."""
+"""The commands of the service. Each command imports its modules when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -27,29 +27,24 @@ def serve(settings: ServeSettings) -> int:
 
 
 def predict(settings: PredictSettings) -> None:
-    from pydantic import TypeAdapter, ValidationError
     from pydantic_core import to_json
 
-    from service.errors import QueryError
-    from service.options import Query, resolve_options
-    from service.predictor.predictor import Predictor
-    from service.store.store import open_store
+    from service.model import open_model
 
-    try:
-        query = TypeAdapter(Query).validate_python(settings.text)
-    except ValidationError as error:
-        raise QueryError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    version = store.resolve(settings.version)
-    predictor = Predictor.open(store.open(version), threads=1)
-    chosen = {name: getattr(settings, name) for name in ("lambda_", "temperature", "top_b", "top_k", "explain")}
-    options = resolve_options(predictor.defaults, **chosen)
-    answer = predictor.predict([query], options).answers[0]
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
+    (answer,) = model.answer(
+        [settings.text],
+        lambda_=settings.lambda_,
+        temperature=settings.temperature,
+        top_b=settings.top_b,
+        top_k=settings.top_k,
+        explain=settings.explain,
+    )
     if settings.json_:
-        _say(to_json({"version": version, **answer.to_dict()}).decode())
+        _say(to_json({"version": model.version, **answer.to_dict()}).decode())
         return
     if answer.truncated:
-        _warn(f"the query is longer than the {predictor.manifest.encoder.max_length} tokens that the encoder reads")
+        _warn(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
     for label in answer.labels:
         _say(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
         for reason in label.because or []:
@@ -58,14 +53,14 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store.store import open_store
+    from service.store.locations import open_store
 
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     store.require()
     rows = []
     try:
         current = store.current()
-    except StoreError as error:  # what there is to activate is what mends it
+    except StoreError as error:  # the list shows which versions to activate instead
         current = None
         _warn(str(error))
     for version in store.versions():
@@ -95,30 +90,27 @@ def versions(settings: VersionsSettings) -> None:
 def activate(settings: ActivateSettings) -> None:
     activation = _activation(settings)
     activation.activate(settings.version)
-    _switched(settings, activation, settings.version)
+    _report_switch(settings, activation, settings.version)
 
 
 def rollback(settings: RollbackSettings) -> None:
     activation = _activation(settings)
-    _switched(settings, activation, activation.rollback())
+    _report_switch(settings, activation, activation.rollback())
 
 
 def verify(settings: VerifySettings) -> None:
+    from service.model import open_model
     from service.predictor.golden import check_golden
-    from service.predictor.predictor import Predictor
-    from service.store.store import open_store
 
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    version = store.resolve(settings.version)
-    predictor = Predictor.open(store.open(version), threads=1)
-    share, files = check_golden(predictor), len(predictor.manifest.files)
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
+    share, files = check_golden(model.predictor), len(model.manifest.files)
     signed = "signed, " if settings.verify_key else ""
-    _say(f"{version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
+    _say(f"{model.version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
 
 
 def _activation(settings: SwitchSettings) -> Activation:
     from service.redis_client import RedisClient
-    from service.store.store import open_store
+    from service.store.locations import open_store
     from service.versions.activation import Activation
 
     url = settings.redis_url
@@ -126,7 +118,7 @@ def _activation(settings: SwitchSettings) -> Activation:
     return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
 
 
-def _switched(settings: SwitchSettings, activation: Activation, version: str) -> None:
+def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:
     if settings.wait:
         for report in activation.wait(version, settings.wait_seconds):
             _warn(f"{report.replica} serves {report.version}")
@@ -143,7 +135,7 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def _say(line: str) -> None:
-    """Print a line; a text's own control characters must not reach the terminal."""
+    """Print a line with its control characters escaped, because they would change the terminal."""
     print("".join(each if each.isprintable() else repr(each)[1:-1] for each in line))  # noqa: T201
 
 

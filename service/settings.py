@@ -1,4 +1,4 @@
-"""What the service can be told: environment variable, flag, default and help of each setting, in one place."""
+"""Settings of the service: environment variable, flag, default and help text of each setting."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ ENV_PREFIX = "RECOLLECT_"
 
 Device = Literal["auto", "cpu", "cuda"]
 
-# A store's folder, or its URL, which may hold a password: show a store's `name` instead.
+# The folder or the URL of a store. A URL may contain a password, so messages show the store's `name` instead.
 Location = Annotated[
     Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
 ]
 
-# What a flag would have to say to mean None. No argument can hold it: `--verify-key null` must not mean no key.
+# The flag value that means None. No argument can contain it, so `--verify-key null` is the file `null`.
 NO_WORD = "\0"
 
 _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 
-# Where workers share their metrics: the metrics' library reads this variable when it is loaded.
+# The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
-# A secret that can be guessed is none.
-_SHORTEST_SECRET = 16
+# A shorter secret can be guessed.
+_MIN_SECRET_CHARACTERS = 16
 
 
 class ServiceSettings(BaseSettings):
-    """Every setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+    """A bundle store. Setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -48,155 +48,181 @@ class ServiceSettings(BaseSettings):
         cli_parse_none_str=NO_WORD,
     )
 
-    store: Location = Field(description="bundle store: a folder, or a URL as in s3://bucket/store")
+    store: Location = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
     bundle_cache: Path | None = Field(
-        None, description="where bundles of a store at a URL are kept; unset: ~/.cache/recollect"
+        None, description="Folder for bundles downloaded from a store at a URL (default: ~/.cache/recollect)"
     )
     verify_key: Path | None = Field(
-        None, description="Ed25519 public key, in PEM, that bundles must be signed for; unset: none need be signed"
+        None,
+        description="File with an Ed25519 public key in PEM format; only bundles signed by its private key are opened "
+        "(default: bundles need no signature)",
     )
 
 
 class RedisSettings(ServiceSettings):
-    """A store, and the Redis that its replicas share."""
+    """A bundle store and the Redis that its replicas share."""
 
     redis_url: SecretStr | None = Field(
-        None, description="redis://... that replicas share: the current version, who serves it, answers, rates"
+        None,
+        description="URL of a Redis (redis://...) in which replicas share the current version, their state, cached "
+        "answers and rate limits (default: no sharing)",
     )
-    redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="what its keys begin with")
+    redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
 
 
 class ServeSettings(RedisSettings):
-    """Answer queries over HTTP, following the store's current version."""
+    """Answer queries over HTTP with the store's current version."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free one")
-    workers: int = Field(1, ge=1, le=256, description="processes that serve; one that dies is started again")
+    host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
+    workers: int = Field(1, ge=1, le=256, description="Number of serving processes; a process that ends is restarted")
     threads: int = Field(
-        0, ge=0, description="batches of queries at work at once in each worker, each on one thread; 0: cores / workers"
+        0,
+        ge=0,
+        description="Number of batches that each worker computes at the same time, one thread a batch "
+        "(0 for the number of cores divided by --workers)",
     )
     device: Device = Field(
-        "cpu", description="where to encode and search: cpu, cuda, and on the CPU what cannot go there, or auto"
+        "cpu",
+        description="Device to encode and search on: cpu; cuda, with the CPU for all parts that cannot run there; or "
+        "auto, which is cuda if a GPU is found",
     )
-    poll_seconds: float = Field(1.0, gt=0, le=3600, description="seconds between two looks at the current version")
-    drain_seconds: float = Field(20.0, ge=0, le=3600, description="how long a stop may take to answer what was asked")
-    max_body_bytes: int = Field(1 << 20, ge=1024, description="largest request body")
-    max_batch: int = Field(64, ge=1, le=4096, description="most queries in one request")
+    poll_seconds: float = Field(1.0, gt=0, le=3600, description="Seconds between two checks for a new current version")
+    drain_seconds: float = Field(
+        20.0, ge=0, le=3600, description="Maximum seconds to finish running requests at shutdown"
+    )
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
+    max_batch: int = Field(64, ge=1, le=4096, description="Maximum number of queries in one request")
     max_queue: int = Field(
-        256, ge=1, description="most queries that may wait; a request beyond is answered 503 at once"
+        256, ge=1, description="Maximum number of queries that wait; further requests get status 503 at once"
     )
-    encode_together: int = Field(32, ge=1, le=4096, description="most queries encoded together; 1: each alone")
-    cache_mb: int = Field(64, ge=0, description="megabytes of answers that each worker keeps; 0: no answer is kept")
-    cache_seconds: int = Field(600, ge=1, description="how long an answer is kept")
+    encode_together: int = Field(32, ge=1, le=4096, description="Maximum number of queries in one batch of the encoder")
+    cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
+    cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
     api_keys: Path | None = Field(
-        None, description="file of keys, a line each: NAME KEY [QUERIES_PER_SECOND]; unset: anyone may ask"
+        None,
+        description="File of API keys, one a line: NAME KEY [QUERIES_PER_SECOND] (default: requests need no key)",
     )
     rate_limit: float = Field(
         0.0,
         ge=0,
-        description="queries a second of each key that its line gives no limit, over all replicas where they share a "
-        "Redis, else for each; 0: no limit",
+        description="Maximum queries a second for each API key without a limit of its own; counted over all replicas "
+        "with --redis-url, otherwise by each replica (0 for no limit)",
     )
-    cors_origins: str = Field("", description="web origins whose pages may ask, as https://a.example,https://b.example")
-    admin_port: int | None = Field(None, ge=0, le=65535, description="port of /admin; unset: there is none")
-    admin_host: str = Field("127.0.0.1", description="address of /admin; any but a loopback one needs a token")
-    admin_token: SecretStr | None = Field(None, description="what /admin is asked with, 16 characters or more")
-    log_queries: float = Field(0.0, ge=0, le=1, description="share of queries that are logged, with their answers")
-    access_log: CliImplicitFlag[bool] = Field(False, description="log every request")
+    cors_origins: str = Field(
+        "", description="Web origins that may send requests, such as https://a.example,https://b.example"
+    )
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the admin interface (default: no admin interface)"
+    )
+    admin_host: str = Field(
+        "127.0.0.1", description="Address of the admin interface; only a loopback address needs no token"
+    )
+    admin_token: SecretStr | None = Field(None, description="Token of the admin interface, 16 characters or more")
+    log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
+    access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
 
     @property
     def origins(self) -> list[str]:
-        """The web origins that may ask."""
+        """The web origins that may send requests."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
 
 class PredictSettings(ServiceSettings):
-    """Answer one query, without a server."""
+    """Answer one query without a server."""
 
-    text: CliPositionalArg[str] = Field(description="the query")
-    version: str = Field("current", description="version to ask")
+    text: CliPositionalArg[str] = Field(description="Text of the query")
+    version: str = Field("current", description="Version to use")
     lambda_: Lambda | None = Field(
-        None, validation_alias="lambda", description="weight of instances against labels; unset: the bundle's own"
+        None,
+        validation_alias="lambda",
+        description="Weight of instances against labels, from 0 to 1 (default: from the bundle)",
     )
-    temperature: Temperature | None = Field(None, description="tau; unset: the bundle's own")
-    top_b: TopB | None = Field(None, description="keys to retrieve; unset: the bundle's own number")
-    top_k: TopK | None = Field(None, description="labels to answer with; unset: the bundle's own number")
-    explain: CliImplicitFlag[bool] = Field(False, description="show the terms of each score")
-    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
+    temperature: Temperature | None = Field(
+        None, description="Temperature of the softmax over the retrieved keys (default: from the bundle)"
+    )
+    top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
+    top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
+    explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
 class VersionsSettings(ServiceSettings):
-    """List a store's bundles, the latest last."""
+    """List the versions in a store, the latest last."""
 
-    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="print JSON for machines")
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
 class SwitchSettings(RedisSettings):
-    """What changes the current version."""
+    """Change the current version of a store."""
 
-    wait: CliImplicitFlag[bool] = Field(False, description="return when every replica serves it, or say which does not")
-    wait_seconds: float = Field(60.0, gt=0, le=86_400, description="how long to wait for them")
+    wait: CliImplicitFlag[bool] = Field(
+        False, description="Wait until every replica serves the version; fail with the names of those that do not"
+    )
+    wait_seconds: float = Field(60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas")
 
 
 class ActivateSettings(SwitchSettings):
     """Make a version current."""
 
-    version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it")
+    version: CliPositionalArg[str] = Field(description="Version from `recollect versions`")
 
 
 class RollbackSettings(SwitchSettings):
-    """Return to the version that was current before."""
+    """Make the previous current version current again."""
 
 
 class VerifySettings(ServiceSettings):
-    """Check a version: its signature, its manifest, every file's SHA-256, and what it answers its golden queries."""
+    """Check a version: signature, manifest, SHA-256 of every file, and answers to its golden queries."""
 
-    version: CliPositionalArg[str] = Field(description="version, as `recollect versions` lists it, or current")
+    version: CliPositionalArg[str] = Field(description="Version from `recollect versions`, or current")
 
 
 def require_consistent(settings: ServeSettings) -> None:
-    """Refuse settings that would not do what they seem to say.
+    """Refuse settings that contradict each other.
 
     Raises:
-        SettingsError: Naming them, but no secret.
+        SettingsError: With the names of the settings, without secrets.
     """
     token, port = settings.admin_token, settings.admin_port
     if token is not None:
         require_strong(token.get_secret_value(), "--admin-token: expected")
     if token is not None and port is None:
-        raise SettingsError("--admin-token: expected an --admin-port that it guards, found none")
+        raise SettingsError("--admin-token: expected an --admin-port too, found none")
     if token is None and port is not None and not is_loopback(settings.admin_host):
         raise SettingsError(
-            f"--admin-host {settings.admin_host}: expected an --admin-token where others can reach it, found none"
+            f"--admin-host {settings.admin_host}: expected an --admin-token for an address that other machines reach, "
+            "found none"
         )
     if port and port == settings.port:
-        raise SettingsError(f"--admin-port {port}: expected another than --port, found the same")
+        raise SettingsError(f"--admin-port must differ from --port (both are {port})")
     for origin in settings.origins:
         if not _ORIGIN.fullmatch(origin):
-            raise SettingsError(f"--cors-origins: expected origins as https://shop.example, found {origin!r}")
+            raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")
     if settings.rate_limit and settings.api_keys is None:
-        raise SettingsError("--rate-limit: expected --api-keys, whose queries it counts, found none")
+        raise SettingsError("--rate-limit: expected --api-keys too, because it limits each key; found none")
 
 
 def require_strong(secret: str, expected: str) -> None:
-    """Refuse a secret that can be guessed, or that no header can hold.
+    """Refuse a secret that can be guessed or cannot be sent in a header.
 
     Args:
-        secret: Which no message repeats.
-        expected: How the message begins.
+        secret: The secret; no message contains it.
+        expected: The beginning of the error message.
 
     Raises:
-        SettingsError: If it is too short, or not of ASCII.
+        SettingsError: If the secret is too short or not ASCII.
     """
-    if len(secret) < _SHORTEST_SECRET:
+    if len(secret) < _MIN_SECRET_CHARACTERS:
         raise SettingsError(
-            f"{expected} {_SHORTEST_SECRET} characters or more, found {len(secret)}; `openssl rand -hex 24` makes one"
+            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
+            "create a secret with `openssl rand -hex 24`"
         )
     if not secret.isascii():
-        raise SettingsError(f"{expected} letters, digits and signs of ASCII, found others")
+        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:
-    """Environment variables with our prefix that name no setting: misspelled, most likely."""
+    """Environment variables with our prefix that match no setting, probably misspelled."""
     known = {f"{ENV_PREFIX}{name.rstrip('_')}".upper() for name in type(settings).model_fields}
     return sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)

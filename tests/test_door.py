@@ -1,3 +1,5 @@
+"""The command line: verbs, flags, environment variables, error messages and exit statuses."""
+
 from __future__ import annotations
 
 import errno
@@ -24,7 +26,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the door, which must refuse with one line on stderr and nothing on stdout; gives the line."""
+    """Runs a command that must fail with one line on stderr and nothing on stdout; returns the line."""
 
     def run(*arguments: str, status: int = 2) -> str:
         assert recollect.main(arguments) == status
@@ -38,7 +40,7 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Gives the door one more verb, `try`, with this body."""
+    """Adds a verb `attempt` whose function has this body; `top` is code before it."""
 
     def add(body: str, top: str = "") -> None:
         code = (
@@ -48,7 +50,7 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
         (tmp_path / "attempts.py").write_text(code)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "attempts", raising=False)
-        monkeypatch.setitem(VERBS, "attempt", Verb("attempts", "serve", "tries"))
+        monkeypatch.setitem(VERBS, "attempt", Verb("attempts", "serve", "attempt something"))
 
     return add
 
@@ -65,7 +67,7 @@ def python(code: str, **variables: str) -> str:
     return result.stdout
 
 
-def test_help_lists_every_verb_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert recollect.main(["--help"]) == 0
     out = capsys.readouterr().out
     for name, verb in VERBS.items():
@@ -73,17 +75,17 @@ def test_help_lists_every_verb_with_what_it_does(capsys: pytest.CaptureFixture[s
         assert verb.summary in out
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_package() -> None:
     code = "import sys, recollect; recollect.main(['--help']); print(*sys.modules)"
     modules = set(python(code).splitlines()[-1].split())
     assert not modules & {"torch", "numpy", "pydantic", "pydantic_settings", "fastapi", "service", "trainer"}
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_every_verb_explains_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_help_of_every_verb_explains_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
         recollect.main([name, "--help"])
-    assert left.value.code == 0
+    assert ended.value.code == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"usage: recollect {name}")
     assert err == ""
@@ -91,7 +93,7 @@ def test_every_verb_explains_its_flags(name: str, capsys: pytest.CaptureFixture[
     assert "\0" not in out
 
 
-def test_a_verbs_help_loads_no_torch() -> None:
+def test_help_of_a_verb_loads_no_heavy_library() -> None:
     code = """
 import sys, recollect
 for name in recollect.VERBS:
@@ -105,14 +107,14 @@ print(*sys.modules)
     assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow", "cryptography"}
 
 
-def test_no_verb_shows_the_help_on_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_verb_prints_help_to_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert recollect.main([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "usage: recollect VERB" in err
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_flag_prints_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert recollect.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("recollect 0.")
 
@@ -143,13 +145,13 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (["train", "d", "--out", "r", "--epochs", "-1"], "--epochs: expected greater than or equal to 0; found '-1'"),
     ],
 )
-def test_what_is_wrong_with_the_arguments_is_told_in_one_line(
+def test_wrong_arguments_give_a_message_of_one_line(
     fails: Callable[..., str], arguments: list[str], expected: str
 ) -> None:
     assert expected in fails(*arguments)
 
 
-def test_a_flag_can_come_from_the_environment(
+def test_environment_variable_sets_a_flag(
     road: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RECOLLECT_STORE", str(road.store))
@@ -157,63 +159,67 @@ def test_a_flag_can_come_from_the_environment(
     assert capsys.readouterr().out.startswith(f"* {road.version}  28 instances")
 
 
-def test_a_flag_wins_over_the_environment(
+def test_flag_has_priority_over_its_environment_variable(
     fails: Callable[..., str], road: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_STORE", str(road.store))
     assert "/none: expected a bundle store" in fails("predict", "hi", "--store", "/none")
 
 
-def test_a_wrong_value_in_the_environment_is_told_in_one_line(
+def test_wrong_environment_variable_gives_a_message_of_one_line(
     fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_PORT", "http")
     assert "--port: expected a valid integer" in fails("serve", "--store", "x")
 
 
-def test_an_operating_systems_error_becomes_one_line(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+def test_error_of_the_operating_system_gives_a_message_of_one_line(
+    fails: Callable[..., str], verb: Callable[..., None]
+) -> None:
     verb("open('/none/at/all')")
     assert fails("attempt") == "recollect attempt: /none/at/all: No such file or directory\n"
 
 
-def test_an_error_without_a_file_becomes_one_line(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+def test_error_of_the_operating_system_without_a_file_names_the_system(
+    fails: Callable[..., str], verb: Callable[..., None]
+) -> None:
     verb("raise OSError(errno.ENOSPC, 'No space left on device')")
     assert fails("attempt") == f"recollect attempt: system: {os.strerror(errno.ENOSPC)}\n"
 
 
 @pytest.mark.parametrize("place", ["body", "top"])
-def test_a_missing_package_names_the_extra_that_has_it(
+def test_missing_package_names_the_extra_to_install(
     fails: Callable[..., str], verb: Callable[..., None], place: str
 ) -> None:
     verb(**({"body": "pass"} | {place: "import no_such_package.part"}))
     assert fails("attempt") == "recollect attempt: needs no_such_package; pip install 'recollect[serve]'\n"
 
 
-def test_a_module_of_ours_that_is_missing_is_a_bug(verb: Callable[..., None]) -> None:
+def test_missing_module_of_recollect_keeps_its_traceback(verb: Callable[..., None]) -> None:
     verb("import service.no_such_module")
     with pytest.raises(ModuleNotFoundError):
         recollect.main(["attempt"])
 
 
-def test_a_bug_keeps_its_traceback(verb: Callable[..., None]) -> None:
+def test_bug_keeps_its_traceback(verb: Callable[..., None]) -> None:
     verb("raise RuntimeError('a bug')")
     with pytest.raises(RuntimeError, match="a bug"):
         recollect.main(["attempt"])
 
 
-def test_an_error_may_choose_its_exit_status(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+def test_error_class_sets_the_exit_status(fails: Callable[..., str], verb: Callable[..., None]) -> None:
     verb("raise Failed('not good enough')", top="class Failed(Exception):\n    exit_status = 1")
     assert fails("attempt", status=1) == "recollect attempt: not good enough\n"
 
 
-def test_an_interruption_ends_quietly_with_130(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+def test_interruption_exits_with_130_and_one_line(fails: Callable[..., str], verb: Callable[..., None]) -> None:
     verb("raise KeyboardInterrupt")
     assert fails("attempt", status=130) == "recollect attempt: interrupted\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", ["--help", "versions --help"])
-def test_a_reader_that_leaves_is_no_error(arguments: str, unbuffered: str) -> None:
+def test_closed_output_pipe_is_not_an_error(arguments: str, unbuffered: str) -> None:
     command = f"{sys.executable} recollect.py {arguments} | true"
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, env=env)

@@ -20,7 +20,7 @@ from service.process.supervisor import HEARTBEAT_SECONDS
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
 from service.settings import ServeSettings
-from service.store.store import open_store
+from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
 from service.versions.activation import Activation
 from service.versions.current import SharedCurrent, StoreCurrent

@@ -1,22 +1,16 @@
-"""The bundle store: all bundles, and which one is current.
+"""The bundle store: all bundles, and the version that is current.
 
-    store/   bundles/<version>/   whole bundles only
+    store/   bundles/<version>/   published bundles
              CURRENT              one line: the version that replicas serve
-             HISTORY              the versions that were current, one a line, the current one last
+             HISTORY              versions that were current, one a line; the current version is last
 
-A bundle is written aside in `.incoming-*`, flushed to disk and renamed; CURRENT moves last. So a store is valid
-after every step, and what a killed builder leaves behind is removed by the next one. `remote.py` keeps the same layout
-at a URL.
+CURRENT is written last, so the store is valid after every step. `remote.py` keeps the same layout at a URL.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from service.bundle.bundle import Bundle, open_bundle
@@ -24,100 +18,83 @@ from service.bundle.integrity import read_manifest
 from service.bundle.manifest import Manifest, check_version, is_version
 from service.bundle.signing import read_verify_key
 from service.errors import BundleError, StoreError, UnknownVersionError
-
-INCOMING = ".incoming-"
-
-
-def open_store(location: Path | str, verify_key: Path | None = None, bundle_cache: Path | None = None) -> Store:
-    """The store in a folder or, as in `s3://bucket/store`, at any URL that fsspec knows.
-
-    Args:
-        location: The folder, or the URL.
-        verify_key: Whose signature bundles need; None: nobody's.
-        bundle_cache: Where bundles of a store at a URL are kept; None: in the user's own cache.
-
-    Raises:
-        KeyFileError: If `verify_key` is no Ed25519 public key.
-        StoreError: If nothing here knows the URL's protocol, or there is no folder to keep bundles in.
-    """
-    if isinstance(location, Path) or "://" not in location:
-        return Store(Path(location), verify_key)
-    from service.store.remote import RemoteStore  # a folder needs no fsspec
-
-    return RemoteStore(location, verify_key, bundle_cache)
+from service.store.bundle_folder import BundleFolder, replace_file
 
 
 class Store:
-    """A store's folder; with a public key, nothing is taken from there that its private half did not sign.
+    """A store in a folder. With a public key, every bundle must have a signature by its private key.
+
+    Subclasses replace the methods that read or write files.
 
     Attributes:
-        root: The folder.
-        name: What messages call the store.
+        name: The store's name in messages.
+        local: The bundles on this machine: here the store's own, in a subclass a cache.
+        root: The folder of `local`.
+        bundles: The folder of `local` with one folder a version.
 
     Raises:
-        KeyFileError: If `verify_key` is no Ed25519 public key.
+        KeyFileError: If `verify_key` is not an Ed25519 public key.
     """
 
     def __init__(self, root: Path, verify_key: Path | None = None) -> None:
-        self.root = root
         self.name = str(root)
-        self.bundles = root / "bundles"
+        self.local = BundleFolder(root)
+        self.root = root
+        self.bundles = self.local.bundles
         self._verify_key = read_verify_key(verify_key) if verify_key else None
 
     def require(self) -> None:
-        """Refuse a path that is no store.
+        """Check that the store exists.
 
         Raises:
-            StoreError: If there is no such folder.
+            StoreError: If the folder does not exist.
         """
         if not self.root.is_dir():
             raise self._no_store()
 
     def versions(self) -> list[str]:
         """All published versions, oldest first."""
-        if not self.bundles.is_dir():
-            return []
-        return sorted(path.name for path in self.bundles.iterdir() if is_version(path.name) and path.is_dir())
+        return self.local.versions()
 
     def current(self) -> str | None:
-        """The version that replicas serve; None if none is.
+        """The version that replicas serve; None if no version is current.
 
         Raises:
-            StoreError: If CURRENT holds no version's name.
+            StoreError: If CURRENT does not hold a version's name.
         """
         content = self._read("CURRENT")
         if content is None:
             return None
-        if (version := named_in(content)) is None:
+        if (version := parse_current(content)) is None:
             raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
         return version
 
     def require_current(self) -> str:
-        """The current version.
+        """The version that replicas serve.
 
         Raises:
-            StoreError: If there is no store or nothing is current.
+            StoreError: If the store does not exist or no version is current.
         """
         current = self.current()
         if current is None:
             self.require()
-            known = ", ".join(self.versions()[-3:]) or "no version at all: run `recollect build`"
+            known = self._latest() or "no version at all: run `recollect build`"
             raise StoreError(f"{self.name}: no version is current; `recollect activate` one of: {known}")
         return current
 
     def resolve(self, version: str) -> str:
-        """The version's name; `current` stands for the one that is.
+        """The version itself; for `current`, the version that is current.
 
         Raises:
-            StoreError: If nothing is current.
+            StoreError: If `current` is asked for and no version is current.
         """
         return self.require_current() if version == "current" else version
 
     def path(self, version: str) -> Path:
-        """A published version's folder.
+        """The folder of a published version.
 
         Raises:
-            StoreError: If the store has no such version.
+            StoreError: If the version is not published.
         """
         folder = self.bundles / check_version(version)
         if not folder.is_dir():
@@ -125,51 +102,51 @@ class Store:
         return folder
 
     def manifest(self, version: str) -> Manifest:
-        """A published version's manifest.
+        """The manifest of a published version.
 
         Raises:
-            StoreError: If the store has no such version.
-            BundleError: If the manifest cannot be read, lacks its signature, or is another version's.
+            StoreError: If the version is not published.
+            BundleError: If the manifest is broken, is not signed, or belongs to another version.
         """
         return self._read_manifest(self.path(version), version)
 
     def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        """Check and map a published version, and call `pause` between steps.
+        """Check the files of a published version, then map them; call `pause` between the steps.
 
         Raises:
-            StoreError: If the store has no such version.
-            BundleError: If it is not what was published, lacks its signature, or is another version.
+            StoreError: If the version is not published.
+            BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
         return self._open(self.path(version), version, pause)
 
     def close(self) -> None:
-        """Give up what takes long, as the service stops: nothing does in a folder."""
+        """Stop a transfer in progress, so that the service can shut down. A folder has no transfers."""
 
     def activate(self, version: str) -> None:
         """Make a version current.
 
         Raises:
-            StoreError: If the store has no such version.
+            StoreError: If the version is not published.
             BundleError: If its manifest is broken.
         """
         self.manifest(version)
-        with self._moving_current():
+        with self._lock_current():
             history = self._history()
             if history[-1:] != [version]:
                 self._set_current([*history, version])
 
     def rollback(self) -> str:
-        """Return to the version that was current before, and name it.
+        """Make the previous current version current again, and return it.
 
         Raises:
-            StoreError: If there is none.
+            StoreError: If there is no previous version.
         """
         self.require()
-        with self._moving_current():
+        with self._lock_current():
             history = self._history()
-            others = set(self.versions()) - set(history[-1:])
-            while history and history[-1] not in others:
-                history.pop()  # current, or removed since
+            candidates = set(self.versions()) - set(history[-1:])
+            while history and history[-1] not in candidates:
+                history.pop()  # the current version, or a version that was removed
             if not history:
                 raise UnknownVersionError(
                     f"{self.name}: no version was current before; choose one with `recollect activate`"
@@ -178,48 +155,26 @@ class Store:
             self._set_current(history)
             return history[-1]
 
-    @contextlib.contextmanager
-    def incoming(self) -> Iterator[Path]:
-        """A folder to write a bundle in, on the store's own disk; gone afterwards unless published."""
-        self.bundles.mkdir(parents=True, exist_ok=True)
-        with self._lock():  # or another builder may take a folder that is not locked yet for an abandoned one
-            self._remove_abandoned()
-            folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
-            descriptor = os.open(folder, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while its builder lives
-        try:
-            yield folder
-        except OSError as error:
-            error.filename = error.filename or str(self.bundles)  # a full disk names no file
-            raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
+    def incoming(self) -> contextlib.AbstractContextManager[Path]:
+        """A folder to write a bundle in; it is removed afterwards unless it is published."""
+        return self.local.incoming()
 
     def publish(self, folder: Path, version: str) -> None:
-        """Flush an incoming bundle to disk and give it its name.
+        """Publish an incoming bundle.
 
         Raises:
-            StoreError: If the name is malformed, or taken: a published bundle never changes.
+            StoreError: If the version is malformed or already published: a published bundle never changes.
         """
-        target = self.bundles / check_version(version)
-        for path in folder.iterdir():
-            _sync(path)
-        folder.chmod(0o755)
-        _sync(folder)
-        if target.exists():
-            raise StoreError(f"{target}: expected a new version, found one already published; build again")
-        folder.rename(target)
-        _sync(self.bundles)
+        self.local.publish(folder, version)
 
     def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         bundle = open_bundle(folder, self._verify_key, pause)
-        _check_name(folder, version, bundle.manifest)
+        _check_version_of(bundle.manifest, version, folder)
         return bundle
 
     def _read_manifest(self, folder: Path, version: str) -> Manifest:
         manifest = read_manifest(folder, self._verify_key)
-        _check_name(folder, version, manifest)
+        _check_version_of(manifest, version, folder)
         return manifest
 
     def _no_store(self) -> StoreError:
@@ -227,39 +182,23 @@ class Store:
 
     def _no_version(self, version: str) -> StoreError:
         self.require()
-        known = ", ".join(self.versions()[-3:]) or "none"
         return UnknownVersionError(
-            f"{self.name}: expected a published version, found no {version!r}; the latest: {known}"
+            f"{self.name}: expected a published version, found no {version!r}; the latest: {self._latest() or 'none'}"
         )
 
-    def _remove_abandoned(self) -> None:
-        for folder in self.bundles.glob(f"{INCOMING}*"):
-            try:
-                descriptor = os.open(folder, os.O_RDONLY)
-            except FileNotFoundError:  # published since
-                continue
-            with contextlib.suppress(BlockingIOError):  # its builder is at work
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
+    def _latest(self) -> str:
+        """The latest versions, for messages."""
+        return ", ".join(self.versions()[-3:])
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        descriptor = os.open(self.root, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _moving_current(self) -> contextlib.AbstractContextManager[None]:
-        return self._lock()
+    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the right to change CURRENT and HISTORY."""
+        return self.local.lock()
 
     def _history(self) -> list[str]:
-        """Versions that were current; CURRENT, moved last, is the truth where the two disagree."""
+        """The versions that were current, cut or extended so that the last one is the version in CURRENT."""
         history = (self._read("HISTORY") or b"").decode(errors="replace").split()
-        current = named_in(self._read("CURRENT") or b"")
-        if current is None:  # or no name of a version: `activate` writes it anew
+        current = parse_current(self._read("CURRENT") or b"")
+        if current is None:  # also if CURRENT is damaged: `activate` then writes it anew
             return []
         return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
 
@@ -274,34 +213,15 @@ class Store:
             return None
 
     def _write(self, name: str, content: bytes) -> None:
-        _replace(self.root / name, content)
+        replace_file(self.root / name, content)
 
 
-def named_in(content: bytes) -> str | None:
-    """The version that CURRENT names; None if it holds no version's name."""
+def parse_current(content: bytes) -> str | None:
+    """The version in the content of CURRENT; None if the content is not a version's name."""
     name = content.decode(errors="replace").strip()
     return name if is_version(name) else None
 
 
-def _check_name(folder: Path, version: str, manifest: Manifest) -> None:
+def _check_version_of(manifest: Manifest, version: str, folder: Path) -> None:
     if manifest.version != version:
         raise BundleError(f"{folder}: expected version {version}, manifest says {manifest.version}")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}{INCOMING}{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        _sync(aside)
-        aside.replace(path)
-        _sync(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

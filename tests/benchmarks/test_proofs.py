@@ -20,6 +20,7 @@ from tests.trainer.runs import CHILDREN
 SMALL = Size(queries=300, marked=60, labels=600, test=200, epochs=40)
 
 
+@pytest.mark.slow
 def test_decoupled_softmax_learns_the_marker_and_softmax_does_not() -> None:
     precision = decoupled.prove(SMALL)
     assert list(precision) == ["softmax", "decoupled softmax"]
@@ -27,11 +28,13 @@ def test_decoupled_softmax_learns_the_marker_and_softmax_does_not() -> None:
     assert precision["softmax"] < precision["decoupled softmax"] - 15
 
 
+@pytest.mark.slow
 def test_random_pairs_are_memorised_only_with_training() -> None:
     assert memorise.prove(pairs=300, epochs=0) < 10
     assert memorise.prove(pairs=300, epochs=30) == 100
 
 
+@pytest.mark.slow
 def test_best_lambda_is_between_0_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
     write_sample = lambda_curve.write_sample
 
@@ -61,6 +64,7 @@ def test_gradient_cache_needs_less_than_a_third_of_the_memory_of_kept_graphs() -
     assert large.cached_bytes < small.direct_bytes
 
 
+@pytest.mark.slow
 def test_label_adds_little_more_than_its_vector_and_its_gradient() -> None:
     peaks = cache_memory.prove((8_000, 24_000), most_direct=0)
     assert 1.9 < cache_memory.numbers_per_label(peaks) <= cache_memory.MAX_NUMBERS_PER_LABEL

@@ -1,4 +1,4 @@
-"""The files under deploy/, the tools that check them, a real nginx, and replicas that answer what a test wants."""
+"""The files in deploy/, the tools that check them, a real nginx, and fake replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEPLOY = REPOSITORY / "deploy"
 
 
 def require_tool(name: str) -> str:
-    """The path of a program, from the environment of these tests or from the machine; without it, skip."""
+    """The path of a program in the Python environment or on the machine; skip the test if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"])
     if (found := shutil.which(name, path=path)) is None:
         pytest.skip(f"{name} is not installed")
@@ -33,7 +33,7 @@ def require_tool(name: str) -> str:
 
 
 def run_tool(name: str, *arguments: Any) -> str:
-    """What a tool says, which must be content."""
+    """Run a tool that must succeed; return its output."""
     result = subprocess.run([require_tool(name), *map(str, arguments)], capture_output=True, text=True, cwd=REPOSITORY)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -45,7 +45,7 @@ def free_address() -> str:
 
 
 def write_nginx_conf(folder: Path, listen: str, replicas: tuple[str, str]) -> Path:
-    """The configuration that is shipped, filled in as the image fills it in."""
+    """Fill in the template deploy/nginx.conf, as the image does."""
     text = Template((DEPLOY / "nginx.conf").read_text(encoding="utf-8"))
     path = folder / "nginx.conf"
     filled = text.safe_substitute(LISTEN=listen, REPLICA_1=replicas[0], REPLICA_2=replicas[1])
@@ -54,8 +54,8 @@ def write_nginx_conf(folder: Path, listen: str, replicas: tuple[str, str]) -> Pa
 
 
 @contextlib.contextmanager
-def nginx_before(folder: Path, *replicas: str) -> Iterator[str]:
-    """The shipped nginx before two addresses; its own URL. Its logs are in the folder."""
+def nginx_in_front_of(folder: Path, *replicas: str) -> Iterator[str]:
+    """Run nginx with deploy/nginx.conf in front of two addresses; yield its URL. Its logs are in `folder`."""
     first, second = replicas
     listen = free_address()
     conf = write_nginx_conf(folder, listen, (first, second))
@@ -77,26 +77,26 @@ def nginx_before(folder: Path, *replicas: str) -> Iterator[str]:
         process.wait(timeout=PATIENCE_SECONDS)
 
 
-# What a stand-in answers: its status, and headers beyond the body's.
+# The answer of a fake replica: status and additional headers.
 Answer = tuple[int, dict[str, str]]
 FINE: Answer = (200, {})
 OVERLOADED: Answer = (503, {"Retry-After": "1"})
 
 
-class StandIn:
-    """A replica that answers as it is told, and remembers what it was asked, and over how many connections.
+class FakeReplica:
+    """A replica that gives the same answer to every request, and records requests and connections.
 
     Attributes:
-        answer: What it answers with from now on.
-        asked: Path, headers and body of each request.
-        connections: How many there were.
+        answer: The answer to the next requests.
+        requests: Path, headers and body of each request.
+        connections: Number of connections.
     """
 
     def __init__(self, name: str, port: int = 0) -> None:
         self.answer = FINE
-        self.asked: list[tuple[str, dict[str, str], bytes]] = []
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.connections = 0
-        stand_in = self
+        replica = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -104,12 +104,14 @@ class StandIn:
 
             def setup(self) -> None:
                 super().setup()
-                stand_in.connections += 1
+                replica.connections += 1
 
             def respond(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                stand_in.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
-                status, headers = stand_in.answer
+                replica.requests.append(
+                    (self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+                )
+                status, headers = replica.answer
                 content = name.encode()
                 head = {"X-Request-Id": self.headers["X-Request-Id"], "Content-Length": str(len(content)), **headers}
                 self.send_response(status)
@@ -126,7 +128,7 @@ class StandIn:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.address = f"127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> StandIn:
+    def __enter__(self) -> FakeReplica:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
 
@@ -136,16 +138,16 @@ class StandIn:
 
 
 class Load:
-    """Threads that ask without a pause until told to stop; what is no 200 is kept, with its body.
+    """Threads that send requests without a pause; `failures` collects every answer other than 200.
 
     Args:
-        ask: Asks once; the status and what to count the answer as.
+        send: Sends one request; returns its status and the kind of its answer.
     """
 
-    def __init__(self, ask: Callable[[], tuple[int, str]], threads: int = 4) -> None:
+    def __init__(self, send: Callable[[], tuple[int, str]], threads: int = 4) -> None:
         self.failures: list[str] = []
         self._answers: dict[str, int] = {}
-        self._ask, self._news, self._stopped = ask, threading.Condition(), False
+        self._send, self._changed, self._stopped = send, threading.Condition(), False
         self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
 
     def __enter__(self) -> Load:
@@ -159,10 +161,10 @@ class Load:
             thread.join()
 
     def wait_for(self, more: int, of: str | None = None) -> None:
-        """Return after so many more answers, all told or of one kind."""
-        with self._news:
+        """Wait for a number of further answers, of all kinds or of one kind."""
+        with self._changed:
             enough = self._count(of) + more
-            assert self._news.wait_for(lambda: self._count(of) >= enough, PATIENCE_SECONDS), self._answers
+            assert self._changed.wait_for(lambda: self._count(of) >= enough, PATIENCE_SECONDS), self._answers
 
     def _count(self, kind: str | None) -> int:
         return sum(self._answers.values()) if kind is None else self._answers.get(kind, 0)
@@ -170,11 +172,11 @@ class Load:
     def _work(self) -> None:
         while not self._stopped:
             try:
-                status, kind = self._ask()
+                status, kind = self._send()
             except Exception as error:
                 status, kind = 0, repr(error)
-            with self._news:
+            with self._changed:
                 if status != 200:
                     self.failures.append(f"{status}: {kind}")
                 self._answers[kind] = self._answers.get(kind, 0) + 1
-                self._news.notify_all()
+                self._changed.notify_all()

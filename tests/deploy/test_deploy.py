@@ -1,4 +1,4 @@
-"""What deploy/ names exists: settings, commands, metrics, alerts; and what can be checked of its files is right."""
+"""The files in deploy/ are valid, and the settings, commands, metrics and alerts that they name exist."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from service.settings import ENV_PREFIX, ServeSettings
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
-RUNBOOK = (DEPLOY / "RUNBOOK.md").read_text(encoding="utf-8")
+RUNBOOK = (REPOSITORY / "docs" / "operating.md").read_text(encoding="utf-8")
 ALERTS = [
     rule
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
-SUFFIXES_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def compose() -> dict[str, Any]:
@@ -39,7 +39,7 @@ def help_of(verb: str) -> str:
 
 
 def commands() -> list[list[str]]:
-    """Every `recollect VERB ...` of the runbook, in blocks and in lines, cut into words."""
+    """The words of every `recollect VERB ...` in the runbook's code blocks and lines."""
     blocks = re.findall(r"^```sh\n(.*?)^```", RUNBOOK, re.DOTALL | re.MULTILINE)
     lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", RUNBOOK)
@@ -48,36 +48,36 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_every_setting_that_a_file_names_is_one_of_serve(path: Path) -> None:
+def test_settings_named_in_file_exist(path: Path) -> None:
     named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", path.read_text(encoding="utf-8")))
     assert named <= {f"{ENV_PREFIX}{name}".upper() for name in ServeSettings.model_fields}
 
 
-def test_every_flag_that_the_runbook_speaks_of_is_one_of_serve() -> None:
+def test_flags_named_in_runbook_exist() -> None:
     flags = set(re.findall(r"`--([a-z-]+)", RUNBOOK))
     assert flags
     assert flags <= {name.replace("_", "-") for name in ServeSettings.model_fields}
 
 
-def test_the_example_environment_shows_every_setting_and_its_default() -> None:
+def test_example_environment_lists_every_setting_with_its_default() -> None:
     text = (DEPLOY / "service.env.example").read_text(encoding="utf-8")
     shown = re.findall(rf"^(# )?{ENV_PREFIX}([A-Z_]+)=(.*)$", text, re.MULTILINE)
     assert [name for _, name, _ in shown] == list(dict.fromkeys(name for _, name, _ in shown))
     assert {name.lower() for _, name, _ in shown} == set(ServeSettings.model_fields)
-    for behind_a_hash, name, value in shown:
+    for commented_out, name, value in shown:
         default = ServeSettings.model_fields[name.lower()].default
-        if behind_a_hash and default is not None:
+        if commented_out and default is not None:
             assert value == (str(default).lower() if isinstance(default, bool) else str(default)), name
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_every_command_of_the_runbook_is_one_that_the_door_knows(words: list[str]) -> None:
+def test_command_in_runbook_is_valid(words: list[str]) -> None:
     known = help_of(words[0])
     for flag in (word for word in words if word.startswith("--")):
         assert re.search(rf"{flag}\b", known), known
 
 
-def test_every_metric_that_an_alert_or_the_runbook_names_is_one_that_the_service_has() -> None:
+def test_metrics_named_in_alerts_and_runbook_exist() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     from service.telemetry.metrics import Metrics
@@ -85,51 +85,51 @@ def test_every_metric_that_an_alert_or_the_runbook_names_is_one_that_the_service
     families = list(text_string_to_metric_families(Metrics(with_redis=True).exposition().decode()))
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     known |= {
-        family.name + suffix for family in families if family.type == "histogram" for suffix in SUFFIXES_OF_HISTOGRAMS
+        family.name + suffix for family in families if family.type == "histogram" for suffix in HISTOGRAM_SUFFIXES
     }
     expressions = " ".join(rule["expr"] for rule in ALERTS)
     assert set(re.findall(r"\brecollect_[a-z_]+", expressions + RUNBOOK)) <= known
 
 
-def test_the_runbook_has_a_chapter_for_each_alert_in_their_order() -> None:
+def test_runbook_has_a_section_for_each_alert_in_the_same_order() -> None:
     assert re.findall(r"^### (Recollect\w+)$", RUNBOOK, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
 
 
-def test_links_of_the_runbook_lead_somewhere() -> None:
+def test_links_in_runbook_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", RUNBOOK):
-        assert (DEPLOY / target).exists(), target
+        assert (REPOSITORY / "docs" / target).exists(), target
 
 
-def test_prometheus_takes_its_configuration_and_alerts_fire_as_they_should() -> None:
+def test_prometheus_configuration_is_valid_and_alerts_fire() -> None:
     run_tool("promtool", "check", "config", DEPLOY / "prometheus.yml")
     run_tool("promtool", "test", "rules", REPOSITORY / "tests" / "deploy" / "alerts_test.yml")
 
 
-def test_hadolint_finds_no_fault_with_the_images() -> None:
+def test_hadolint_accepts_the_dockerfile() -> None:
     assert run_tool("hadolint", "--strict-labels", DEPLOY / "Dockerfile") == ""
 
 
-def test_images_are_made_of_what_the_builder_is_handed() -> None:
+def test_dockerfile_copies_exactly_the_files_in_the_build_context() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     copied = {
         word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()
     }
-    handed = set(re.findall(r"^!(.*)$", (REPOSITORY / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE))
-    assert copied == handed
+    context = set(re.findall(r"^!(.*)$", (REPOSITORY / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE))
+    assert copied == context
     assert all((REPOSITORY / name).exists() for name in copied)
 
 
-def test_compose_is_as_its_schema_says() -> None:
+def test_compose_file_is_valid() -> None:
     run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yml")
 
 
-def test_compose_gives_a_stopping_replica_longer_than_it_takes() -> None:
+def test_compose_gives_stopping_replica_more_time_than_drain_seconds() -> None:
     for replica in ("replica-1", "replica-2"):
         grace = int(compose()["services"][replica]["stop_grace_period"].removesuffix("s"))
         assert grace > ServeSettings.model_fields["drain_seconds"].default
 
 
-def test_nginx_and_prometheus_know_the_replicas_by_their_addresses_in_compose() -> None:
+def test_nginx_and_prometheus_use_the_addresses_in_compose() -> None:
     services = compose()["services"]
     replicas = [name for name in services if name.startswith("replica-")]
     port = ServeSettings.model_fields["port"].default
@@ -141,7 +141,7 @@ def test_nginx_and_prometheus_know_the_replicas_by_their_addresses_in_compose() 
     assert scraped["targets"] == [f"{name}:{port}" for name in replicas]
 
 
-def test_files_that_compose_mounts_are_there() -> None:
+def test_files_mounted_by_compose_exist() -> None:
     mounts = [mount for service in compose()["services"].values() for mount in service.get("volumes", [])]
     files = [DEPLOY / mount.partition(":")[0] for mount in mounts if mount.startswith("./") and "." in mount[2:]]
     assert files
@@ -149,5 +149,5 @@ def test_files_that_compose_mounts_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["service.env", "keys/api-keys"])
-def test_secrets_beside_the_examples_are_never_committed(name: str) -> None:
+def test_git_ignores_secrets_next_to_the_examples(name: str) -> None:
     assert run_tool("git", "check-ignore", f"deploy/{name}")

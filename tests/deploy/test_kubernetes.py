@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, by the schemas of several releases, and by what they promise together."""
+"""The Kubernetes manifests: valid for several releases, and consistent with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.deploy.helpers import DEPLOY, run_tool
 
 FOLDER = DEPLOY / "kubernetes"
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
-# The oldest release that knows all that they say, and the newest whose schemas are at hand.
+# The oldest release that has all fields in use, and the newest release with available schemas.
 RELEASES = ("1.31.0", "1.36.0")
 
 
@@ -35,11 +35,11 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_manifests_are_as_the_schemas_of_a_release_say(release: str) -> None:
+def test_manifests_are_valid_for_the_release(release: str) -> None:
     run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", release, *MANIFESTS)
 
 
-def test_together_they_are_what_kubectl_would_apply(tmp_path: Path) -> None:
+def test_kustomization_builds_valid_manifests(tmp_path: Path) -> None:
     built = tmp_path / "built.yaml"
     built.write_text(run_tool("kubectl", "kustomize", FOLDER), encoding="utf-8")
     run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", RELEASES[-1], built)
@@ -49,12 +49,12 @@ def test_together_they_are_what_kubectl_would_apply(tmp_path: Path) -> None:
     assert source["configMapRef"]["name"] == by_kind["ConfigMap"]["metadata"]["name"] != "recollect"
 
 
-def test_all_manifests_but_the_secrets_example_are_applied() -> None:
+def test_all_manifests_except_the_secret_example_are_applied() -> None:
     names = {path.name for path in MANIFESTS} - {"secret.example.yaml"}
     assert set(manifest("kustomization")["resources"]) == names
 
 
-def test_replicas_run_without_rights(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def test_replicas_run_without_privileges(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     assert not pod["automountServiceAccountToken"]
     assert not manifest("service-account")["automountServiceAccountToken"]
@@ -67,11 +67,11 @@ def test_replicas_run_without_rights(pod: dict[str, Any], container: dict[str, A
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
-def test_the_cluster_sets_no_variables_that_the_service_would_take_for_its_own(pod: dict[str, Any]) -> None:
+def test_cluster_sets_no_environment_variables_of_the_service(pod: dict[str, Any]) -> None:
     assert not pod["enableServiceLinks"]
 
 
-def test_a_stopping_replica_has_time_for_what_it_accepted(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def test_stopping_replica_has_time_to_finish_requests(pod: dict[str, Any], container: dict[str, Any]) -> None:
     _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     drain = ServeSettings.model_fields["drain_seconds"].default
     assert pod["terminationGracePeriodSeconds"] > int(pause) + drain
@@ -79,7 +79,7 @@ def test_a_stopping_replica_has_time_for_what_it_accepted(pod: dict[str, Any], c
     assert int(pause) > readiness["periodSeconds"] * readiness["failureThreshold"]
 
 
-def test_selectors_find_the_replicas(pod: dict[str, Any]) -> None:
+def test_selectors_match_the_replicas(pod: dict[str, Any]) -> None:
     deployment = manifest("deployment")["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     assert deployment["selector"]["matchLabels"] == labels == manifest("service")["spec"]["selector"]
@@ -89,12 +89,12 @@ def test_selectors_find_the_replicas(pod: dict[str, Any]) -> None:
     assert manifest("autoscaler")["spec"]["scaleTargetRef"]["name"] == manifest("deployment")["metadata"]["name"]
 
 
-def test_only_the_autoscaler_says_how_many_replicas_there_are() -> None:
+def test_only_the_autoscaler_sets_the_number_of_replicas() -> None:
     assert "replicas" not in manifest("deployment")["spec"]
     assert manifest("autoscaler")["spec"]["minReplicas"] > manifest("disruption-budget")["spec"]["maxUnavailable"]
 
 
-def test_what_is_mounted_is_there(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def test_mounted_volumes_are_defined(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
     assert claims == [manifest("store")["metadata"]["name"]]
@@ -104,6 +104,6 @@ def test_what_is_mounted_is_there(pod: dict[str, Any], container: dict[str, Any]
     assert {each["metadata"]["name"] for each in example} == secrets
 
 
-def test_the_admin_port_is_not_for_the_cluster(container: dict[str, Any]) -> None:
+def test_admin_port_is_not_public_in_the_cluster(container: dict[str, Any]) -> None:
     assert [each["containerPort"] for each in container["ports"]] == [ServeSettings.model_fields["port"].default]
     assert "RECOLLECT_ADMIN_HOST" not in (FOLDER / "settings.env").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The shipped nginx.conf in a real nginx: before stand-ins for what replicas may answer, and before real replicas."""
+"""deploy/nginx.conf in a real nginx, in front of fake replicas and of real replicas."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from service.settings import ServeSettings
 from tests.deploy.helpers import (
     FINE,
     OVERLOADED,
+    FakeReplica,
     Load,
-    StandIn,
     free_address,
-    nginx_before,
+    nginx_in_front_of,
     run_tool,
     write_nginx_conf,
 )
 from tests.service.http_helpers import Server, add_version, copy_store, light_encoder, serving
 
 QUERY = {"query": "How doctors treat high blood pressure"}
-MOST_BODY_BYTES = ServeSettings.model_fields["max_body_bytes"].default
+MAX_BODY_BYTES = ServeSettings.model_fields["max_body_bytes"].default
 
-Replicas = tuple[StandIn, StandIn]
+Replicas = tuple[FakeReplica, FakeReplica]
 
 
 @pytest.fixture
 def replicas() -> Iterator[Replicas]:
-    with StandIn("first") as first, StandIn("second") as second:
+    with FakeReplica("first") as first, FakeReplica("second") as second:
         yield first, second
 
 
 @pytest.fixture
 def client(replicas: Replicas, tmp_path: Path) -> Iterator[httpx.Client]:
     first, second = replicas
-    with nginx_before(tmp_path, first.address, second.address) as url, httpx.Client(base_url=url) as client:
+    with nginx_in_front_of(tmp_path, first.address, second.address) as url, httpx.Client(base_url=url) as client:
         yield client
 
 
@@ -54,32 +54,30 @@ def is_problem(response: httpx.Response, status: int, code: str) -> None:
     assert ("retry-after" in response.headers) == (status == 503)
 
 
-def asked(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
-    return [request for replica in replicas for request in replica.asked]
+def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
+    return [request for replica in replicas for request in replica.requests]
 
 
-def test_nginx_finds_no_fault_with_its_configuration(tmp_path: Path) -> None:
+def test_nginx_accepts_the_configuration(tmp_path: Path) -> None:
     conf = write_nginx_conf(tmp_path, "127.0.0.1:8080", ("127.0.0.1:8001", "127.0.0.1:8002"))
     run_tool("nginx", "-e", "stderr", "-p", tmp_path, "-t", "-c", conf)
 
 
-def test_both_replicas_are_asked_over_connections_that_are_kept(client: httpx.Client, replicas: Replicas) -> None:
+def test_both_replicas_get_requests_over_kept_connections(client: httpx.Client, replicas: Replicas) -> None:
     assert {client.post("/predict", json=QUERY).text for _ in range(40)} == {"first", "second"}
     assert [replica.connections for replica in replicas] == [1, 1]
 
 
-def test_what_one_replica_refuses_another_answers_though_it_is_a_post(client: httpx.Client, replicas: Replicas) -> None:
+def test_post_that_one_replica_refuses_is_sent_to_the_other(client: httpx.Client, replicas: Replicas) -> None:
     replicas[0].answer = OVERLOADED
     body = json.dumps({"query": "x" * 100_000}).encode()
     answers = [client.post("/predict", content=body) for _ in range(20)]
     assert {(answer.status_code, answer.text) for answer in answers} == {(200, "second")}
-    assert replicas[0].asked
-    assert {request[2] for request in asked(replicas)} == {body}
+    assert replicas[0].requests
+    assert {request[2] for request in requests_to(replicas)} == {body}
 
 
-def test_overload_of_all_is_told_in_their_own_words_and_leaves_none_out(
-    client: httpx.Client, replicas: Replicas
-) -> None:
+def test_overload_of_all_replicas_is_forwarded_and_excludes_none(client: httpx.Client, replicas: Replicas) -> None:
     for replica in replicas:
         replica.answer = OVERLOADED
     answers = [client.post("/predict", json=QUERY) for _ in range(100)]
@@ -91,37 +89,39 @@ def test_overload_of_all_is_told_in_their_own_words_and_leaves_none_out(
     assert {(answer.status_code, answer.text) for answer in answers} == {(200, "first"), (200, "second")}
 
 
-def test_without_any_replica_clients_are_told_to_come_again(tmp_path: Path) -> None:
-    with nginx_before(tmp_path, free_address(), free_address()) as url:
+def test_without_replicas_clients_get_retry_after(tmp_path: Path) -> None:
+    with nginx_in_front_of(tmp_path, free_address(), free_address()) as url:
         for _ in range(5):
             is_problem(httpx.post(f"{url}/predict", json=QUERY), 503, "not_ready")
 
 
-def test_a_replica_that_was_gone_is_asked_as_soon_as_it_is_there(tmp_path: Path) -> None:
+def test_replica_gets_requests_as_soon_as_it_starts(tmp_path: Path) -> None:
     address = free_address()
-    with StandIn("first") as first, nginx_before(tmp_path, first.address, address) as url, httpx.Client() as client:
+    with (
+        FakeReplica("first") as first,
+        nginx_in_front_of(tmp_path, first.address, address) as url,
+        httpx.Client() as client,
+    ):
         answers = [client.post(f"{url}/predict", json=QUERY) for _ in range(20)]
         assert {(answer.status_code, answer.text) for answer in answers} == {(200, "first")}
-        with StandIn("late", port=int(address.partition(":")[2])):
+        with FakeReplica("late", port=int(address.partition(":")[2])):
             assert {client.post(f"{url}/predict", json=QUERY).text for _ in range(20)} == {"first", "late"}
             client.close()
 
 
 @pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
-def test_a_request_id_goes_through_and_comes_back(client: httpx.Client, replicas: Replicas, given: str) -> None:
+def test_request_id_is_forwarded_and_returned(client: httpx.Client, replicas: Replicas, given: str) -> None:
     answer = client.get("/version", headers={"X-Request-Id": given})
     assert answer.headers.get_list("x-request-id") == [given]
-    assert [headers["x-request-id"] for _, headers, _ in asked(replicas)] == [given]
+    assert [headers["x-request-id"] for _, headers, _ in requests_to(replicas)] == [given]
 
 
 @pytest.mark.parametrize("given", [None, "", "with blanks", "x" * 129])
-def test_a_request_without_a_usable_id_is_given_one(
-    client: httpx.Client, replicas: Replicas, given: str | None
-) -> None:
+def test_request_without_valid_id_gets_one(client: httpx.Client, replicas: Replicas, given: str | None) -> None:
     answer = client.get("/version", headers={} if given is None else {"X-Request-Id": given})
-    (made,) = answer.headers.get_list("x-request-id")
-    assert len(made) == 32
-    assert [headers["x-request-id"] for _, headers, _ in asked(replicas)] == [made]
+    (created,) = answer.headers.get_list("x-request-id")
+    assert len(created) == 32
+    assert [headers["x-request-id"] for _, headers, _ in requests_to(replicas)] == [created]
 
 
 @pytest.mark.parametrize(
@@ -129,36 +129,34 @@ def test_a_request_without_a_usable_id_is_given_one(
     ["/metrics", "/metrics/", "//metrics", "/%6detrics", "/labels/../metrics", "/labels/..%2fmetrics", "/metrics?x=1"]
     + ["/admin", "/admin/status", "/admin/../admin/settings", "/./admin/activate"],
 )
-def test_what_is_for_operators_is_out_of_reach(client: httpx.Client, replicas: Replicas, path: str) -> None:
+def test_operator_paths_are_not_forwarded(client: httpx.Client, replicas: Replicas, path: str) -> None:
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
-        connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # as it is: a client library would tidy it up
+        connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # a client library would normalise the path
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     assert answer.startswith("HTTP/1.1 404 ")
     assert json.loads(answer.partition("\r\n\r\n")[2])["code"] == "not_found"
-    assert not asked(replicas)
+    assert not requests_to(replicas)
 
 
-def test_a_label_of_many_slashes_is_asked_for_as_it_was_written(client: httpx.Client, replicas: Replicas) -> None:
+def test_encoded_slashes_of_a_label_are_forwarded_unchanged(client: httpx.Client, replicas: Replicas) -> None:
     assert client.get("/labels/a%2Fb%2F%2Fc%3Fx").status_code == 200
-    assert [path for path, _, _ in asked(replicas)] == ["/labels/a%2Fb%2F%2Fc%3Fx"]
+    assert [path for path, _, _ in requests_to(replicas)] == ["/labels/a%2Fb%2F%2Fc%3Fx"]
 
 
-def test_the_largest_body_that_the_service_takes_goes_through_and_no_larger_one(
-    client: httpx.Client, replicas: Replicas
-) -> None:
-    assert client.post("/predict", content=b"x" * MOST_BODY_BYTES).status_code == 200
-    assert [len(body) for _, _, body in asked(replicas)] == [MOST_BODY_BYTES]
-    is_problem(client.post("/predict", content=b"x" * (MOST_BODY_BYTES + 1)), 413, "too_large")
-    assert len(asked(replicas)) == 1
+def test_body_of_maximum_size_is_forwarded_and_larger_body_is_refused(client: httpx.Client, replicas: Replicas) -> None:
+    assert client.post("/predict", content=b"x" * MAX_BODY_BYTES).status_code == 200
+    assert [len(body) for _, _, body in requests_to(replicas)] == [MAX_BODY_BYTES]
+    is_problem(client.post("/predict", content=b"x" * (MAX_BODY_BYTES + 1)), 413, "too_large")
+    assert len(requests_to(replicas)) == 1
 
 
-def test_an_endless_header_is_refused(client: httpx.Client, replicas: Replicas) -> None:
+def test_too_long_header_is_refused(client: httpx.Client, replicas: Replicas) -> None:
     is_problem(client.get("/version", headers={"X-Long": "x" * 100_000}), 431, "head_too_large")
-    assert not asked(replicas)
+    assert not requests_to(replicas)
 
 
-def test_a_line_is_logged_for_each_request_without_what_was_asked(replicas: Replicas, tmp_path: Path) -> None:
-    with nginx_before(tmp_path, *(replica.address for replica in replicas)) as url:
+def test_access_log_has_one_line_a_request_without_queries(replicas: Replicas, tmp_path: Path) -> None:
+    with nginx_in_front_of(tmp_path, *(replica.address for replica in replicas)) as url:
         httpx.post(f"{url}/predict?a=secret", json=QUERY, headers={"X-Request-Id": "known"})
     (line,) = (tmp_path / "access").read_text().splitlines()
     assert "secret" not in line
@@ -170,7 +168,7 @@ def test_a_line_is_logged_for_each_request_without_what_was_asked(replicas: Repl
 
 @pytest.fixture(scope="module")
 def stores(road: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two stores with the same bundle under two names, so that an answer tells which replica gave it."""
+    """Two stores with the same bundle under two versions, so that the version in an answer identifies the replica."""
 
     def store(version: str) -> Path:
         folder = copy_store(road.store, tmp_path_factory.mktemp("nginx") / version)
@@ -182,19 +180,19 @@ def stores(road: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
-def test_no_request_fails_while_a_replica_is_stopped_and_started_again(
+def test_no_request_fails_while_a_replica_restarts(
     stores: tuple[Path, Path], tmp_path: Path, stop: signal.Signals
 ) -> None:
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(serving(store)) for store in stores)
-        url = stack.enter_context(nginx_before(tmp_path, address(first), address(second)))
+        url = stack.enter_context(nginx_in_front_of(tmp_path, address(first), address(second)))
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
 
-        def ask() -> tuple[int, str]:
+        def send() -> tuple[int, str]:
             answer = client.post("/predict", json=QUERY)
             return answer.status_code, answer.json().get("version", answer.text)
 
-        with Load(ask) as load:
+        with Load(send) as load:
             load.wait_for(50, of="v1")
             load.wait_for(50, of="v2")
             first.process.send_signal(stop)

@@ -19,10 +19,13 @@ from index_builder.build import build
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
+from service.model import open_model
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
-from service.store.store import Store, open_store
+from service.store.locations import open_store
+from service.store.store import Store
 from tests.conftest import TOPICS
+from tests.service.store.servers import create_bucket, s3_server
 from trainer.checkpoint import load_checkpoint
 from trainer.errors import MemoryFolderError
 from trainer.memory import open_memory, write_defaults
@@ -32,7 +35,7 @@ QUERY = "Who must pay tax on the sale of a house"
 
 
 def answers(store: Path, version: str) -> list[str]:
-    predictor = Predictor.open(Store(store).open(version), threads=1)
+    predictor = open_model(store, version).predictor
     return [label.uid for label in predictor.predict([QUERY], resolve_options(predictor.defaults)).answers[0].labels]
 
 
@@ -68,10 +71,11 @@ def test_activate_makes_the_new_version_current(tiny_run: Path, quick_export: No
     assert Store(tmp_path).current() == version
 
 
-def test_bundle_can_be_published_at_a_url(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
-    url, cache = f"file://{tmp_path}/store", tmp_path / "cache"
-    version = build(BuildSettings(run=tiny_run, store=url, bundle_cache=cache, activate=True))
-    for store in (open_store(url, None, cache), Store(tmp_path / "store")):
+def test_bundle_is_published_in_s3_as_in_a_folder(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+    with s3_server() as address:
+        url, cache = create_bucket(address, tmp_path.name), tmp_path / "cache"
+        version = build(BuildSettings(run=tiny_run, store=url, bundle_cache=cache, activate=True))
+        store = open_store(url, None, cache)
         assert (store.current(), store.versions()) == (version, [version])
         assert store.open(version).manifest.version == version
 

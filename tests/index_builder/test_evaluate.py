@@ -13,6 +13,7 @@ import pytest
 import recollect
 from index_builder.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
+from service.model import open_model
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.predictor.searcher import KeyIndex
@@ -40,7 +41,7 @@ def dataset(road: Any, tmp_path: Path) -> Path:
 
 def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
     """P@1, P@3, R@10 and nDCG@3 in percent, from the predictor's answers."""
-    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
+    predictor = open_model(road.store, road.version).predictor
     chosen = resolve_options(predictor.defaults, top_k=100, **options)
     answers = predictor.predict([row["text"] for row in rows], chosen).answers
     hits = [[label.uid in row["labels"] for label in answer.labels] for row, answer in zip(rows, answers, strict=True)]

@@ -11,9 +11,9 @@ from index_builder import fidelity
 from index_builder.build import build
 from index_builder.fidelity import METRICS, exact_search, quality_changes
 from index_builder.settings import BuildSettings
+from service.model import open_model
 from service.predictor.predictor import Predictor
 from service.predictor.searcher import Neighbours
-from service.store.store import Store
 from trainer.memory import Memory, open_memory
 
 
@@ -25,7 +25,7 @@ def memory(tiny_run: Path) -> Memory:
 @pytest.fixture
 def predictor(tiny_run: Path, quick_export: None, tmp_path: Path) -> Predictor:
     version = build(BuildSettings(run=tiny_run, store=tmp_path / "store"))
-    return Predictor.open(Store(tmp_path / "store").open(version), threads=1)
+    return open_model(tmp_path / "store", version).predictor
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])

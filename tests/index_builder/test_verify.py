@@ -19,8 +19,8 @@ from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings, EvaluateSettings
 from index_builder.verify import check, encode_sample, format_checks, golden_queries
 from service.bundle.manifest import Check, Manifest
+from service.model import open_model
 from service.predictor.golden import agreement, read_golden
-from service.predictor.predictor import Predictor
 from service.store.store import Store
 from tests.conftest import TOPICS
 from tests.service.http_helpers import add_version, copy_store, rehash
@@ -88,7 +88,7 @@ def test_golden_agreement_falls_when_an_index_is_tampered_with(road: Any, tmp_pa
 
     store = copy_store(road.store, tmp_path / "store")
     add_version(store, road.version, "tampered", reverse_keys)
-    good, bad = (Predictor.open(Store(store).open(version), threads=1) for version in (road.version, "tampered"))
+    good, bad = (open_model(store, version).predictor for version in (road.version, "tampered"))
     golden = read_golden(store / "bundles" / road.version)
     assert len(golden) == 28
     assert agreement(good, golden) == 1
@@ -238,7 +238,7 @@ def test_missing_gate_dataset_fails_before_the_build(
 
 
 def test_default_metrics_equal_evaluate_without_settings(road: Any) -> None:
-    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
+    predictor = open_model(road.store, road.version).predictor
     (row,) = evaluate(EvaluateSettings(dataset=road.dataset, store=road.store, threads=1)).rows
     metrics = default_metrics(predictor, road.dataset)
     assert metrics == {name: row[name] for name in metrics}

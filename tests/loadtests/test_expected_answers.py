@@ -10,8 +10,8 @@ import pytest
 from loadtests.client import Reply
 from loadtests.expected_answers import ExpectedAnswers
 from loadtests.workload import Request
+from service.model import open_model
 from service.options import resolve_options
-from service.predictor.predictor import Predictor
 from service.store.store import Store
 
 QUERY = "How doctors treat high blood pressure"
@@ -32,7 +32,7 @@ def expected(road: Any) -> ExpectedAnswers:
 @pytest.fixture(scope="module")
 def results(road: Any) -> list[dict[str, Any]]:
     """The service's answers to the queries of the batch, with explanations."""
-    predictor = Predictor.open(Store(road.store).open(road.version), threads=1)
+    predictor = open_model(road.store, road.version).predictor
     answers = predictor.predict(list(REQUESTS[1].queries), resolve_options(predictor.defaults, explain=True)).answers
     return [
         {

@@ -84,10 +84,9 @@ def bundle_folder(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def predictor(road: Any) -> Any:
-    from service.predictor.predictor import Predictor
-    from service.store.store import Store
+    from service.model import open_model
 
-    return Predictor.open(Store(road.store).open(road.version), threads=1)
+    return open_model(road.store, road.version).predictor
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The service's verbs, through the door; and how the server says that it cannot start."""
+"""The commands of the service, and the errors of `serve` at startup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUERY = "How doctors treat high blood pressure"
 
 @pytest.fixture(scope="module")
 def two_versions(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions v1 and v2, which answers with 2 labels; v1 is current."""
+    """Versions v1 and v2; v2 answers with 2 labels; v1 is current."""
     store = copy_store(road.store, tmp_path_factory.mktemp("cli") / "store")
     for version, top_k in (("v1", 10), ("v2", 2)):
         add_version(store, road.version, version, answers_with(top_k))
@@ -39,16 +39,16 @@ def store(two_versions: Path, tmp_path: Path) -> Path:
 
 
 class Ran:
-    """A verb's exit status and what it wrote."""
+    """The exit status and the output of a command."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
         self.status = recollect.main(list(map(str, arguments)))
         self.out, self.err = capsys.readouterr()
 
-    def refused(self, *told: str) -> None:
+    def failed_with(self, *parts: str) -> None:
         assert (self.status, self.out) == (2, "")
         assert len(self.err.splitlines()) == 1, self.err
-        assert all(part in self.err for part in told), self.err
+        assert all(part in self.err for part in parts), self.err
 
 
 def test_predict_prints_scores_and_labels(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,14 +58,14 @@ def test_predict_prints_scores_and_labels(two_versions: Path, capsys: pytest.Cap
     assert "Medicine" in ran.out.splitlines()[0]
 
 
-def test_predict_explains_on_demand(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_explains_scores_with_explain(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = Ran(capsys, "predict", QUERY, "--store", two_versions, "--top-k", 1).out
     explained = Ran(capsys, "predict", QUERY, "--store", two_versions, "--top-k", 1, "--explain").out
     assert explained.startswith(plain.rstrip("\n"))
     assert "The drug lowers blood pressure without side effects" in explained
 
 
-def test_predict_json_holds_what_http_answers(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_json_equals_the_http_answer(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--lambda", 0.3, "--temperature", 0.1, "--top-b", 20, "--top-k", 4, "--explain", "--json"]
     printed = json.loads(Ran(capsys, "predict", QUERY, "--store", two_versions, *flags).out)
     body = {"query": QUERY, "lambda": 0.3, "temperature": 0.1, "top_b": 20, "top_k": 4, "explain": True}
@@ -76,51 +76,49 @@ def test_predict_json_holds_what_http_answers(two_versions: Path, capsys: pytest
     for found, expected in zip(printed["labels"], answered["labels"], strict=True):
         assert found["score"] == pytest.approx(expected["score"], abs=1e-6)
         assert {**found, "score": 0, "because": 0} == {**expected, "score": 0, "because": 0}
-        for reason, told in zip(found["because"], expected["because"], strict=True):
-            assert reason == told | {"share": pytest.approx(told["share"], abs=1e-6)}
+        for reason, other in zip(found["because"], expected["because"], strict=True):
+            assert reason == other | {"share": pytest.approx(other["share"], abs=1e-6)}
 
 
-def test_predict_asks_the_version_it_is_told_to(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_uses_the_version_of_its_flag(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(Ran(capsys, "predict", QUERY, "--store", two_versions, "--version", "v2", "--json").out)
     assert (answer["version"], len(answer["labels"])) == ("v2", 2)
 
 
 @pytest.mark.parametrize("text", ["", " \t", "\u200b", "\udcff"])
-def test_predict_refuses_an_empty_query(two_versions: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    Ran(capsys, "predict", text, "--store", two_versions).refused("recollect predict: the query")
+def test_predict_refuses_empty_query(two_versions: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    Ran(capsys, "predict", text, "--store", two_versions).failed_with("recollect predict: the query")
 
 
 @pytest.mark.parametrize(
     "flags",
     [["--lambda", "1.5"], ["--temperature", "0"], ["--top-k", "0"], ["--top-b", "2.5"], ["--temperature", "nan"]],
 )
-def test_predict_refuses_an_option_by_name(
+def test_predict_names_the_invalid_option(
     two_versions: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    Ran(capsys, "predict", QUERY, "--store", two_versions, *flags).refused(flags[0], "expected", "found")
+    Ran(capsys, "predict", QUERY, "--store", two_versions, *flags).failed_with(flags[0], "expected", "found")
 
 
-def test_versions_marks_the_current_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_marks_the_current_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = Ran(capsys, "versions", "--store", store).out.splitlines()
     assert first.startswith("* v1  28 instances  8 labels  flat  fp32  ")
     assert second.startswith("  v2  ")
-    told = json.loads(Ran(capsys, "versions", "--store", store, "--json").out)
-    assert told["current"] == "v1"
-    assert [(row["version"], row["current"]) for row in told["versions"]] == [("v1", True), ("v2", False)]
-    assert told["versions"][0]["labels"] == 8
+    listed = json.loads(Ran(capsys, "versions", "--store", store, "--json").out)
+    assert listed["current"] == "v1"
+    assert [(row["version"], row["current"]) for row in listed["versions"]] == [("v1", True), ("v2", False)]
+    assert listed["versions"][0]["labels"] == 8
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "no JSON", "another's"])
-def test_versions_shows_a_broken_bundle_beside_the_good_ones(
-    store: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+@pytest.mark.parametrize("damage", ["no manifest", "no JSON", "other version"])
+def test_versions_lists_broken_bundles_too(store: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     bundle = store / "bundles" / "v2"
     match damage:
         case "no manifest":
             (bundle / "manifest.json").unlink()
         case "no JSON":
             (bundle / "manifest.json").write_text("{")
-        case "another's":
+        case "other version":
             bundle.rename(bundle.with_name("v3"))
     ran = Ran(capsys, "versions", "--store", store)
     assert (ran.status, ran.err) == (0, "")
@@ -130,53 +128,53 @@ def test_versions_shows_a_broken_bundle_beside_the_good_ones(
     assert set(broken) == {"version", "current", "problem"}
 
 
-def test_activate_and_rollback_move_what_is_current(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_activate_and_rollback_change_the_current_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "activate", "v2", "--store", store).out == "v2\n"
     assert (store / "CURRENT").read_text() == "v2\n"
     assert Ran(capsys, "rollback", "--store", store).out == "v1\n"
     assert (store / "CURRENT").read_text() == "v1\n"
-    Ran(capsys, "rollback", "--store", store).refused("no version was current before")
-    Ran(capsys, "activate", "v3", "--store", store).refused("v3", "v1, v2")
-    Ran(capsys, "activate", "../v2", "--store", store).refused("../v2")
+    Ran(capsys, "rollback", "--store", store).failed_with("no version was current before")
+    Ran(capsys, "activate", "v3", "--store", store).failed_with("v3", "v1, v2")
+    Ran(capsys, "activate", "../v2", "--store", store).failed_with("../v2")
 
 
-def test_verify_says_what_it_checked(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = "v1: 19 files as published, and it answers 100.0% of its golden labels\n"
-    assert Ran(capsys, "verify", "v1", "--store", two_versions).out == told
+def test_verify_reports_its_checks(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = "v1: 19 files as published, and it answers 100.0% of its golden labels\n"
+    assert Ran(capsys, "verify", "v1", "--store", two_versions).out == report
 
 
-def test_verify_fails_where_the_golden_queries_are_answered_otherwise(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def turn_round(folder: Path, manifest: dict[str, Any]) -> None:
+def test_verify_fails_if_golden_queries_get_other_answers(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def reverse_votes(folder: Path, manifest: dict[str, Any]) -> None:
         votes = np.load(folder / "value_indices.npy")
         np.save(folder / "value_indices.npy", votes[::-1])
         rehash(folder, manifest)
 
-    add_version(store, "v1", "v3", turn_round)
+    add_version(store, "v1", "v3", reverse_votes)
     ran = Ran(capsys, "verify", "v3", "--store", store)
     assert (ran.status, ran.out, len(ran.err.splitlines())) == (1, "", 1)
     where = f"recollect verify: {store / 'bundles' / 'v3' / 'golden.json'}: "
     assert ran.err.startswith(f"{where}expected at least 95.0% of its labels among the answers, found ")
 
 
-def test_verify_refuses_golden_queries_that_are_none(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_refuses_malformed_golden_queries(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def forge(folder: Path, manifest: dict[str, Any]) -> None:
         (folder / "golden.json").write_text('[{"query": "x"}]')
         rehash(folder, manifest)
 
     add_version(store, "v1", "v3", forge)
-    Ran(capsys, "verify", "v3", "--store", store).refused("v3/golden.json: expected queries with their labels, found: ")
+    Ran(capsys, "verify", "v3", "--store", store).failed_with(
+        "v3/golden.json: expected queries with their labels, found: "
+    )
 
 
 @pytest.mark.parametrize("name", ["label_keys.faiss", "tokenizer.json", "value_indptr.npy"])
 def test_verify_names_the_altered_file(store: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     flip_bit(store / "bundles" / "v1" / name)
-    Ran(capsys, "verify", "v1", "--store", store).refused(name, "SHA-256")
+    Ran(capsys, "verify", "v1", "--store", store).failed_with(name, "SHA-256")
 
 
 @pytest.mark.parametrize("name", ["encoder.onnx", "tokenizer.json", "instance_keys.faiss", "label_keys.faiss"])
-def test_verify_names_the_file_that_does_not_open_although_its_checksum_is_right(
+def test_verify_names_a_file_with_correct_checksum_that_does_not_open(
     store: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     def forge(folder: Path, manifest: dict[str, Any]) -> None:
@@ -184,18 +182,18 @@ def test_verify_names_the_file_that_does_not_open_although_its_checksum_is_right
         rehash(folder, manifest)
 
     add_version(store, "v1", "v3", forge)
-    Ran(capsys, "verify", "v3", "--store", store).refused(f"v3/{name}: expected a file that opens, found: ")
+    Ran(capsys, "verify", "v3", "--store", store).failed_with(f"v3/{name}: expected a file that opens, found: ")
 
 
 @pytest.mark.parametrize("verb", [("predict", "x"), ("rollback",), ("verify", "v1"), ("activate", "v1"), ("versions",)])
-def test_missing_store_is_told_in_one_line(
+def test_missing_store_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
 ) -> None:
-    Ran(capsys, *verb, "--store", tmp_path / "nowhere").refused("nowhere")
+    Ran(capsys, *verb, "--store", tmp_path / "nowhere").failed_with("nowhere")
 
 
-def refused_to_serve(store: Path, *flags: str) -> str:
-    """What the server's one line says."""
+def serve_error(store: Path, *flags: str) -> str:
+    """The error message of a server that does not start."""
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), *flags]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -206,31 +204,29 @@ def refused_to_serve(store: Path, *flags: str) -> str:
     return done.stderr
 
 
-def test_serve_says_that_the_port_is_taken(two_versions: Path) -> None:
+def test_serve_reports_that_the_port_is_taken(two_versions: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = refused_to_serve(two_versions, "--port", port)
+        line = serve_error(two_versions, "--port", port)
     assert f"127.0.0.1:{port}: expected an address to listen on, found: Address already in use; choose" in line
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7", "a..b", "x" * 80, ""])
-def test_serve_says_that_it_cannot_listen_there(two_versions: Path, host: str) -> None:
-    assert "expected an address" in refused_to_serve(two_versions, "--port", "0", "--host", host)
+def test_serve_reports_an_address_that_it_cannot_listen_on(two_versions: Path, host: str) -> None:
+    assert "expected an address" in serve_error(two_versions, "--port", "0", "--host", host)
 
 
-def test_serve_says_what_is_wrong_with_the_store(store: Path, tmp_path: Path) -> None:
-    assert "run `recollect build`" in refused_to_serve(tmp_path / "nowhere", "--port", "0")
+def test_serve_reports_errors_of_the_store(store: Path, tmp_path: Path) -> None:
+    assert "run `recollect build`" in serve_error(tmp_path / "nowhere", "--port", "0")
     flip_bit(store / "bundles" / "v1" / "label_keys.faiss")
-    assert "label_keys.faiss: expected SHA-256" in refused_to_serve(store, "--port", "0")
+    assert "label_keys.faiss: expected SHA-256" in serve_error(store, "--port", "0")
     (store / "CURRENT").write_text("../v1\n")
-    assert "CURRENT" in refused_to_serve(store, "--port", "0")
+    assert "CURRENT" in serve_error(store, "--port", "0")
     (store / "CURRENT").unlink()
-    assert "no version is current" in refused_to_serve(store, "--port", "0")
+    assert "no version is current" in serve_error(store, "--port", "0")
 
 
-def test_versions_lists_what_to_activate_when_current_names_none(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_versions_lists_versions_although_current_is_damaged(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (store / "CURRENT").write_text("../x\n")
     ran = Ran(capsys, "versions", "--store", store)
     assert ran.status == 0
@@ -238,20 +234,18 @@ def test_versions_lists_what_to_activate_when_current_names_none(
     assert "CURRENT: expected a version's name" in ran.err
 
 
-def test_verify_checks_the_current_version_by_that_name(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_accepts_current_as_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "verify", "current", "--store", store).out.startswith("v1: ")
 
 
-def test_predict_shows_control_characters_instead_of_obeying_them(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_escapes_control_characters(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_version(store, "v1", "v3", relabel([f"evil \x1b[2J{row}\nline" for row in range(8)]))
     ran = Ran(capsys, "predict", QUERY, "--store", store, "--version", "v3", "--top-k", 1)
     assert "evil \\x1b[2J1\\nline" in ran.out
     assert len(ran.out.splitlines()) == 1
 
 
-def test_predict_says_when_the_query_was_cut(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_reports_that_the_query_was_cut(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capsys, "predict", QUERY * 100, "--store", two_versions)
     assert ran.err == "the query is longer than the 128 tokens that the encoder reads\n"
     assert '"truncated":true' in Ran(capsys, "predict", QUERY * 100, "--store", two_versions, "--json").out

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from service.errors import BundleError, WrongAnswersError
+from service.model import open_model
 from service.options import resolve_options
 from service.predictor.golden import (
     GOLDEN,
@@ -20,7 +21,6 @@ from service.predictor.golden import (
     write_golden,
 )
 from service.predictor.predictor import Predictor
-from service.store.store import Store
 from tests.service.http_helpers import add_version, copy_store, rehash
 
 QUERY = "How doctors treat high blood pressure"
@@ -95,7 +95,7 @@ def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
             manifest["checks"] = checks
 
         store = copy_store(road.store, tmp_path / "store")
-        return Predictor.open(Store(store).open(add_version(store, road.version, "forged", change)), threads=1)
+        return open_model(store, add_version(store, road.version, "forged", change)).predictor
 
     return forge
 

@@ -1,3 +1,5 @@
+"""The store in a folder: publishing, activating and rolling back, also after a crash."""
+
 from __future__ import annotations
 
 import signal
@@ -13,18 +15,18 @@ from service.bundle.files import MANIFEST
 from service.errors import BundleError, StoreError
 from service.store.store import Store
 
-REPOSITORY = Path(__file__).parents[2]
-# Begins a bundle in the store, says so, and waits to be killed.
+REPOSITORY = Path(__file__).parents[3]
+# Start to write a bundle, print "started", then wait to be killed.
 BUILDER = """
 import sys, time
 from pathlib import Path
 from service.store.store import Store
 with Store(Path(sys.argv[1])).incoming() as folder:
     (folder / "keys").write_bytes(b"half")
-    print("begun", flush=True)
+    print("started", flush=True)
     time.sleep(60)
 """
-# Fails in the middle of a file, as on a full disk: no file may grow past 1,000 bytes.
+# Fail in the middle of a file, as on a full disk: a file cannot grow beyond 1,000 bytes.
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
@@ -42,14 +44,14 @@ except OSError as error:
 
 @pytest.fixture
 def store(tmp_path: Path, write_bundle: Callable[..., Path]) -> Store:
-    """A store with the versions A, B and C; none is current."""
+    """A store with versions A, B and C; no version is current."""
     store = Store(tmp_path / "store")
     for version in "ABC":
         write_bundle(store.bundles / version, version)
     return store
 
 
-def left_behind(store: Store) -> list[str]:
+def temporary_files(store: Store) -> list[str]:
     return [str(path) for path in store.root.rglob(".*")]
 
 
@@ -57,7 +59,7 @@ def history(store: Store) -> list[str]:
     return (store.root / "HISTORY").read_text().split()
 
 
-def test_a_bundle_has_a_name_only_once_it_is_whole(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
+def test_bundle_is_listed_only_after_it_is_complete(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
     store = Store(tmp_path / "new" / "store")
     with store.incoming() as folder:
         for file in write_bundle(tmp_path / "bundle").iterdir():
@@ -68,35 +70,35 @@ def test_a_bundle_has_a_name_only_once_it_is_whole(tmp_path: Path, write_bundle:
         assert store.versions() == ["v1"]
     assert store.manifest("v1").version == "v1"
     assert store.path("v1").stat().st_mode & 0o777 == 0o755
-    assert left_behind(store) == []
+    assert temporary_files(store) == []
 
 
-def test_an_exception_while_writing_leaves_nothing(store: Store) -> None:
+def test_exception_while_writing_leaves_no_files(store: Store) -> None:
     with pytest.raises(FileNotFoundError), store.incoming() as folder:
         (folder / "missing" / "keys").write_bytes(b"half")
-    assert (store.versions(), left_behind(store)) == (["A", "B", "C"], [])
+    assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
-def test_what_is_not_published_is_gone_afterwards(store: Store) -> None:
+def test_unpublished_bundle_is_removed(store: Store) -> None:
     with store.incoming():
         pass
-    assert left_behind(store) == []
+    assert temporary_files(store) == []
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".incoming-x", "x" * 65])
-def test_a_bundle_cannot_be_published_outside_the_store(store: Store, name: str) -> None:
+def test_version_that_is_a_path_is_refused(store: Store, name: str) -> None:
     with store.incoming() as folder, pytest.raises(StoreError, match="expected letters, digits"):
         store.publish(folder, name)
     assert store.versions() == ["A", "B", "C"]
 
 
-def test_a_published_version_is_never_overwritten(store: Store) -> None:
+def test_published_version_is_never_overwritten(store: Store) -> None:
     with store.incoming() as folder, pytest.raises(StoreError, match="expected a new version, found one already"):
         store.publish(folder, "B")
     assert store.manifest("B").version == "B"
 
 
-def test_many_builders_publish_at_once(store: Store) -> None:
+def test_builders_publish_at_the_same_time(store: Store) -> None:
     def publish(version: str) -> None:
         with store.incoming() as folder:
             (folder / "keys").write_text(version)
@@ -109,14 +111,14 @@ def test_many_builders_publish_at_once(store: Store) -> None:
     assert [(store.bundles / name / "keys").read_text() for name in names] == names
 
 
-def test_a_live_builder_keeps_its_folder_and_a_killed_one_loses_it(store: Store) -> None:
+def test_folder_of_running_builder_stays_and_folder_of_killed_builder_is_removed(store: Store) -> None:
     store.activate("A")
     with subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(store.root)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     ) as builder:
         try:
             assert builder.stdout is not None
-            assert builder.stdout.readline() == "begun\n"
+            assert builder.stdout.readline() == "started\n"
             (unfinished,) = store.bundles.glob(".incoming-*")
             with store.incoming():
                 assert (unfinished / "keys").read_bytes() == b"half"
@@ -128,15 +130,15 @@ def test_a_live_builder_keeps_its_folder_and_a_killed_one_loses_it(store: Store)
         assert not unfinished.exists()
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(store: Store) -> None:
+def test_full_disk_is_reported_and_leaves_no_files(store: Store) -> None:
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(store.root)], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert (result.stdout, result.stderr) == ("File too large\n", "")
-    assert (store.versions(), left_behind(store)) == (["A", "B", "C"], [])
+    assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
-def test_rollback_returns_through_the_versions_that_were_current(store: Store) -> None:
+def test_repeated_rollback_goes_back_through_the_history(store: Store) -> None:
     for version in "ABC":
         store.activate(version)
     assert [store.rollback(), store.rollback(), store.current()] == ["B", "A", "A"]
@@ -145,13 +147,13 @@ def test_rollback_returns_through_the_versions_that_were_current(store: Store) -
     assert store.current() == "A"
 
 
-def test_a_version_that_was_current_twice_is_returned_to_twice(store: Store) -> None:
+def test_version_that_was_current_twice_is_in_the_history_twice(store: Store) -> None:
     for version in "ABA":
         store.activate(version)
     assert [store.rollback(), store.rollback()] == ["B", "A"]
 
 
-def test_activating_the_current_version_changes_nothing(store: Store) -> None:
+def test_activating_the_current_version_leaves_the_history_unchanged(store: Store) -> None:
     for version in "AABB":
         store.activate(version)
     assert history(store) == ["A", "B"]
@@ -165,7 +167,7 @@ def test_rollback_skips_removed_versions(store: Store) -> None:
     assert history(store) == ["A"]
 
 
-def test_rollback_never_returns_to_the_version_that_is_current(store: Store) -> None:
+def test_rollback_never_selects_the_version_that_is_current(store: Store) -> None:
     for version in "CABA":
         store.activate(version)
     store.path("B").rename(store.root / "removed")
@@ -177,7 +179,7 @@ def test_rollback_never_returns_to_the_version_that_is_current(store: Store) -> 
     [("A B", "A", None), ("A B", "C", "B"), ("B A C", "A", "B"), ("", "C", None), ("A B A", "B", "A")],
     ids=["activating", "rolling back", "activating after two", "no history", "activating again"],
 )
-def test_a_crash_between_history_and_current_is_reconciled(
+def test_store_is_valid_after_a_crash_between_writing_history_and_current(
     store: Store, lines: str, current: str, rolled_back: str | None
 ) -> None:
     (store.root / "HISTORY").write_text(lines.replace(" ", "\n"))
@@ -190,7 +192,7 @@ def test_a_crash_between_history_and_current_is_reconciled(
         assert store.rollback() == store.current() == rolled_back
 
 
-def test_a_broken_manifest_is_not_activated_and_current_stays(store: Store) -> None:
+def test_version_with_broken_manifest_is_not_activated(store: Store) -> None:
     store.activate("A")
     (store.path("B") / MANIFEST).write_text("{}")
     with pytest.raises(BundleError, match="expected format_version"):
@@ -201,13 +203,13 @@ def test_a_broken_manifest_is_not_activated_and_current_stays(store: Store) -> N
     assert (store.current(), history(store)) == ("A", ["A"])
 
 
-def test_an_unknown_version_is_refused_with_the_latest_ones(store: Store) -> None:
+def test_unknown_version_is_refused_with_the_latest_versions(store: Store) -> None:
     with pytest.raises(StoreError, match="expected a published version, found no 'D'; the latest: A, B, C"):
         store.activate("D")
     assert store.current() is None
 
 
-def test_no_store_no_version_and_none_current_are_told_apart(store: Store, tmp_path: Path) -> None:
+def test_missing_store_missing_versions_and_missing_current_have_different_errors(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="expected a bundle store, found none; run `recollect build`"):
         Store(tmp_path / "none").require_current()
     with pytest.raises(StoreError, match="expected a bundle store, found none; run `recollect build`"):
@@ -219,7 +221,7 @@ def test_no_store_no_version_and_none_current_are_told_apart(store: Store, tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"../A\n", b"\xff\xfe", b"A\nB\n"])
-def test_a_current_that_names_no_version_is_told_and_activate_mends_it(store: Store, content: bytes) -> None:
+def test_damaged_current_is_reported_and_activate_repairs_it(store: Store, content: bytes) -> None:
     store.activate("B")
     (store.root / "CURRENT").write_bytes(content)
     with pytest.raises(StoreError, match="CURRENT: expected a version's name; run `recollect activate`"):
@@ -228,8 +230,8 @@ def test_a_current_that_names_no_version_is_told_and_activate_mends_it(store: St
     assert store.current() == "B"
 
 
-def test_only_folders_with_a_versions_name_are_listed(store: Store) -> None:
+def test_only_folders_named_like_a_version_are_listed(store: Store) -> None:
     for name in ("lost+found", ".incoming-x", ".nfs"):
         (store.bundles / name).mkdir()
-    (store.bundles / "notes").write_text("of an operator")
+    (store.bundles / "notes").write_text("not a bundle")
     assert store.versions() == ["A", "B", "C"]

@@ -1,0 +1,152 @@
+"""A model: one version of a store, opened to answer queries in this process.
+
+The Python API, the command line, the evaluation and the tests open versions here. A server opens them through
+`service/versions`, which also checks free memory and golden queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack, get_args, overload
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
+
+from service.bundle.manifest import Manifest
+from service.errors import QueryError, SettingsError
+from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK, resolve_options
+from service.predictor.predictor import Answer, Predictor, ScoredLabel
+from service.settings import Device
+from service.store.locations import open_store
+from service.threads import threads_or_cores
+
+
+@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class ChosenOptions(TypedDict, total=False):
+    """Keywords of `Model.predict`: the fields of `AnswerOptions`. The bundle has defaults for unset ones and None."""
+
+    lambda_: Lambda | None
+    temperature: Temperature | None
+    top_b: TopB | None
+    top_k: TopK | None
+    threshold: Threshold
+    allow: Sequence[str] | None
+    deny: Sequence[str] | None
+    explain: bool
+
+
+_QUERY, _CHOSEN_OPTIONS = TypeAdapter(Query), TypeAdapter(ChosenOptions)
+
+
+def open_model(
+    store: str | Path,
+    version: str = "current",
+    verify_key: Path | None = None,
+    bundle_cache: Path | None = None,
+    threads: int = 1,
+    device: Device = "cpu",
+) -> Model:
+    """Open a version of a store.
+
+    Args:
+        store: Folder, or URL such as `s3://bucket/store`.
+        version: Version to open.
+        verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
+        bundle_cache: Folder for bundles of a store at a URL; None means ~/.cache/recollect.
+        threads: Threads for each call of `predict`; 0 means one for each core.
+        device: Device that encodes and searches.
+
+    Raises:
+        StoreError: If the store or the version does not exist.
+        BundleError: If the bundle is damaged, or lacks the signature.
+        KeyFileError: If `verify_key` is not an Ed25519 public key.
+        SettingsError: If `threads` is negative or `device` unknown.
+    """
+    if threads < 0:
+        raise SettingsError(f"threads: expected 0 or more, found {threads}")
+    if device not in get_args(Device):
+        raise SettingsError(f"device: expected one of {', '.join(get_args(Device))}; found {device!r}")
+    opened = open_store(store, verify_key, bundle_cache)
+    bundle = opened.open(opened.resolve(version))
+    return Model(Predictor.open(bundle, threads_or_cores(threads), device))
+
+
+class Model:
+    """One version, ready to answer. Threads may share a model. It has no `close`: garbage collection frees its memory.
+
+    Attributes:
+        predictor: Encoder, indexes and labels of the version.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+
+    @property
+    def version(self) -> str:
+        return self.predictor.version
+
+    @property
+    def manifest(self) -> Manifest:
+        """Facts about the version: `counts`, `dim`, `encoder`, `index`, `defaults`, `metrics`, `created`."""
+        return self.predictor.manifest
+
+    @overload
+    def predict(  # type: ignore[overload-overlap] # a str is also a sequence of str
+        self, query: str, **options: Unpack[ChosenOptions]
+    ) -> list[ScoredLabel]: ...
+
+    @overload
+    def predict(self, query: Sequence[str], **options: Unpack[ChosenOptions]) -> list[list[ScoredLabel]]: ...
+
+    def predict(
+        self, query: str | Sequence[str], **options: Unpack[ChosenOptions]
+    ) -> list[ScoredLabel] | list[list[ScoredLabel]]:
+        """The labels that fit a text, best first; for several texts, a list of such lists.
+
+        A label has `uid`, `text` and `score`; with `explain=True` also `because`, the terms of its score.
+
+        Args:
+            query: One text, or several.
+            options: `top_k` (number of labels), `lambda_`, `temperature`, `top_b`, `threshold`, `allow`, `deny` and
+                `explain`, with the bounds of the HTTP interface.
+
+        Raises:
+            QueryError: If a text is empty, or an option is unknown or out of range.
+        """
+        if isinstance(query, str):
+            return self.answer([query], **options)[0].labels
+        return [answer.labels for answer in self.answer(query, **options)]
+
+    def answer(self, queries: Sequence[str], **options: Unpack[ChosenOptions]) -> list[Answer]:
+        """Like `predict` for several texts, but an `Answer` also has `truncated` and `exhausted`.
+
+        Raises:
+            QueryError: If a text is empty, or an option is unknown or out of range.
+        """
+        chosen = resolve_options(self.predictor.defaults, **_check_options(options))
+        texts = [_check_query(query) for query in queries]
+        return self.predictor.predict(texts, chosen).answers if texts else []
+
+
+def _check_query(query: str) -> str:
+    try:
+        return _QUERY.validate_python(query, strict=True)
+    except ValidationError as error:
+        raise QueryError(_message(error)) from None
+
+
+def _check_options(options: ChosenOptions) -> ChosenOptions:
+    try:
+        return _CHOSEN_OPTIONS.validate_python(options)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = problem["loc"][0]
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(sorted(ChosenOptions.__annotations__))
+            raise QueryError(f"{name}: unknown option; known: {known}") from None
+        raise QueryError(f"{name}: expected {_message(error)}; found {problem['input']!r}") from None
+
+
+def _message(error: ValidationError) -> str:
+    return error.errors()[0]["msg"].removeprefix("Value error, ").removeprefix("Input should be ")

@@ -1,0 +1,126 @@
+"""A folder of bundles on this machine: a bundle is written aside, flushed to disk and renamed, so it appears whole.
+
+root/   bundles/<version>/       published
+        bundles/.incoming-*/     being written; the next writer removes a folder whose writer was killed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from service.bundle.manifest import check_version, is_version
+from service.errors import StoreError
+
+INCOMING = ".incoming-"
+
+
+class BundleFolder:
+    """The bundles of a store's folder, or of the cache of a store at a URL.
+
+    Attributes:
+        root: The folder that holds `bundles/`.
+        bundles: The folder `bundles/` itself.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bundles = root / "bundles"
+
+    def versions(self) -> list[str]:
+        """All published versions, oldest first."""
+        if not self.bundles.is_dir():
+            return []
+        return sorted(path.name for path in self.bundles.iterdir() if is_version(path.name) and path.is_dir())
+
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """A folder to write a bundle in, on the same disk; it is removed afterwards unless it is published."""
+        self.bundles.mkdir(parents=True, exist_ok=True)
+        with self.lock():  # otherwise another writer could remove the new folder before its lock is taken
+            self._remove_abandoned()
+            folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
+            descriptor = os.open(folder, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when the writer ends or is killed
+        try:
+            yield folder
+        except OSError as error:
+            error.filename = error.filename or str(self.bundles)  # the error of a full disk names no file
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+    def publish(self, folder: Path, version: str) -> None:
+        """Flush an incoming bundle to disk, then rename it to its version.
+
+        Raises:
+            StoreError: If the version is malformed or already published: a published bundle never changes.
+        """
+        target = self.bundles / check_version(version)
+        for path in folder.iterdir():
+            _flush(path)
+        folder.chmod(0o755)
+        _flush(folder)
+        if target.exists():
+            raise already_published(str(target))
+        folder.rename(target)
+        _flush(self.bundles)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock of the whole folder; wait until no other process holds it."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _remove_abandoned(self) -> None:
+        for folder in self.bundles.glob(f"{INCOMING}*"):
+            try:
+                descriptor = os.open(folder, os.O_RDONLY)
+            except FileNotFoundError:  # published in the meantime
+                continue
+            if try_lock(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def already_published(name: str) -> StoreError:
+    return StoreError(f"{name}: expected a new version, found one already published; build again")
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take a file's lock if it is free; return whether it was taken."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file aside, flush it to disk and rename it, so that readers see the old or the new content."""
+    aside = path.with_name(f".{path.name}{INCOMING}{os.getpid()}")
+    try:
+        aside.write_bytes(content)
+        _flush(aside)
+        aside.replace(path)
+        _flush(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,125 @@
+"""Connect to the object store that a URL names, through obstore.
+
+Credentials, regions and endpoints come from the usual environment variables: `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`,
+`AZURE_STORAGE_*`. With boto3 installed (the extra `recollect[s3]`), S3 also accepts AWS profiles and single sign-on.
+Only an http(s) URL may contain a user and a password.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from service.errors import StoreError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_CLASSES = {
+    "s3": "S3Store",
+    "gs": "GCSStore",
+    "az": "AzureStore",
+    "abfs": "AzureStore",
+    "abfss": "AzureStore",
+    "https": "HTTPStore",
+    "http": "HTTPStore",
+}
+# An endpoint in one of these variables may be http://, as that of a local S3 server is; all others must be https://.
+_ENDPOINT_VARIABLES = (
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+    "GOOGLE_BASE_URL",
+)
+_CONNECT_TIMEOUT = timedelta(seconds=5)
+# Of a whole request: long enough for any file, because `read_timeout` ends a transfer that stalls.
+_REQUEST_TIMEOUT = timedelta(days=1)
+_RETRIES = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+
+# A user and a password; the password may contain a bare slash or @, but a port is not a password.
+_PASSWORD = re.compile(r"(?<=://)(?![^/:@]+:\d+/)([^/@]*:.*)@")
+# A user without a password. An Azure URL has its container there.
+_USER = re.compile(r"(?<!^abfs://)(?<!^abfss://)(?<=://)[^/]*@")
+
+
+def without_credentials(url: str) -> str:
+    """The URL for messages: without user, password and query."""
+    return re.split(r"[?#]", _USER.sub("", _PASSWORD.sub("", url), count=1))[0].rstrip("/")
+
+
+def connect(url: str, read_timeout: timedelta) -> ObjectStore:
+    """Create a client for the folder at a URL. The client connects when it is first used.
+
+    Args:
+        url: The URL.
+        read_timeout: The longest wait for an answer, or for the next bytes of one.
+
+    Raises:
+        StoreError: If the scheme is unknown, a package is missing, or there are no credentials.
+    """
+    name, scheme = without_credentials(url), require_scheme(url)
+    try:
+        import obstore.store
+    except ImportError:
+        raise StoreError(f"{name}: needs obstore, which is not installed; run `pip install obstore`") from None
+    client: dict[str, Any] = {
+        "allow_http": scheme == "http" or any(os.environ.get(v, "").startswith("http:") for v in _ENDPOINT_VARIABLES),
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "read_timeout": read_timeout,
+        "timeout": _REQUEST_TIMEOUT,
+    }
+    options: dict[str, Any] = {"client_options": client, "retry_config": _RETRIES}
+    address = quote(name, safe=":/@")
+    if scheme == "s3":
+        options |= _aws_profile(name)
+    elif scheme in ("http", "https"):
+        address = name  # is percent-encoded already
+        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(url)  # a proxy may cache CURRENT
+    store: ObjectStore = getattr(obstore.store, _CLASSES[scheme]).from_url(address, **options)
+    return store
+
+
+def require_scheme(url: str) -> str:
+    """The scheme of a URL.
+
+    Raises:
+        StoreError: If the scheme is unknown.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in _CLASSES:
+        known = ", ".join(f"{each}://" for each in _CLASSES)
+        raise StoreError(f"{without_credentials(url)}: expected a URL with one of {known}, found {scheme}://")
+    return scheme
+
+
+def _authorization(url: str) -> dict[str, str]:
+    if (match := _PASSWORD.search(url)) is None:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(unquote(match[1]).encode()).decode()}
+
+
+def _aws_profile(name: str) -> dict[str, Any]:
+    """Credentials from AWS profiles and single sign-on, which boto3 reads and obstore does not."""
+    if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
+        return {}
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return {}
+    try:
+        return {"credential_provider": Boto3CredentialProvider()}
+    except ValueError:
+        raise StoreError(
+            f"{name}: expected AWS credentials, found none; "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        ) from None

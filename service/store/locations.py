@@ -1,0 +1,29 @@
+"""Open the store at a location: a folder or a URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from service.store.store import Store
+
+
+def open_store(location: Path | str, verify_key: Path | None = None, bundle_cache: Path | None = None) -> Store:
+    """Open the store in a folder or at a URL such as `s3://bucket/store`; `file://` names a folder.
+
+    Args:
+        location: The folder or the URL.
+        verify_key: Public key file; every bundle must have a signature by its private key. None: no signature needed.
+        bundle_cache: Folder for bundles that are downloaded from a URL. None: the user's cache folder.
+
+    Raises:
+        KeyFileError: If `verify_key` is not an Ed25519 public key.
+        StoreError: If the URL's scheme is unknown, or there is no folder for downloaded bundles.
+    """
+    if isinstance(location, Path) or "://" not in location:
+        return Store(Path(location), verify_key)
+    if location.startswith("file://"):
+        return Store(Path(unquote(urlsplit(location).path)), verify_key)
+    from service.store.remote import RemoteStore  # a store in a folder needs no obstore
+
+    return RemoteStore(location, verify_key, bundle_cache)

@@ -1,0 +1,162 @@
+"""A folder of files in an object store: small files are read whole, large files in pieces. Nothing is cached."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from service.errors import StoreError
+from service.store.connect import connect, require_scheme, without_credentials
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_MAX_SMALL_BYTES = 1 << 20
+_PIECE_BYTES = 8 << 20
+_READ_TIMEOUT = timedelta(seconds=15)
+# While a part of an upload is sent, no answer arrives; on a slow network that takes long.
+_UPLOAD_TIMEOUT = timedelta(minutes=5)
+# A part is held in memory while it is sent. S3 allows 10,000 parts, so the largest file has 156 GiB.
+_PART_BYTES = 16 << 20
+_PARTS_AT_ONCE = 4
+
+_STATUS = re.compile(r"non-2xx status code: ([^:\n]+)")
+_XML_MESSAGE = re.compile(r"<Message>([^<]+)")
+_SYSTEM_ERROR = re.compile(r'(?:message|error): "([^"\\]+)"')
+
+
+class ObjectFolder:
+    """A folder at a URL. Every failure is a StoreError of one line without credentials.
+
+    Threads may share it. obstore's own threads do not survive a fork, so a process that was forked after the first use
+    gets an error instead of waiting for ever.
+
+    Attributes:
+        name: The URL without credentials.
+
+    Raises:
+        StoreError: If the URL's scheme is unknown.
+    """
+
+    _first_process: ClassVar[int | None] = None
+
+    def __init__(self, url: str) -> None:
+        require_scheme(url)
+        self.name = without_credentials(url)
+        self._url = url
+        self._clients: dict[timedelta, ObjectStore] = {}
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file; None if the file does not exist.
+
+        Raises:
+            StoreError: If the file cannot be read or is larger than 1 MiB.
+        """
+        with contextlib.suppress(FileNotFoundError), self._errors(name):
+            content = bytes(next(iter(self._connect(_READ_TIMEOUT).get(name).stream(_MAX_SMALL_BYTES + 1)), b""))
+            if len(content) > _MAX_SMALL_BYTES:
+                raise StoreError(
+                    f"{self.name}/{name}: expected at most {_MAX_SMALL_BYTES:,} bytes, found more; write it again"
+                )
+            return content
+        return None
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The content of a file in pieces of a few megabytes.
+
+        Raises:
+            StoreError: If the file does not exist or cannot be read to its end.
+        """
+        try:
+            with self._errors(name):
+                yield from self._connect(_READ_TIMEOUT).get(name).stream(_PIECE_BYTES)
+        except FileNotFoundError:
+            raise StoreError(f"{self.name}/{name}: expected a file of the bundle, found none; build it again") from None
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder; none if the folder does not exist.
+
+        Raises:
+            StoreError: If the folder cannot be listed; a web server lists folders only with WebDAV.
+        """
+        with contextlib.suppress(FileNotFoundError), self._errors(folder):
+            listed = self._connect(_READ_TIMEOUT).list_with_delimiter(folder)
+            paths = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"])]
+            return [path.rpartition("/")[2] for path in paths]
+        return []
+
+    def has(self, name: str) -> bool:
+        """Whether a file exists.
+
+        Raises:
+            StoreError: If the server does not answer the question.
+        """
+        with contextlib.suppress(FileNotFoundError), self._errors(name):
+            self._connect(_READ_TIMEOUT).head(name)
+            return True
+        return False
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file.
+
+        Raises:
+            StoreError: If the file cannot be written.
+        """
+        with self._errors(name, writing=True):
+            self._connect(_READ_TIMEOUT).put(name, content)
+
+    def upload(self, local: Path, name: str) -> None:
+        """Write a file of any size; it appears whole, or not at all.
+
+        Raises:
+            StoreError: If the file cannot be written.
+        """
+        with self._errors(name, writing=True):
+            client = self._connect(_UPLOAD_TIMEOUT)
+            client.put(name, local, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def _connect(self, read_timeout: timedelta) -> ObjectStore:
+        if ObjectFolder._first_process is None:
+            ObjectFolder._first_process = os.getpid()
+        if ObjectFolder._first_process != os.getpid():
+            raise StoreError(
+                f"{self.name}: expected a process that first uses stores at URLs after its fork, found an earlier use; "
+                "open the store after the fork"
+            )
+        if read_timeout not in self._clients:
+            self._clients[read_timeout] = connect(self._url, read_timeout)
+        return self._clients[read_timeout]
+
+    @contextlib.contextmanager
+    def _errors(self, name: str, writing: bool = False) -> Iterator[None]:
+        """Replace obstore's errors by StoreError; while reading, let FileNotFoundError pass."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:  # obstore raises its own classes, ValueError, and boto3's errors
+            if isinstance(error, FileNotFoundError) and not writing:
+                raise
+            raise StoreError(
+                f"{self.name}/{name}: expected an answer, found: {_reason(error)}; "
+                "check the URL, the network and the credentials"
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The cause in one line. obstore's text also holds the request, its time, and a dump of its own objects."""
+    summary, _, details = str(error).partition("\n\nDebug source:")
+    if "/latest/api/token" in summary:
+        return "no AWS credentials in the environment, and none from the machine's metadata service"
+    if status := _STATUS.search(summary):
+        causes = [status[1], *_XML_MESSAGE.findall(summary)[:1]]
+    else:
+        causes = [summary.rpartition(" - ")[2].partition("\n")[0], *_SYSTEM_ERROR.findall(details)[:1]]
+        causes += ["timed out"] if "TimedOut" in details else []
+    reason = re.sub(r"\?\S+", "", ": ".join(causes)) or type(error).__name__  # a query may hold a signature
+    return "".join(each if each.isprintable() else "?" for each in reason[:300])

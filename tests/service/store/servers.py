@@ -1,0 +1,120 @@
+"""Servers for stores at URLs, on this machine: S3 by moto, and a plain web server for a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.store.store import Store
+
+TIMEOUT_SECONDS = 60
+
+
+def publish(store: Store, bundle: Path, version: str) -> None:
+    """Publish a copy of a bundle's folder, as a builder does."""
+    with store.incoming() as folder:
+        shutil.copytree(bundle, folder, dirs_exist_ok=True)
+        store.publish(folder, version)
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """Run an S3 server and set the environment variables that lead obstore to it; yield its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        try:
+            yield address
+        finally:
+            server.stop()
+
+
+def create_bucket(address: str, name: str) -> str:
+    """Create an empty bucket; return the URL of a store in it."""
+    bucket = "".join(each for each in name.lower() if each.isalnum())[-40:]
+    httpx.put(f"{address}/{bucket}").raise_for_status()
+    return f"s3://{bucket}/models/store"
+
+
+class WebServer:
+    """A web server for a folder. It supports neither ranges, nor uploads, nor folder listings.
+
+    Attributes:
+        requests: The path of every GET request.
+        authorization: The `Authorization` header of the last GET request.
+        denied: Whether every request gets status 401.
+        paused_file: The name of a file that is sent half; the other half is sent after `resumed` is set.
+        paused: Set when the first half was sent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, 0
+        self.requests: list[str] = []
+        self.authorization: str | None = None
+        self.denied = False
+        self.paused_file = ""
+        self.paused, self.resumed = threading.Event(), threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[WebServer]:
+        """Serve the folder, each time at the same port."""
+        handler = partial(_Handler, self, directory=str(self.folder))
+        with ThreadingHTTPServer(("127.0.0.1", self.port), handler) as server:
+            self.port = server.server_port
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield self
+            finally:
+                self.resumed.set()
+                server.shutdown()
+                thread.join()
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, web: WebServer, *args: Any, **kwargs: Any) -> None:
+        self._web = web
+        super().__init__(*args, **kwargs)
+
+    def do_GET(self) -> None:  # noqa: N802
+        self._web.requests.append(self.path)
+        self._web.authorization = self.headers["Authorization"]
+        if self._web.denied:
+            self.send_error(401, "wrong password")
+            return
+        super().do_GET()
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        content = source.read()
+        with contextlib.suppress(ConnectionError):  # the client was killed
+            if self._web.paused_file and self.path.endswith(self._web.paused_file):
+                outputfile.write(content[: len(content) // 2])
+                outputfile.flush()
+                self._web.paused.set()
+                self._web.resumed.wait(TIMEOUT_SECONDS)
+                content = content[len(content) // 2 :]
+            outputfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass

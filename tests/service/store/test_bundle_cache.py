@@ -1,0 +1,221 @@
+"""The cache of a store at a URL: what is downloaded, checked, kept, shared and removed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.bundle.files import MANIFEST, SIGNATURE
+from service.errors import BundleError, StoreError
+from service.store.bundle_cache import default_cache
+from service.store.locations import open_store
+from service.store.store import Store
+from tests.keys import Pair, write_pair
+from tests.service.http_helpers import flip_bit
+from tests.service.store.servers import TIMEOUT_SECONDS, WebServer
+
+REPOSITORY = Path(__file__).parents[3]
+# Print "started", then open a version of a store at a URL.
+OPENER = """
+import sys
+from pathlib import Path
+from service.store.locations import open_store
+store = open_store(sys.argv[1], None, Path(sys.argv[2]))
+print("started", flush=True)
+print(store.open(sys.argv[3]).manifest.version)
+"""
+
+
+def cached(store: Store) -> list[str]:
+    return sorted(path.name for path in store.bundles.iterdir())
+
+
+def start_opener(url: str, cache: Path, version: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OPENER, url, str(cache), version]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def change_manifest(origin: Store, version: str, change: Callable[[dict[str, Any]], object]) -> None:
+    path = origin.path(version) / MANIFEST
+    content = json.loads(path.read_bytes())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_cached_version_is_not_downloaded_again(web: WebServer, store: Store) -> None:
+    store.open("A")
+    web.requests.clear()
+    store.open("A")
+    assert {path.rpartition("/")[2] for path in web.requests} <= {MANIFEST, SIGNATURE}
+
+
+def test_version_that_was_published_anew_is_downloaded_again(
+    origin: Store, store: Store, write_bundle: Callable[..., Path]
+) -> None:
+    assert store.open("A").manifest.metrics == {"recall_labels": 1.0}
+    shutil.rmtree(origin.bundles / "A")
+    write_bundle(origin.bundles / "A", "A", metrics={})
+    assert store.open("A").manifest.metrics == {}
+
+
+def test_changed_current_is_never_read_from_a_cache(origin: Store, store: Store) -> None:
+    for version in "BCA":
+        origin.activate(version)
+        assert store.current() == version
+
+
+def test_damaged_copy_in_cache_is_downloaded_again(store: Store) -> None:
+    flip_bit(store.path("A") / "label_keys.faiss")
+    assert store.open("A").manifest.version == "A"
+    (store.path("A") / "golden.json").unlink()
+    assert store.open("A").manifest.version == "A"
+
+
+def test_version_that_is_damaged_in_store_is_refused_with_its_url_and_not_cached(
+    web: WebServer, origin: Store, store: Store
+) -> None:
+    flip_bit(origin.path("A") / "label_keys.faiss")
+    with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/label_keys.faiss: expected SHA-256"):
+        store.open("A")
+    assert cached(store) == []
+    (origin.path("B") / "golden.json").unlink()
+    with pytest.raises(StoreError, match="bundles/B/golden.json: expected a file of the bundle, found none"):
+        store.open("B")
+    (origin.path("C") / MANIFEST).write_text("{")
+    with pytest.raises(BundleError, match=f"^{web.url}/bundles/C/manifest.json: expected JSON"):
+        store.open("C")
+    (origin.path("D") / MANIFEST).write_bytes((origin.path("E") / MANIFEST).read_bytes())
+    with pytest.raises(BundleError, match=f"^{web.url}/bundles/D: expected version D, manifest says E"):
+        store.open("D")
+    assert cached(store) == []
+
+
+def test_bundle_that_does_not_fit_on_disk_is_not_downloaded(web: WebServer, origin: Store, store: Store) -> None:
+    change_manifest(origin, "A", lambda manifest: manifest["files"]["label_keys.faiss"].update(size=10**18))
+    with pytest.raises(
+        StoreError, match=r"expected 1,000,.* bytes of free space in .*, found .*or choose another --bundle-cache"
+    ):
+        store.open("A")
+    assert not [path for path in web.requests if path.endswith(".faiss")]
+
+
+def test_file_larger_than_in_manifest_is_refused(web: WebServer, origin: Store, store: Store) -> None:
+    with (origin.path("A") / "label_keys.faiss").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/label_keys.faiss: expected .* bytes, found more"):
+        store.open("A")
+    assert cached(store) == []
+
+
+def test_file_that_does_not_belong_to_a_bundle_is_not_downloaded(origin: Store, store: Store, tmp_path: Path) -> None:
+    name = "../../../escaped"
+    change_manifest(origin, "A", lambda manifest: manifest["files"].update({name: {"sha256": "0" * 64, "size": 1}}))
+    with pytest.raises(BundleError, match=r"differs in ../../../escaped"):
+        store.open("A")
+    with pytest.raises(StoreError, match="expected letters, digits"):
+        store.open("../A")
+    assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "bundles/A/manifest.json"])
+def test_small_file_over_one_mebibyte_is_refused(origin: Store, store: Store, name: str) -> None:
+    (origin.root / name).write_bytes(b"A" * (2 << 20))
+    with pytest.raises(StoreError, match=f"/{name}: expected at most 1,048,576 bytes, found more"):
+        store.open(store.require_current())
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Pair:
+    return write_pair(tmp_path)
+
+
+def test_signature_is_checked_before_other_files_are_downloaded(
+    web: WebServer, origin: Store, keys: Pair, tmp_path: Path
+) -> None:
+    from index_builder.signing import read_signing_key, sign_manifest
+
+    store = open_store(web.url, keys.public, tmp_path / "cache")
+    with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/manifest.sig: expected a signature for .*public"):
+        store.open("A")
+    assert not [path for path in web.requests if path.endswith(".faiss")]
+    open_store(web.url, None, tmp_path / "cache").open("A")
+    sign_manifest(origin.path("A"), read_signing_key(keys.private))
+    assert store.open("A").manifest.version == "A"  # although the unsigned version is in the cache
+    change_manifest(origin, "A", lambda manifest: manifest["defaults"].update(top_k=3))
+    with pytest.raises(BundleError, match=r"manifest\.sig"):
+        store.open("A")
+
+
+def test_killed_download_leaves_no_version_and_next_download_removes_its_files(web: WebServer, store: Store) -> None:
+    web.paused_file = "instance_keys.faiss"
+    with start_opener(web.url, store.root.parent, "A") as opener:
+        assert web.paused.wait(TIMEOUT_SECONDS)
+        opener.send_signal(signal.SIGKILL)
+    assert [name.startswith(".incoming-") for name in cached(store)] == [True]
+    web.paused_file = ""
+    web.resumed.set()
+    assert store.open("A").manifest.version == "A"
+    assert cached(store) == ["A"]
+
+
+def test_processes_that_open_the_same_version_share_one_download(web: WebServer, store: Store) -> None:
+    web.paused_file = "instance_keys.faiss"
+    openers = [start_opener(web.url, store.root.parent, "A") for _ in range(2)]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == "started\n"
+    assert web.paused.wait(TIMEOUT_SECONDS)
+    web.resumed.set()
+    for opener in openers:
+        assert opener.communicate(timeout=TIMEOUT_SECONDS)[0] == "A\n"
+    assert len([path for path in web.requests if path.endswith("instance_keys.faiss")]) == 1
+    assert cached(store) == ["A"]
+
+
+def test_current_version_and_latest_opened_versions_stay_in_cache(store: Store) -> None:
+    for version in "ABCDE":
+        store.open(version)
+        gc.collect()
+    assert cached(store) == ["A", "C", "D", "E"]
+
+
+def test_version_in_use_is_never_removed_from_cache(store: Store, origin: Store) -> None:
+    bundle = store.open("B")
+    for version in "CDE":
+        store.open(version)
+    assert cached(store) == ["B", "C", "D", "E"]
+    del bundle
+    gc.collect()
+    store.open("A")
+    assert cached(store) == ["A", "D", "E"]
+
+
+def test_download_stops_when_service_shuts_down(web: WebServer, store: Store) -> None:
+    store.close()
+    with pytest.raises(StoreError, match=f"^{web.url}: the download was stopped because the service is shutting down"):
+        store.open("A")
+    assert cached(store) == []
+
+
+def test_store_with_and_without_credentials_has_one_cache(tmp_path: Path) -> None:
+    stores = [open_store(f"https://{user}host/store/", None, tmp_path) for user in ("", "jane:a@", "jane:b@")]
+    (folder,) = {store.root for store in stores}
+    assert folder.name.startswith("https-host-store-")
+    assert open_store("https://host/store2", None, tmp_path).root != folder
+
+
+def test_cache_is_in_users_cache_folder_unless_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "recollect"
+    assert open_store("s3://bucket/store").root.parent == default_cache()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_cache() == Path.home() / ".cache" / "recollect"

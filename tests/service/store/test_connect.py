@@ -1,0 +1,201 @@
+"""URLs, credentials and errors of object stores."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.errors import StoreError
+from service.store.connect import connect, without_credentials
+from service.store.locations import open_store
+from service.store.object_folder import ObjectFolder
+from tests.service.store.servers import WebServer
+
+REPOSITORY = Path(__file__).parents[3]
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://user:secret@host:8443/store/", "https://host:8443/store"),
+        ("https://user:sec/r@et@host/store", "https://host/store"),
+        ("s3://token@bucket/store?secret=1#x", "s3://bucket/store"),
+        ("s3://bucket/a@b/c:d@e", "s3://bucket/a@b/c:d@e"),
+        ("http://host:80/a@b", "http://host:80/a@b"),
+        ("http://[::1]:80/store", "http://[::1]:80/store"),
+        (
+            "abfss://container@account.dfs.core.windows.net/store",
+            "abfss://container@account.dfs.core.windows.net/store",
+        ),
+        ("az://container/store?sig=secret", "az://container/store"),
+    ],
+)
+def test_name_of_url_has_no_credentials(url: str, name: str) -> None:
+    assert without_credentials(url) == name
+
+
+@pytest.mark.parametrize("password", ["hush%40hush", "hush/hush", "hush@hush"])
+def test_credentials_are_sent_and_never_printed(
+    web: WebServer, tmp_path: Path, error_of: Callable[..., str], password: str
+) -> None:
+    web.denied = True
+    url = f"http://jane:{password}@127.0.0.1:{web.port}/store"
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    assert f"http://127.0.0.1:{web.port}/store/CURRENT: expected an answer, found: 401 Unauthorized; check" in line
+    assert "jane" not in line
+    assert "hush" not in line
+    assert not [path for path in tmp_path.rglob("*") if "hush" in str(path)]
+    assert web.authorization is not None
+    sent = base64.b64decode(web.authorization.removeprefix("Basic ")).decode()
+    assert sent == "jane:" + password.replace("%40", "@")
+
+
+@pytest.mark.parametrize(
+    ("url", "client", "prefix"),
+    [
+        ("s3://bucket/models/my store 50%", "S3Store", "models/my store 50%"),
+        ("gs://bucket/store", "GCSStore", "store"),
+        ("az://container/store", "AzureStore", "store"),
+        ("abfs://container/store", "AzureStore", "store"),
+        ("abfss://container@account.dfs.core.windows.net/store", "AzureStore", "store"),
+    ],
+)
+def test_every_scheme_has_its_client(url: str, client: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    if "@" not in url:
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    connected: Any = connect(url, SECOND)
+    assert (type(connected).__name__, connected.prefix) == (client, prefix)
+
+
+def test_client_of_web_server_keeps_percent_encoding_and_gets_no_password() -> None:
+    assert repr(connect("https://jane:hush@host/my%20store", SECOND)) == 'HTTPStore("https://host/my%20store")'
+
+
+@pytest.mark.parametrize("scheme", ["s4", "ftp"])
+def test_unknown_scheme_is_refused_with_the_known_ones(
+    tmp_path: Path, error_of: Callable[..., str], scheme: str
+) -> None:
+    line = error_of("versions", "--store", f"{scheme}://host/store", "--bundle-cache", tmp_path)
+    known = "s3://, gs://, az://, abfs://, abfss://, https://, http://"
+    assert f"{scheme}://host/store: expected a URL with one of {known}, found {scheme}://" in line
+
+
+def test_missing_obstore_is_named(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['obstore'] = None; import recollect; sys.exit(recollect.main())"
+    command = [sys.executable, "-c", code, "versions", "--store", "s3://bucket/store"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "s3://bucket/store: needs obstore, which is not installed; run `pip install obstore`" in done.stderr
+
+
+@pytest.fixture
+def no_aws_keys(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials in the environment, in a profile, or in the machine's metadata service."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+
+@pytest.mark.parametrize("boto3_installed", [True, False])
+def test_missing_aws_credentials_are_reported_in_one_line(
+    url: str,
+    no_aws_keys: None,
+    tmp_path: Path,
+    error_of: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    boto3_installed: bool,
+) -> None:
+    if not boto3_installed:
+        monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    assert (
+        "expected AWS credentials, found none; set AWS_ACCESS_KEY_ID" in line or "no AWS credentials in the env" in line
+    )
+
+
+def test_aws_profile_gives_credentials(
+    url: str, no_aws_keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "credentials").write_text("[team]\naws_access_key_id = someone\naws_secret_access_key = very-secret\n")
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    folder = ObjectFolder(url)
+    folder.write("CURRENT", b"A\n")
+    assert folder.read("CURRENT") == b"A\n"
+
+
+def test_plain_http_needs_an_endpoint_that_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
+    with pytest.raises(StoreError, match="CURRENT: expected an answer, found: .*Connection refused; check the URL"):
+        ObjectFolder(url).read("CURRENT")
+
+
+def test_stalled_download_ends_with_an_error(web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.store.object_folder._READ_TIMEOUT", SECOND / 4)
+    web.paused_file = "instance_keys.faiss"
+    folder = ObjectFolder(web.url)
+    with pytest.raises(StoreError, match="instance_keys.faiss: expected an answer, found: .*; check the URL"):
+        list(folder.pieces("bundles/A/instance_keys.faiss"))
+
+
+def test_fork_after_first_use_is_an_error_instead_of_a_hang(web: WebServer, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from service.errors import StoreError
+from service.store.locations import open_store
+store = open_store(sys.argv[1], None, Path(sys.argv[2]))
+print(store.current(), flush=True)
+if not os.fork():
+    try:
+        store.current()
+    except StoreError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    command = [sys.executable, "-c", code, web.url, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    first, error = done.stdout.splitlines()
+    assert first == "A"
+    assert error.startswith(f"{web.url}: expected a process that first uses stores at URLs after its fork")
+
+
+def test_store_that_is_opened_but_not_used_survives_a_fork(web: WebServer, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from service.store.locations import open_store
+store = open_store(sys.argv[1], None, Path(sys.argv[2]))
+if not os.fork():
+    print(store.current(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    command = [sys.executable, "-c", code, web.url, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "A\n"
+
+
+def test_store_without_home_or_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", _no_home)
+    with pytest.raises(StoreError, match="expected a home folder to keep bundles in, found none; choose"):
+        open_store("s3://bucket/store")
+
+
+def _no_home() -> Path:
+    raise RuntimeError

@@ -1,0 +1,198 @@
+"""Stores at URLs: S3, which is read and written, and a plain web server, which is only read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.errors import StoreError, UnknownVersionError
+from service.store.locations import open_store
+from service.store.object_folder import ObjectFolder
+from service.store.store import Store
+from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, light_encoder, serving
+from tests.service.store.servers import TIMEOUT_SECONDS, WebServer, publish
+
+REPOSITORY = Path(__file__).parents[3]
+POLL = ("--poll-seconds", "0.05")
+
+
+@pytest.fixture(scope="module")
+def light_bundles(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Versions v3 and v5, which answer with 3 and 5 labels and open quickly."""
+    store = copy_store(road.store, tmp_path_factory.mktemp("light") / "store")
+    add_version(store, road.version, "light", light_encoder)
+    for version, top_k in {"v3": 3, "v5": 5}.items():
+        add_version(store, "light", version, answers_with(top_k))
+    return store / "bundles"
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_store_in_folder_opens_without_obstore(origin: Store, prefix: str) -> None:
+    code = """
+import sys
+from service.store.locations import open_store
+print(type(open_store(sys.argv[1])).__name__, open_store(sys.argv[1]).current(), "obstore" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{prefix}{origin.root}"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["Store", "A", "False"]
+
+
+def test_store_in_s3_is_published_served_swapped_and_rolled_back(
+    url: str, light_bundles: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    cache = tmp_path / "cache"
+    flags = ("--store", url, "--bundle-cache", cache)
+    for version in ("v3", "v5"):
+        publish(open_store(url, None, cache), light_bundles / version, version)
+    with pytest.raises(StoreError, match="expected a new version, found one already published; build again"):
+        publish(open_store(url, None, cache), light_bundles / "v3", "v3")
+    assert run("activate", "v3", *flags) == "v3\n"
+    listed = json.loads(run("versions", "--json", *flags))
+    assert (listed["current"], [row["version"] for row in listed["versions"]]) == ("v3", ["v3", "v5"])
+    assert not any(path.is_dir() for path in open_store(url, None, cache).bundles.iterdir())  # only manifests were read
+    with serving(url, *POLL, "--bundle-cache", str(cache)) as server, httpx.Client(base_url=server.url) as client:
+
+        def label_count() -> int:
+            return len(client.post("/predict", json={"query": "bread"}, timeout=TIMEOUT_SECONDS).json()["labels"])
+
+        assert label_count() == 3
+        assert run("activate", "v5", *flags) == "v5\n"
+        server.wait_for("bundle_swapped")
+        assert label_count() == 5
+        assert run("rollback", *flags) == "v3\n"
+        server.wait_for("bundle_swapped", 2)
+        assert label_count() == 3
+        assert "very-secret" not in server.log()
+    assert json.loads(run("predict", "bread", "--version", "v5", "--json", *flags))["version"] == "v5"
+
+
+def test_killed_upload_leaves_no_version_and_is_overwritten(url: str, origin: Store, tmp_path: Path) -> None:
+    store = open_store(url, None, tmp_path / "cache")
+    publish(store, origin.path("A"), "A")
+    ObjectFolder(url).write("bundles/B/encoder.onnx", b"half")
+    assert store.versions() == ["A"]
+    with pytest.raises(StoreError, match="expected a published version, found no 'B'; the latest: A"):
+        store.activate("B")
+    publish(store, origin.path("B"), "B")
+    assert store.open("B").manifest.version == "B"
+
+
+def test_upload_and_download_of_large_file_keep_its_content(url: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * (40 << 12)  # 40 MiB: three parts, five pieces
+    (tmp_path / "large").write_bytes(content)
+    folder = ObjectFolder(url)
+    folder.upload(tmp_path / "large", "large")
+    pieces = list(folder.pieces("large"))
+    assert len(pieces) > 1
+    assert b"".join(pieces) == content
+
+
+def test_activation_and_rollback_write_the_same_files_as_in_a_folder(url: str, origin: Store, tmp_path: Path) -> None:
+    store, remote = open_store(url, None, tmp_path / "cache"), ObjectFolder(url)
+    for version in "ABC":
+        publish(store, origin.path(version), version)
+        store.activate(version)
+    assert (remote.read("HISTORY"), remote.read("CURRENT")) == (b"A\nB\nC\n", b"C\n")
+    assert [store.rollback(), store.rollback()] == ["B", "A"]
+    with pytest.raises(StoreError, match="no version was current before"):
+        store.rollback()
+    assert (remote.read("HISTORY"), store.current()) == (b"A\n", "A")
+    remote.write("CURRENT", b"../A\n")
+    with pytest.raises(StoreError, match="CURRENT: expected a version's name; run `recollect activate`"):
+        store.current()
+    store.activate("B")
+    assert store.current() == "B"
+
+
+def test_missing_bucket_missing_store_and_missing_current_have_different_errors(
+    url: str, origin: Store, tmp_path: Path, error_of: Callable[..., str]
+) -> None:
+    for where in (url, "s3://no-such-bucket/store"):
+        line = error_of("verify", "current", "--store", where, "--bundle-cache", tmp_path)
+        assert line == f"recollect verify: {where}: expected a bundle store, found none; run `recollect build`"
+    with pytest.raises(StoreError, match="CURRENT: expected an answer, found: .*bucket does not exist; check the URL"):
+        ObjectFolder("s3://no-such-bucket/store").write("CURRENT", b"A\n")
+    with (
+        pytest.raises(StoreError, match="expected an answer, found: .*bucket does not exist"),
+        open_store("s3://no-such-bucket/store", None, tmp_path).incoming(),
+    ):
+        pytest.fail("the builder must fail before it builds")
+    publish(open_store(url, None, tmp_path), origin.path("A"), "A")
+    line = error_of("verify", "current", "--store", url, "--bundle-cache", tmp_path)
+    assert "no version is current; `recollect activate` one of: A" in line
+
+
+def test_store_behind_plain_web_server_is_read_but_neither_listed_nor_changed(
+    web: WebServer, store: Store, tmp_path: Path, run: Callable[..., str], error_of: Callable[..., str]
+) -> None:
+    flags = ("--store", web.url, "--bundle-cache", tmp_path / "cache")
+    assert store.require_current() == "A"
+    assert store.open("B").labels.uids[1] == "label 1"
+    assert store.path("B").is_relative_to(tmp_path / "cache")
+    with pytest.raises(UnknownVersionError, match="found no 'F'; the latest: unknown, because the server cannot list"):
+        store.open("F")
+    line = error_of("versions", *flags)
+    assert f"{web.url}/bundles: expected an answer, found: 501 Not Implemented; check the URL" in line
+    line = error_of("activate", "B", *flags)
+    assert f"{web.url}/HISTORY: expected an answer, found: 501 Not Implemented; check the URL" in line
+
+
+def test_web_server_without_store_has_no_store(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with WebServer(tmp_path / "empty").running() as web:
+        store = open_store(web.url, None, tmp_path / "cache")
+        with pytest.raises(StoreError, match=f"{web.url}: expected a bundle store, found none"):
+            store.require_current()
+
+
+def test_server_keeps_serving_while_new_version_is_damaged_and_swaps_to_repaired_one(
+    light_bundles: Path, tmp_path: Path
+) -> None:
+    origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))
+    origin.activate("v3")
+    add_version(origin.root, "v5", "damaged", lambda folder, _: flip_bit(folder / "label_keys.faiss"))
+    web = WebServer(origin.root)
+    with web.running(), serving(web.url, *POLL, "--bundle-cache", str(tmp_path / "cache")) as server:
+        origin.activate("damaged")
+        refused = server.wait_for("bundle_refused")
+        assert (refused["version"], refused["serving"]) == ("damaged", "v3")
+        assert refused["error"].startswith(f"{web.url}/bundles/damaged/label_keys.faiss: expected SHA-256")
+        assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).json()["version"] == "v3"
+        origin.activate("v5")
+        server.wait_for("bundle_swapped")
+        assert "Traceback" not in server.log()
+
+
+def test_server_keeps_serving_while_store_is_unreachable_and_swaps_afterwards(
+    light_bundles: Path, tmp_path: Path
+) -> None:
+    origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))
+    origin.activate("v3")
+    web = WebServer(origin.root)
+    with web.running():
+        started = serving(web.url, *POLL, "--bundle-cache", str(tmp_path / "cache"))
+        server = started.__enter__()
+    try:
+        unreadable = server.wait_for("store_unreadable")
+        assert unreadable["serving"] == "v3"
+        assert f"{web.url}/CURRENT: expected an answer, found: " in unreadable["error"]
+        assert "Connection refused" in unreadable["error"]
+        assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).json()["version"] == "v3"
+        origin.activate("v5")
+        with web.running():
+            server.wait_for("bundle_swapped")
+    finally:
+        started.__exit__(None, None, None)

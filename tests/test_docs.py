@@ -1,0 +1,234 @@
+"""The documentation is true: its commands run, its links lead somewhere, and its verbs, flags and files exist.
+
+A comment `<!-- tested -->` above a fenced block makes the block run here. The blocks of a page run in order, in a
+folder with `data/` (a copy of examples/garden), `run/` and `store/` that all pages share. VERSION stands for the
+version in the store, localhost:8000 for a real server on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import recollect
+from tests.service.http_helpers import serving
+
+REPOSITORY = Path(__file__).parents[1]
+DOCS = REPOSITORY / "docs"
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "CHANGELOG.md",
+    *sorted(DOCS.glob("*.md")),
+]
+BLOCK = re.compile(r"^(<!-- tested -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+class Block(NamedTuple):
+    tested: bool
+    language: str
+    text: str
+
+
+class Workshop(NamedTuple):
+    """A folder in which the commands of all pages run, and the commands that have run there."""
+
+    folder: Path
+    version: str
+    done: set[str]
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(bool(mark), language, text) for mark, language, text in BLOCK.findall(page.read_text("utf-8"))]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+# ---- Commands run ----
+
+
+@pytest.fixture(scope="module")
+def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """The state after the commands of the quickstart."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(REPOSITORY / "examples" / "garden", folder / "data")
+    run = recollect.train(folder / "data", out=folder / "run", max_length=32)
+    version = recollect.build(run, store=folder / "store", activate=True, index="flat")
+    return Workshop(folder, version, set())
+
+
+@pytest.fixture(scope="module")
+def server(first_steps: Workshop) -> Iterator[str]:
+    """Host and port of a service on the store."""
+    with serving(first_steps.folder / "store") as running:
+        yield running.url.removeprefix("http://")
+
+
+TESTED = [page for page in PAGES if any(block.tested for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", TESTED, ids=named)
+def test_commands_of_a_page_run(
+    page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(first_steps.folder)
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if not block.tested:
+            continue
+        text = block.text.replace("VERSION", first_steps.version)
+        if "localhost:8000" in text:
+            text = text.replace("localhost:8000", request.getfixturevalue("server"))
+        if block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(text, str(page), "exec"), names)
+        else:
+            assert block.language == "sh"
+            for command in text.replace("\\\n", " ").split("\n") if "recollect " in text else [text]:
+                if command not in first_steps.done:  # pages repeat commands that take seconds
+                    run_shell(command)
+                    first_steps.done.add(command)
+
+
+def run_shell(command: str) -> None:
+    """Run a command: `recollect` in this process, where its imports are loaded already, anything else in a shell."""
+    words = shlex.split(command, comments=True)
+    if words[:1] == ["recollect"] and not set("|&;<>$") & set(command.partition(" #")[0]):
+        assert recollect.main(words[1:]) == 0, command
+    elif words:
+        flags = ["--fail-with-body", "--silent", "--show-error"]  # curl's exit status then tells whether it succeeded
+        shell = f'curl() {{ command curl {" ".join(flags)} "$@"; }}\n{command}'
+        done = subprocess.run(["bash", "-euc", shell], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def test_json_blocks_are_json() -> None:
+    found = [block.text for page in PAGES for block in blocks(page) if block.language == "json"]
+    assert found
+    for text in found:
+        json.loads(text)
+
+
+# ---- Links, verbs, flags, files ----
+
+
+def anchors(page: Path) -> set[str]:
+    """Fragments of a page's headings, as MkDocs and GitHub make them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text("utf-8")))
+    for link in links:
+        target, _, fragment = link.partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), link
+        if page.parent == DOCS:  # the site holds nothing else
+            assert path.is_relative_to(DOCS), link
+        assert not fragment or fragment in anchors(path), link
+
+
+def help_of(verb: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
+        recollect.main([verb, "--help"])
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def flags() -> dict[str, set[str]]:
+    """The flags of each verb."""
+    return {verb: set(re.findall(r"--[a-z][a-z-]*", help_of(verb))) for verb in recollect.VERBS}
+
+
+def commands(page: Path) -> Iterator[tuple[str, str]]:
+    """Verb and flags of each `recollect VERB ...` on a page, in blocks and in lines."""
+    text = page.read_text("utf-8")
+    lines = [line.partition(" #")[0] for block in blocks(page) for line in block.text.replace("\\\n", " ").split("\n")]
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
+    for line in [*lines, *inline]:
+        if match := re.search(r"(?:^|-m |operate )recollect ([a-z]+)\b(.*)", line):
+            yield match[1], match[2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_verbs_and_their_flags_exist(page: Path, flags: dict[str, set[str]]) -> None:
+    for verb, rest in commands(page):
+        assert verb in flags, f"recollect {verb}{rest}"
+        assert set(re.findall(r"--[a-z][a-z-]*", rest)) <= flags[verb], f"recollect {verb}{rest}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
+def test_flags_outside_commands_belong_to_a_verb(page: Path, flags: dict[str, set[str]]) -> None:
+    named_flags = set(re.findall(r"`(--[a-z][a-z-]*)", BLOCK.sub("", page.read_text("utf-8"))))
+    assert named_flags <= set().union(*flags.values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    if page.name == "CHANGELOG.md":  # it also names files of the past
+        return
+    roots = "trainer|index_builder|service|benchmarks|loadtests|tests|docs|examples|deploy"
+    for path in re.findall(rf"`((?:{roots})/[\w./-]+)`", text):
+        assert (REPOSITORY / path).exists() or path == "deploy/service.env", path  # the user makes this one
+    for module in re.findall(r"python -m ((?:benchmarks|loadtests)[\w.]*)", text):
+        path = REPOSITORY / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+def test_tree_of_the_architecture_names_every_module() -> None:
+    tree = blocks(DOCS / "architecture.md")
+    text = next(block.text for block in tree if "service/bundle/" in block.text)
+    shown = {
+        folder: {*re.findall(r"\w+", files)}
+        for folder, files in re.findall(r"^(\S+)/ .*\n((?:    .*\n)*)", text, re.MULTILINE)
+    }
+    roots = ("trainer", "index_builder", "service", "benchmarks", "loadtests")
+    modules = [path.relative_to(REPOSITORY) for root in roots for path in (REPOSITORY / root).rglob("*.py")]
+    found: dict[str, set[str]] = {str(path.parent): set() for path in modules}
+    for path in modules:
+        found[str(path.parent)] |= {path.stem} - {"__init__"}
+    assert {folder: shown.get(folder) for folder in found} == found
+
+
+def test_every_page_is_in_the_navigation_and_the_readme() -> None:
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    navigation = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
+    for page in DOCS.glob("*.md"):
+        assert f" {page.name}\n" in navigation
+        assert f"(docs/{page.name})" in readme or page.name == "index.md"
+
+
+def test_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text("utf-8").splitlines()) < 150
+
+
+def test_site_builds_without_warnings_and_loads_nothing_from_other_servers(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "site" / "index.html").read_text("utf-8")
+    assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?://", page)
