@@ -273,7 +273,7 @@ def test_memory_of_other_weights_is_rejected(run: Path, tmp_path: Path) -> None:
 
 def test_vote_for_a_missing_label_is_rejected(run: Path, tmp_path: Path, change_array: ChangeArray) -> None:
     change_array("value_indices.npy", lambda votes: votes.__setitem__(0, 8))
-    with pytest.raises(MemoryFolderError, match="past the 8 labels"):
+    with pytest.raises(MemoryFolderError, match="labels below 8, found others"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
