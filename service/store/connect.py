@@ -2,7 +2,7 @@
 
 Credentials, regions and endpoints come from the usual environment variables: `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`,
 `AZURE_STORAGE_*`. With boto3 installed (the extra `recollect[s3]`), S3 also accepts AWS profiles and single sign-on.
-Only an http(s) URL may contain a user and a password.
+User and password may be part of a URL only if the URL begins with http:// or https://.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _CLASSES = {
     "https": "HTTPStore",
     "http": "HTTPStore",
 }
-# An endpoint in one of these variables may be http://, as that of a local S3 server is; all others must be https://.
+# An endpoint in one of these variables may begin with http://, because local S3 servers use it. All other endpoints
+# must begin with https://.
 _ENDPOINT_VARIABLES = (
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
@@ -38,7 +39,7 @@ _ENDPOINT_VARIABLES = (
     "GOOGLE_BASE_URL",
 )
 _CONNECT_TIMEOUT = timedelta(seconds=5)
-# Of a whole request: long enough for any file, because `read_timeout` ends a transfer that stalls.
+# Time limit of a whole request. It is long enough for any file, because `read_timeout` ends a transfer that stalls.
 _REQUEST_TIMEOUT = timedelta(days=1)
 _RETRIES = {
     "max_retries": 2,
@@ -46,14 +47,15 @@ _RETRIES = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
 
-# A user and a password; the password may contain a bare slash or @, but a port is not a password.
+# Matches a user and a password in a URL. The password may contain an unescaped slash or @. A port is not matched as a
+# password.
 _PASSWORD = re.compile(r"(?<=://)(?![^/:@]+:\d+/)([^/@]*:.*)@")
-# A user without a password. An Azure URL has its container there.
+# Matches a user without a password. In an Azure URL, this part is the container.
 _USER = re.compile(r"(?<!^abfs://)(?<!^abfss://)(?<=://)[^/]*@")
 
 
 def without_credentials(url: str) -> str:
-    """The URL for messages: without user, password and query."""
+    """The URL as error messages show it: without user, password and query."""
     return re.split(r"[?#]", _USER.sub("", _PASSWORD.sub("", url), count=1))[0].rstrip("/")
 
 
@@ -71,7 +73,9 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
     try:
         import obstore.store
     except ImportError:
-        raise StoreError(f"{name}: needs obstore, which is not installed; run `pip install obstore`") from None
+        raise StoreError(
+            f"{name}: needs the package obstore, which is not installed; run `pip install obstore`"
+        ) from None
     client: dict[str, Any] = {
         "allow_http": scheme == "http" or any(os.environ.get(v, "").startswith("http:") for v in _ENDPOINT_VARIABLES),
         "connect_timeout": _CONNECT_TIMEOUT,
@@ -84,7 +88,9 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
         options |= _aws_profile(name)
     elif scheme in ("http", "https"):
         address = name  # is percent-encoded already
-        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(url)  # a proxy may cache CURRENT
+        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(
+            url
+        )  # a proxy could cache the file CURRENT
     store: ObjectStore = getattr(obstore.store, _CLASSES[scheme]).from_url(address, **options)
     return store
 
