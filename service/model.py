@@ -150,7 +150,7 @@ def _check_options(options: ChosenOptions) -> ChosenOptions:
         name = problem["loc"][0]
         if problem["type"] == "extra_forbidden":
             known = ", ".join(sorted(ChosenOptions.__annotations__))
-            raise QueryError(f"{name}: unknown option; the known options are {known}") from None
+            raise QueryError(f"{name}: unknown option; known: {known}") from None
         raise QueryError(f"{name}: expected {_message(error)}; found {problem['input']!r}") from None
 
 

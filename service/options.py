@@ -22,7 +22,7 @@ def _require_words(query: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("the query contains half of a surrogate pair, which is not a character; remove it") from None
     if all(unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp") for character in query):
-        raise ValueError("the query is empty; send at least one word")
+        raise ValueError("the query is empty; send some words")
     return query
 
 

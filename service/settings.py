@@ -104,7 +104,10 @@ class ServeSettings(RedisSettings):
         "requests beyond this limit get status 503 at once",
     )
     encode_together: int = Field(
-        32, ge=1, le=4096, description="Maximum number of queries that are encoded together, from one or several requests"
+        32,
+        ge=1,
+        le=4096,
+        description="Maximum number of queries that are encoded together, from one or several requests",
     )
     cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
     cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")

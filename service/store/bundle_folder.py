@@ -99,7 +99,7 @@ class BundleFolder:
 
 
 def already_published(name: str) -> StoreError:
-    return StoreError(f"{name}: expected a new version, found that it is already published; build again")
+    return StoreError(f"{name}: expected a new version, found one already published; build again")
 
 
 def try_lock(descriptor: int) -> bool:

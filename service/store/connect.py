@@ -73,9 +73,7 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
     try:
         import obstore.store
     except ImportError:
-        raise StoreError(
-            f"{name}: needs the package obstore, which is not installed; run `pip install obstore`"
-        ) from None
+        raise StoreError(f"{name}: needs obstore, which is not installed; run `pip install obstore`") from None
     client: dict[str, Any] = {
         "allow_http": scheme == "http" or any(os.environ.get(v, "").startswith("http:") for v in _ENDPOINT_VARIABLES),
         "connect_timeout": _CONNECT_TIMEOUT,

@@ -67,7 +67,7 @@ class Store:
         if content is None:
             return None
         if (version := parse_current(content)) is None:
-            raise StoreError(f"{self.name}/CURRENT: expected the name of a version; run `recollect activate`")
+            raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
         return version
 
     def require_current(self) -> str:
@@ -184,8 +184,7 @@ class Store:
     def _no_version(self, version: str) -> StoreError:
         self.require()
         return UnknownVersionError(
-            f"{self.name}: expected a published version, but there is no {version!r}; "
-            f"the latest: {self._latest() or 'none'}"
+            f"{self.name}: expected a published version, found no {version!r}; the latest: {self._latest() or 'none'}"
         )
 
     def _latest(self) -> str:

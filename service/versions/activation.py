@@ -79,7 +79,9 @@ class Activation:
             if behind and all(self._refuses(report, version) for report in behind):
                 raise NotServedError(_describe_replicas(version, behind, len(reports)))
             if self._stopping():
-                raise NotServedError(f"{version} is current; stopped waiting for the replicas, because this service stops")
+                raise NotServedError(
+                    f"{version} is current; stopped waiting for the replicas, because this service stops"
+                )
             if waited >= (seconds if reports else min(seconds, _NO_REPLICA_SECONDS)):
                 raise NotServedError(_describe_replicas(version, behind, len(reports)))
             time.sleep(_POLL_SECONDS)

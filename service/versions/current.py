@@ -124,7 +124,7 @@ class SharedCurrent:
         try:
             return check_version(value.decode(errors="replace"))
         except StoreError:
-            raise StoreError(f"Redis, {self._key}: expected the name of a version; run `recollect activate`") from None
+            raise StoreError(f"Redis, {self._key}: expected a version's name; run `recollect activate`") from None
 
     def _update_redis(self, old: str | None, version: str) -> None:
         self._seen_in_redis.add(version)

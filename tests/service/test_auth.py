@@ -100,7 +100,7 @@ def test_only_listed_web_origins_are_allowed(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ("", "expected one line for each key, found none"),
+        ("", "expected at least one API key, found none"),
         ("front\n", "line 1: expected NAME KEY"),
         (f"front {FRONT} 5 6\n", "found 4 words"),
         ("front short-secret\n", "line 1: expected a key of 16 characters or more, found 12"),
@@ -169,12 +169,12 @@ def settings_refused(*flags: str, capsys: Any) -> str:
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
-        (("--rate-limit", "5"), "--rate-limit: expected --api-keys"),
+        (("--rate-limit", "5"), "--rate-limit: needs --api-keys"),
         (("--admin-port", "0", "--admin-token", "too-short"), "expected 16 characters or more, found 9"),
-        (("--admin-token", "0123456789abcdef"), "--admin-token: expected an --admin-port too"),
+        (("--admin-token", "0123456789abcdef"), "--admin-token: needs --admin-port"),
         (
             ("--admin-port", "0", "--admin-host", "0.0.0.0"),
-            "expected an --admin-token for an address that other machines reach",
+            "needs --admin-token, which is not set, because other machines can reach this address",
         ),
         (("--cors-origins", "shop.example"), "expected origins such as https://shop.example, found 'shop.example'"),
         (("--device", "tpu"), "--device: expected"),

@@ -139,7 +139,7 @@ def test_activate_and_rollback_change_the_current_version(store: Path, capsys: p
 
 
 def test_verify_reports_its_checks(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = "v1: 19 files as published, and it answers 100.0% of its golden labels\n"
+    report = "v1: 19 files as published; 100.0% of the golden labels are among the answers\n"
     assert Ran(capsys, "verify", "v1", "--store", two_versions).out == report
 
 
@@ -163,7 +163,7 @@ def test_verify_refuses_malformed_golden_queries(store: Path, capsys: pytest.Cap
 
     add_version(store, "v1", "v3", forge)
     Ran(capsys, "verify", "v3", "--store", store).failed_with(
-        "v3/golden.json: expected queries with their labels, found: "
+        "v3/golden.json: expected golden queries with their labels, found: "
     )
 
 

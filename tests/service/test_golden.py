@@ -53,7 +53,7 @@ def test_error_names_a_file_without_golden_queries(tmp_path: Path, content: byte
     (tmp_path / GOLDEN).write_bytes(content)
     with pytest.raises(BundleError) as refused:
         read_golden(tmp_path)
-    expected = f"{tmp_path / GOLDEN}: expected queries with their labels, found: {found}"
+    expected = f"{tmp_path / GOLDEN}: expected golden queries with their labels, found: {found}"
     assert str(refused.value).startswith(expected)
     assert str(refused.value).endswith("; build the bundle again")
     assert "\n" not in str(refused.value)

@@ -198,7 +198,7 @@ def test_bundle_with_parts_of_different_shapes_is_refused(
     if "counts" in change:
         change = {"counts": manifest.counts.model_copy(update=change["counts"])}
     bundle = dataclasses.replace(open_bundle(predictor.bundle.folder), manifest=manifest.model_copy(update=change))
-    with pytest.raises(BundleError, match=rf"{file}: manifest expects shape .*, found .*; rebuild"):
+    with pytest.raises(BundleError, match=rf"{file}: the manifest states the shape .*, found .*; rebuild"):
         Predictor(bundle, threads=1)
 
 

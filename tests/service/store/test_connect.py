@@ -171,7 +171,7 @@ os.wait()
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     first, error = done.stdout.splitlines()
     assert first == "A"
-    assert error.startswith(f"{web.url}: expected a process that first uses stores at URLs after its fork")
+    assert error.startswith(f"{web.url}: this process was forked after a store at a URL was used")
 
 
 def test_store_that_is_opened_but_not_used_survives_a_fork(web: WebServer, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ os.wait()
 def test_store_without_home_or_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", _no_home)
-    with pytest.raises(StoreError, match="expected a home folder to keep bundles in, found none; choose"):
+    with pytest.raises(StoreError, match="expected a home folder for downloaded bundles, found none; choose"):
         open_store("s3://bucket/store")
 
 
