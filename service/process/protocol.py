@@ -42,8 +42,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         # True when the connection is going to close: all further bytes are ignored.
         self._refused = False
-        # The last request that arrived completely. Between the head and the end of a request, `cycle` is already that
-        # request.
+        # The last request that arrived completely. While the body of a new request
+        # arrives, `cycle` is the new request.
         self._last_complete: RequestResponseCycle | None = None
         self._request_timer: asyncio.TimerHandle | None = None
 
