@@ -9,7 +9,7 @@ from service.errors import AddressError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Connections wait in its backlog until a server accepts them.
+    """Open a listening socket. New connections wait in the socket's backlog until a server accepts them.
 
     Raises:
         AddressError: If the port is in use or the address is not one of this machine.

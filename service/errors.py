@@ -4,7 +4,7 @@ ServiceError
 ├── BundleError               a file of a bundle is missing, altered, of an unknown format, or not signed as required
 ├── WrongAnswersError         a bundle opens, but does not answer its golden queries as it must
 ├── KeyFileError              a file contains no key of the expected kind
-├── StoreError                a store is missing or cannot be read, or its current version is not named
+├── StoreError                a store is missing or cannot be read, or no version is current
 │   └── UnknownVersionError   the store does not contain the version, or the name is not a version's name
 ├── QueryError                a query cannot be answered with its options
 ├── AddressError              the service cannot listen on an address

@@ -24,7 +24,7 @@ from service.threads import threads_or_cores
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class ChosenOptions(TypedDict, total=False):
-    """Keywords of `Model.predict`: the fields of `AnswerOptions`.
+    """Keyword arguments of `Model.predict`: the fields of `AnswerOptions`.
 
     An option that is absent or None gets the bundle's default.
     """
@@ -57,8 +57,8 @@ def open_model(
         version: Version to open.
         verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
         bundle_cache: Folder for bundles of a store at a URL; None means ~/.cache/recollect.
-        threads: Threads for each call of `predict`; 0 means one for each core.
-        device: Device that encodes and searches.
+        threads: Number of threads for each call of `predict`; 0 means one thread for each core.
+        device: Device for encoding and searching.
 
     Raises:
         StoreError: If the store or the version does not exist.
@@ -94,7 +94,7 @@ class Model:
 
     @property
     def manifest(self) -> Manifest:
-        """Facts about the version: `counts`, `dim`, `encoder`, `index`, `defaults`, `metrics`, `created`."""
+        """Properties of the version: `counts`, `dim`, `encoder`, `index`, `defaults`, `metrics`, `created`."""
         return self.predictor.manifest
 
     @overload

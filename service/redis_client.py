@@ -1,7 +1,7 @@
 """The Redis client of the replicas: it has short timeouts, and makes no calls for one second after a failure.
 
-No answer to a query needs Redis. If a call fails or times out, further calls for requests are skipped for one second.
-A Redis server that is down or slow therefore costs one short wait a second, not one wait a request.
+The service can answer every query without Redis. If a call fails or times out, further calls for requests are skipped
+for one second. A Redis server that is down or slow therefore costs one short wait a second, not one wait a request.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class RedisClient:
 
     Args:
         url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
-        prefix: First part of every key.
-        metrics: Receives whether Redis answers.
+        prefix: Prefix of every Redis key.
+        metrics: Records whether Redis answers.
     """
 
     def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
@@ -128,7 +128,7 @@ class RedisClient:
         return answer
 
     def listen(self, channel: str, on_message: Callable[[], None], stopped: Callable[[], bool]) -> None:
-        """Call `on_message` for every message, in the calling thread, until `stopped`; reconnect when needed."""
+        """Call `on_message` in this thread for every message, until `stopped` returns true; reconnect when needed."""
         while not stopped():
             try:
                 with self._sync_client.pubsub(ignore_subscribe_messages=True) as subscription:

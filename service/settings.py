@@ -226,7 +226,7 @@ def require_strong(secret: str, expected: str) -> None:
     """Refuse a secret that can be guessed or cannot be sent in a header.
 
     Args:
-        secret: The secret; no message contains it.
+        secret: The secret. No error message contains the secret.
         expected: The beginning of the error message.
 
     Raises:

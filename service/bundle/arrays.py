@@ -22,7 +22,7 @@ def save_array(path: Path, content: np.ndarray) -> None:
 
 
 def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
-    """Map a one-dimensional array of `length` elements; None accepts any length.
+    """Map an array with one dimension and `length` elements; with `length` None, any number of elements.
 
     Raises:
         BundleError: If the file is not an .npy file, contains Python objects, or has another type or shape.

@@ -16,7 +16,7 @@ def table_files(name: str) -> tuple[str, str]:
     return f"{name}.utf8.npy", f"{name}.offsets.npy"
 
 
-# All files of a bundle except its manifest and signature. A bundle must contain each of them and no other file.
+# All files of a bundle except its manifest and signature. A bundle must contain all of these files and no other files.
 BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",

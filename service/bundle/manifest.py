@@ -58,8 +58,8 @@ class IndexInfo(_Section):
 
     Attributes:
         kind: `flat` (a search compares all codes), `ivf` (inverted lists) or `hnsw` (a graph).
-        factory: Factory string of faiss that describes the index.
-        keys: Number of keys.
+        factory: The faiss factory string of the index.
+        keys: Number of keys in the index.
         effort: `efSearch` of a graph, `nprobe` of inverted lists, 0 for a flat index.
         refine: Number of candidates for each key to retrieve; a refining index compares the candidates again with more
             exact codes.
@@ -76,10 +76,10 @@ class Point(_Section):
     """One measurement of one index: its recall and cost at one search effort.
 
     Attributes:
-        factory: Factory string of faiss.
-        keys: Number of keys.
-        effort: As in `IndexInfo`.
-        refine: As in `IndexInfo`.
+        factory: The faiss factory string of the index.
+        keys: Number of keys in the index.
+        effort: Search effort, as in `IndexInfo`.
+        refine: Number of refined candidates, as in `IndexInfo`.
         recall: Fraction of the exact top b keys that the search found.
         milliseconds: Median time of one query on one thread.
         bytes_per_key: Size of the index file divided by the number of keys.
@@ -180,7 +180,7 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
 
     Args:
         content: The bytes of `manifest.json`.
-        path: Path of the manifest, for messages.
+        path: Path of the manifest, for error messages.
 
     Raises:
         BundleError: If the content is not a manifest, has an unknown format, or does not name exactly the files of a

@@ -75,11 +75,11 @@ def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type
     Error messages name only the kind of the content, never the content itself: the file may contain a private key.
 
     Args:
-        path: The PEM file.
-        label: Label that its BEGIN line must have.
-        load: Parses the content.
+        path: Path of the PEM file.
+        label: Label that the BEGIN line of the file must have.
+        load: Function that parses the content of the file.
         kind: Type that the parsed key must have.
-        make: Next step for the message: how to write such a file.
+        make: Last part of the error message: how to create such a file.
 
     Raises:
         KeyFileError: If the file contains no such key.

@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457) with a stable `code`. All errors are mapped to responses here."""
+"""Errors as problem details (RFC 9457) with a stable `code`. This module maps every error to a response."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Routes:
     Attributes:
         pipeline: Answers queries.
         model_manager: Leases the current version.
-        redis: The Redis that replicas share, if there is one.
-        process_metrics: The metrics of this process, or of all workers.
+        redis: The client of the Redis server that the replicas share, or None.
+        process_metrics: The metrics of this process; they include all workers if there are several.
         max_batch: Maximum number of queries in a batch.
     """
 

@@ -86,7 +86,7 @@ class PredictBatchResponse(_Versioned):
 
 
 class LabelResponse(_Versioned):
-    """A label, and the number of training instances that have it."""
+    """A label, its text, and the number of training instances with this label."""
 
     uid: str
     text: str

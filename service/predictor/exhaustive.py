@@ -67,7 +67,7 @@ class ExhaustiveRanker:
             vector: The query.
             nearest: The keys that a search found for the query.
             labels: Positions of the labels, in rising order.
-            temperature: Tau.
+            temperature: Tau of the softmax.
             lambda_: Weight of instances against labels.
             explained: The votes for this number of best labels are returned.
 

@@ -58,7 +58,7 @@ def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) 
 
     Args:
         predictor: The open bundle.
-        pause: Called after each query.
+        pause: Called after each golden query, so that a caller can slow the work down.
 
     Raises:
         BundleError: If the golden queries cannot be read.

@@ -62,7 +62,7 @@ class Answer:
     """The labels of one query.
 
     Attributes:
-        labels: Best first.
+        labels: The labels, best first.
         truncated: Whether the encoder read only the beginning of the query.
         exhausted: Whether the answer has fewer than `top_k` labels because the filter admits too few labels with a
             vote.

@@ -2,7 +2,8 @@
 
     p = softmax(q K^T / tau) [lambda Y; (1 - lambda) I]
 
-over the b retrieved keys. The cost grows with b and with the labels of each key, not with the number of labels.
+The softmax is over the b retrieved keys. The cost grows with b and with the number of labels of each key, not with the
+number of all labels.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
 
     Args:
         similarities: Inner products of unit vectors, so in [-1, 1]; -inf for a missing key.
-        temperature: Tau.
+        temperature: Tau of the softmax.
 
     Returns:
         Weights in float64 that sum to 1 for every query with at least one key.

@@ -42,12 +42,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         # True when the connection is going to close: all further bytes are ignored.
         self._refused = False
-        # The last request that arrived completely. While the body of a new request
-        # arrives, `cycle` is the new request.
+        # The last request that arrived completely. While the body of a new request arrives, `cycle` is
+        # the new request.
         self._last_complete: RequestResponseCycle | None = None
         self._request_timer: asyncio.TimerHandle | None = None
 
-    # Called by the event loop.
+    # The event loop calls these methods.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -67,7 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cancel_request_timer()
         super().connection_lost(exc)
 
-    # Called by the parser.
+    # The HTTP parser calls these methods.
 
     def on_message_begin(self) -> None:
         if self._refused:
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes, self._last_complete = 0, self.cycle
             self._cancel_request_timer()
 
-    # Called by uvicorn.
+    # uvicorn calls these methods.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

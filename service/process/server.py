@@ -30,7 +30,7 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
 
     Args:
         settings: All settings of the service.
-        listener: A socket that listens already, instead of --host and --port.
+        listener: A listening socket that is used instead of --host and --port.
 
     Raises:
         SettingsError: If settings contradict each other.

@@ -3,10 +3,10 @@
 The supervisor forks before heavy libraries are loaded, serves no requests and keeps the sockets open. If a worker dies,
 only the requests of this worker fail.
 
-Uvicorn's supervisor (`uvicorn.supervisors.Multiprocess`, 0.54) cannot replace this one. Uvicorn's supervisor restarts a
-worker that exited, but not a worker whose event loop is blocked, because a thread answers the health check (measured:
-the worker still ran after 10 s). It also starts all workers at once, restarts them without a delay, waits for their end
-without a limit, and gives them no numbers: each of its methods would have to be overridden.
+Uvicorn's supervisor (`uvicorn.supervisors.Multiprocess`, 0.54) cannot replace this supervisor. Uvicorn's supervisor
+restarts a worker that exited, but not a worker whose event loop is blocked, because a thread answers the health check
+(measured: the worker still ran after 10 s). It also starts all workers at once, restarts them without a delay, waits
+for their end without a limit, and gives them no numbers: each of its methods would have to be overridden.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _STABLE_SECONDS = 10.0
 _STOP_GRACE_SECONDS = 5.0
 # Maximum time of one wait for a signal or a heartbeat.
 _POLL_SECONDS = 1.0
-# Exit statuses of a worker that stopped on request, or that has printed its own error.
+# Exit statuses of a worker: it stopped on request, or it has already printed its error.
 _EXPLAINED_STATUSES = (0, 1, 2)
 _PR_SET_PDEATHSIG = 1
 
@@ -68,9 +68,9 @@ class Supervisor:
 
     Args:
         count: Number of workers.
-        work: Program of each worker.
-        stop_seconds: Time that workers have to stop.
-        on_stop: Called when the workers are to stop, before they receive SIGTERM.
+        work: Function that each worker process runs.
+        stop_seconds: Maximum time in which the workers must stop.
+        on_stop: Called at shutdown, before the workers receive SIGTERM.
         on_exit: Called with the process id of each worker that has exited.
     """
 
@@ -98,7 +98,7 @@ class Supervisor:
         not start and the worker's exit status is returned.
 
         Args:
-            on_ready: Called once each worker has been ready.
+            on_ready: Called when every worker has been ready.
         """
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK)  # a full pipe must not block a worker's event loop
         with signal_socket() as signals:

@@ -55,9 +55,9 @@ def serve_sockets(
 
     Args:
         settings: All settings of the service.
-        sockets: Sockets that listen already.
-        on_ready: Called on the event loop once the current version is open.
-        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after that, if there is a supervisor.
+        sockets: The listening sockets.
+        on_ready: Called on the event loop when the current version is open.
+        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after `on_ready`; None if there is no supervisor.
 
     Raises:
         ServiceError: If the current version cannot be served, or a setting cannot be used.

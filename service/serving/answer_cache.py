@@ -57,9 +57,9 @@ class LocalAnswerCache:
     The least recently used entries are removed first.
 
     Args:
-        max_bytes: Maximum size of all entries together.
-        seconds: Maximum age of an entry.
-        metrics: Receives hits, misses and the size.
+        max_bytes: Maximum size of all cache entries together.
+        seconds: Maximum age of a cache entry.
+        metrics: Records hits, misses and the size of the cache.
     """
 
     def __init__(self, max_bytes: int, seconds: float, metrics: Metrics) -> None:

@@ -68,7 +68,7 @@ class Batcher:
         threads: Number of threads; each computes one batch at a time.
         max_waiting: Maximum number of queries in the queue; a request that would exceed it is refused.
         max_together: Maximum number of queries in one batch; a single larger request is computed alone.
-        metrics: Receives the length of the queue and the sizes of batches.
+        metrics: Records the length of the queue and the sizes of batches.
     """
 
     def __init__(self, threads: int, max_waiting: int, max_together: int, metrics: Metrics) -> None:
@@ -105,10 +105,10 @@ class Batcher:
         """Queue a request. If the future is cancelled before a thread takes the request, the request is not computed.
 
         Args:
-            lease: Of the version that answers; the job shares it until its batch is done.
+            lease: Lease of the version that answers. The queue takes a second lease until the batch is done.
             queries: One query, or a batch.
-            options: Of the answers.
-            convert: Makes the result from the answers, on the thread that computed them.
+            options: Options of the answers.
+            convert: Converts the answers to the result, on the thread that computed the answers.
 
         Raises:
             OverloadError: If too many queries wait.

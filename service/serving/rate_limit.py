@@ -46,8 +46,9 @@ class RateLimits:
     """Counts the queries of each API key.
 
     Args:
-        max_batch: Queries of the largest batch, which always fit into a burst.
-        workers: Processes of this replica. Without Redis, each process enforces an equal part of the rate.
+        max_batch: Maximum number of queries in a batch; so many queries may always arrive at once.
+        workers: Number of worker processes of this replica. Without Redis, each process enforces an equal part of the
+            rate.
         redis: The Redis server that the replicas share, or None.
     """
 

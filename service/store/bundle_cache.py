@@ -48,7 +48,7 @@ def folder_name(store: str) -> str:
 
 
 class BundleCache(BundleFolder):
-    """Bundles downloaded from one store."""
+    """The bundles that were downloaded from one store."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -59,7 +59,7 @@ class BundleCache(BundleFolder):
         """Let only one process at a time download, so that waiting processes then find the bundle in the cache.
 
         Args:
-            wait: Called while another process holds the lock; may raise to end the wait.
+            wait: Called while another process holds the lock; it may raise an error to end the wait.
         """
         descriptor = os.open(self.bundles, os.O_RDONLY)
         try:

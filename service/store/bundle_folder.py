@@ -26,7 +26,7 @@ class BundleFolder:
     """The bundles of a store in a folder, or of the cache of a store at a URL.
 
     Attributes:
-        root: The folder that holds `bundles/`.
+        root: The folder that contains `bundles/`.
         bundles: The folder `bundles/` itself.
     """
 

@@ -64,7 +64,7 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
 
     Args:
         url: The URL.
-        read_timeout: The longest wait for an answer, or for the next bytes of one.
+        read_timeout: Maximum time of a wait for an answer, or for the next bytes of an answer.
 
     Raises:
         StoreError: If the scheme is unknown, a package is missing, or there are no credentials.
@@ -113,7 +113,7 @@ def _authorization(url: str) -> dict[str, str]:
 
 
 def _aws_profile(name: str) -> dict[str, Any]:
-    """Credentials from AWS profiles and single sign-on, which boto3 reads and obstore does not."""
+    """Credentials from AWS profiles and single sign-on; boto3 can read them, obstore cannot."""
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
     try:

@@ -33,7 +33,9 @@ _SYSTEM_ERROR = re.compile(r'(?:message|error): "([^"\\]+)"')
 
 
 class ObjectFolder:
-    """A folder at a URL. Every failure raises a StoreError with a one-line message without credentials.
+    """A folder in an object store, named by a URL.
+
+    Every failure raises a StoreError with a one-line message without credentials.
 
     Several threads may use one object. obstore's own threads do not survive a fork, so a process that was forked after
     the first use gets an error instead of waiting for ever.

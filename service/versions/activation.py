@@ -22,8 +22,8 @@ class Activation:
 
     Args:
         store: The store.
-        redis_client: The Redis that the replicas share, if they share one.
-        stopping: Returns whether this service is shutting down; `wait` then ends.
+        redis_client: The client of the Redis server that the replicas share, or None.
+        stopping: Function that returns whether this service is shutting down; if so, `wait` ends.
 
     Attributes:
         replicas: The reports of the replicas.

@@ -140,8 +140,8 @@ class ModelManager:
     Args:
         opener: Opens versions.
         current: Reads the name of the current version.
-        replicas: Receives the reports of this replica.
-        metrics: Receives the metrics of swaps.
+        replicas: Stores the reports of this replica.
+        metrics: Records the swaps.
         poll_seconds: Seconds between two checks of `current`; `wake` starts a check at once.
     """
 

@@ -25,7 +25,7 @@ class Opener:
 
     Attributes:
         store: The store that contains the versions.
-        threads: Threads of the encoder and of the indexes of each predictor.
+        threads: Number of threads of the encoder and of each search.
         device: Device for encoding and searching.
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
     """
@@ -40,8 +40,9 @@ class Opener:
 
         Args:
             version: Name of the version.
-            recent_queries: Queries to answer once before users send them, so that the pages they need are in memory.
-            throttle: Slows the work down while another version answers requests; None at the start of a process.
+            recent_queries: Queries that the new version answers once before it is used, so that the pages that queries
+                need are in memory.
+            throttle: Slows the opening down while another version answers requests; None at the start of a process.
 
         Raises:
             StoreError: If the store does not contain the version.

@@ -23,8 +23,8 @@ class Throttle:
     """Slows down the background work of one thread while requests arrive.
 
     Args:
-        busy: Returns whether requests arrive now.
-        cancelled: Set when the work is no longer needed.
+        busy: Function that returns whether requests arrive at the moment.
+        cancelled: Event that is set when the work is no longer needed.
     """
 
     def __init__(self, busy: Callable[[], bool], cancelled: threading.Event) -> None:

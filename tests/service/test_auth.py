@@ -1,4 +1,4 @@
-"""API keys, rate limits and web origins."""
+"""Requests with API keys, rate limits, and requests from web pages of other origins."""
 
 from __future__ import annotations
 

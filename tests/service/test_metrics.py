@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's format, OpenTelemetry traces, and logs of requests and queries."""
+"""Metrics in Prometheus's format, traces with OpenTelemetry, and logs of requests and queries."""
 
 from __future__ import annotations
 

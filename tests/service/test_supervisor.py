@@ -35,7 +35,7 @@ def work(number, heartbeat):
 
 @contextlib.contextmanager
 def supervising(program: str, tmp_path: Path) -> Iterator[Server]:
-    """A supervisor whose workers have all been ready."""
+    """A running supervisor whose workers have all been ready."""
     log = tmp_path / "log"
     with log.open("wb") as stderr:
         process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(program)], stderr=stderr)

@@ -16,7 +16,7 @@ from service.versions.throttle import CancelledWorkError, Throttle
 class Clock(threading.Event):
     """A clock on which each reading is two seconds later than the reading before.
 
-    A wait returns at once and records its length.
+    A wait on this clock returns at once and records its length.
     """
 
     def __init__(self) -> None:

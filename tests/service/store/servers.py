@@ -61,9 +61,9 @@ class WebServer:
     Attributes:
         requests: The path of every GET request.
         authorization: The `Authorization` header of the last GET request.
-        denied: Whether every request gets status 401.
+        denied: If true, every request gets status 401.
         paused_file: The name of a file whose first half is sent at once; the other half is sent after `resumed` is set.
-        paused: Set when the first half was sent.
+        paused: Event that is set when the first half was sent.
     """
 
     def __init__(self, folder: Path) -> None:
