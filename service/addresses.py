@@ -9,7 +9,7 @@ from service.errors import AddressError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Connections wait in its backlog until a server accepts them.
+    """Open a listening socket. New connections wait in the socket's backlog until a server accepts them.
 
     Raises:
         AddressError: If the port is in use or the address is not one of this machine.
@@ -18,7 +18,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
-        reason = str(error).split(" (")[0].split("] ")[-1]  # the other parts repeat the address
+        reason = str(error).split(" (")[0].split("] ")[-1]  # the other parts of the message repeat the address
         raise AddressError(
             f"{host}:{port}: expected an address to listen on, found: {reason}; "
             "choose another host or port (0: any free port)"

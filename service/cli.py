@@ -41,14 +41,14 @@ def predict(settings: PredictSettings) -> None:
         explain=settings.explain,
     )
     if settings.json_:
-        _say(to_json({"version": model.version, **answer.to_dict()}).decode())
+        _print_line(to_json({"version": model.version, **answer.to_dict()}).decode())
         return
     if answer.truncated:
-        _warn(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
+        _print_error(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
     for label in answer.labels:
-        _say(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
+        _print_line(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
         for reason in label.because or []:
-            _say(f"    {reason.share:.4f}  {reason.kind}  {reason.uid}  {reason.text}")
+            _print_line(f"    {reason.share:.4f}  {reason.kind}  {reason.uid}  {reason.text}")
 
 
 def versions(settings: VersionsSettings) -> None:
@@ -60,9 +60,9 @@ def versions(settings: VersionsSettings) -> None:
     rows = []
     try:
         current = store.current()
-    except StoreError as error:  # the list shows which versions to activate instead
+    except StoreError as error:  # the list still shows which versions can be activated
         current = None
-        _warn(str(error))
+        _print_error(str(error))
     for version in store.versions():
         row: dict[str, Any] = {"version": version, "current": version == current}
         try:
@@ -81,10 +81,10 @@ def versions(settings: VersionsSettings) -> None:
             }
         rows.append(row)
     if settings.json_:
-        _say(json.dumps({"current": current, "versions": rows}))
+        _print_line(json.dumps({"current": current, "versions": rows}))
         return
     for row in rows:
-        _say(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
+        _print_line(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
 
 
 def activate(settings: ActivateSettings) -> None:
@@ -105,7 +105,9 @@ def verify(settings: VerifySettings) -> None:
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
     share, files = check_golden(model.predictor), len(model.manifest.files)
     signed = "signed, " if settings.verify_key else ""
-    _say(f"{model.version}: {signed}{files} files as published, and it answers {share:.1%} of its golden labels")
+    _print_line(
+        f"{model.version}: {signed}{files} files as published; {share:.1%} of the golden labels are among the answers"
+    )
 
 
 def _activation(settings: SwitchSettings) -> Activation:
@@ -121,8 +123,8 @@ def _activation(settings: SwitchSettings) -> Activation:
 def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:
     if settings.wait:
         for report in activation.wait(version, settings.wait_seconds):
-            _warn(f"{report.replica} serves {report.version}")
-    _say(version)
+            _print_error(f"{report.replica} serves {report.version}")
+    _print_line(version)
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -134,10 +136,10 @@ def _summary(row: dict[str, Any]) -> str:
     )
 
 
-def _say(line: str) -> None:
-    """Print a line with its control characters escaped, because they would change the terminal."""
+def _print_line(line: str) -> None:
+    """Print a line. Control characters are escaped, because they could change the terminal's state."""
     print("".join(each if each.isprintable() else repr(each)[1:-1] for each in line))  # noqa: T201
 
 
-def _warn(line: str) -> None:
+def _print_error(line: str) -> None:
     print(line, file=sys.stderr)  # noqa: T201

@@ -4,7 +4,7 @@ ServiceError
 ├── BundleError               a file of a bundle is missing, altered, of an unknown format, or not signed as required
 ├── WrongAnswersError         a bundle opens, but does not answer its golden queries as it must
 ├── KeyFileError              a file contains no key of the expected kind
-├── StoreError                a store is missing or cannot be read, or its current version is not named
+├── StoreError                a store is missing or cannot be read, or no version is current
 │   └── UnknownVersionError   the store does not contain the version, or the name is not a version's name
 ├── QueryError                a query cannot be answered with its options
 ├── AddressError              the service cannot listen on an address
@@ -95,15 +95,15 @@ class DeadlineError(ServiceError):
 
 @contextlib.contextmanager
 def opening(path: Path) -> Iterator[Path]:
-    """Name the file in every error of a library that opens it.
+    """Convert every error of a library that opens a file into a BundleError that names the file.
 
     Raises:
         BundleError: Instead of the library's error.
     """
     try:
         yield path
-    except MemoryError:  # the file is not at fault
+    except MemoryError:  # too little memory is not an error of the file
         raise
-    except Exception as error:  # every library has its own errors
+    except Exception as error:  # each library raises its own error classes
         reason = str(error).partition("\n")[0] or repr(error)
         raise BundleError(f"{path}: expected a file that opens, found: {reason}; build the bundle again") from error

@@ -1,6 +1,6 @@
 """A model: one version of a store, opened to answer queries in this process.
 
-The Python API, the command line, the evaluation and the tests open versions here. A server opens them through
+The Python API, the command line, the evaluation and the tests open versions here. A server opens versions through
 `service/versions`, which also checks free memory and golden queries.
 """
 
@@ -24,7 +24,10 @@ from service.threads import threads_or_cores
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class ChosenOptions(TypedDict, total=False):
-    """Keywords of `Model.predict`: the fields of `AnswerOptions`. The bundle has defaults for unset ones and None."""
+    """Keyword arguments of `Model.predict`: the fields of `AnswerOptions`.
+
+    An option that is absent or None gets the bundle's default.
+    """
 
     lambda_: Lambda | None
     temperature: Temperature | None
@@ -54,14 +57,14 @@ def open_model(
         version: Version to open.
         verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
         bundle_cache: Folder for bundles of a store at a URL; None means ~/.cache/recollect.
-        threads: Threads for each call of `predict`; 0 means one for each core.
-        device: Device that encodes and searches.
+        threads: Number of threads for each call of `predict`; 0 means one thread for each core.
+        device: Device for encoding and searching.
 
     Raises:
         StoreError: If the store or the version does not exist.
-        BundleError: If the bundle is damaged, or lacks the signature.
+        BundleError: If the bundle is damaged, or is not signed by `verify_key`.
         KeyFileError: If `verify_key` is not an Ed25519 public key.
-        SettingsError: If `threads` is negative or `device` unknown.
+        SettingsError: If `threads` is negative, or `device` is unknown.
     """
     if threads < 0:
         raise SettingsError(f"threads: expected 0 or more, found {threads}")
@@ -73,7 +76,10 @@ def open_model(
 
 
 class Model:
-    """One version, ready to answer. Threads may share a model. It has no `close`: garbage collection frees its memory.
+    """An open version that answers queries.
+
+    Several threads may use one model at the same time. A model has no `close` method: garbage collection frees its
+    memory.
 
     Attributes:
         predictor: Encoder, indexes and labels of the version.
@@ -88,7 +94,7 @@ class Model:
 
     @property
     def manifest(self) -> Manifest:
-        """Facts about the version: `counts`, `dim`, `encoder`, `index`, `defaults`, `metrics`, `created`."""
+        """Properties of the version: `counts`, `dim`, `encoder`, `index`, `defaults`, `metrics`, `created`."""
         return self.predictor.manifest
 
     @overload
@@ -102,9 +108,9 @@ class Model:
     def predict(
         self, query: str | Sequence[str], **options: Unpack[ChosenOptions]
     ) -> list[ScoredLabel] | list[list[ScoredLabel]]:
-        """The labels that fit a text, best first; for several texts, a list of such lists.
+        """Return the labels that fit a text, best first; for several texts, return one such list for each text.
 
-        A label has `uid`, `text` and `score`; with `explain=True` also `because`, the terms of its score.
+        Each label has `uid`, `text` and `score`; with `explain=True` also `because`, the terms of its score.
 
         Args:
             query: One text, or several.
@@ -119,7 +125,7 @@ class Model:
         return [answer.labels for answer in self.answer(query, **options)]
 
     def answer(self, queries: Sequence[str], **options: Unpack[ChosenOptions]) -> list[Answer]:
-        """Like `predict` for several texts, but an `Answer` also has `truncated` and `exhausted`.
+        """Answer several texts like `predict`; each `Answer` also has `truncated` and `exhausted`.
 
         Raises:
             QueryError: If a text is empty, or an option is unknown or out of range.

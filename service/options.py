@@ -1,6 +1,6 @@
-"""How a query is answered: the options of a caller, their bounds, and the bundle's defaults for the rest.
+"""Answer options: the options that a caller chooses, their bounds, and the bundle's defaults for all others.
 
-HTTP, the answer cache, the command line and the Python API share them.
+The HTTP service, the answer cache, the command line and the Python API share these options.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from service.bundle.manifest import MOST_KEYS, Defaults
 
 
 def _require_words(query: str) -> str:
-    """Refuse a text that is not valid Unicode, or that holds only white space, control and format characters."""
+    """Refuse a text that is not valid Unicode, or has only white space, control characters and format characters."""
     try:
         query.encode()
     except UnicodeEncodeError:
-        raise ValueError("the query holds half of a surrogate pair, which is not a character; remove it") from None
+        raise ValueError("the query contains half of a surrogate pair, which is not a character; remove it") from None
     if all(unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp") for character in query):
         raise ValueError("the query is empty; send some words")
     return query
 
 
-# The part of the check that JSON Schema can state: one character that is neither white space nor a control character.
+# The part of this check that JSON Schema can express: at least one character is neither white space nor a control
+# character.
 _WORDS = {"minLength": 1, "pattern": r"[^\s\x00-\x1f\x7f-\xa0]"}
 
 Query = Annotated[
@@ -43,7 +44,7 @@ Threshold = Annotated[float, Field(ge=0, le=1, description="minimum score of a r
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """All options of an answer.
+    """All options that decide how a query is answered.
 
     Attributes:
         lambda_: Weight of instances against labels, from 0 (labels only) to 1 (instances only).
@@ -82,7 +83,7 @@ def resolve_options(
     deny: Iterable[str] | None = None,
     explain: bool = False,
 ) -> AnswerOptions:
-    """Complete the chosen options with the bundle's defaults; None means "not chosen"."""
+    """Complete the options that a caller chose with the bundle's defaults; None means "not chosen"."""
     return AnswerOptions(
         lambda_=defaults.lambda_ if lambda_ is None else lambda_,
         temperature=defaults.temperature if temperature is None else temperature,

@@ -1,7 +1,7 @@
-"""The Redis client of the replicas: short timeouts, and no calls for a second after a failure.
+"""The Redis client of the replicas: it has short timeouts, and makes no calls for one second after a failure.
 
-No answer to a query needs Redis. A call that fails or takes too long is given up, and calls of requests are skipped
-for a second. So a Redis that is down or slow costs one short wait a second, not one for each request.
+The service can answer every query without Redis. If a call fails or times out, further calls for requests are skipped
+for one second. A Redis server that is down or slow therefore costs one short wait a second, not one wait a request.
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ from service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-# Timeouts of calls of requests, which users wait for, and of calls of background threads.
+# Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
-# Time without calls of requests after a failure.
+# Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
-# Calls of requests that run at once; more calls wait, because the number of connections is limited.
+# Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
+# connections is limited.
 _MAX_CONCURRENT_CALLS = 50
 
 
 @dataclass
 class _Health:
-    """Why the last call failed, and until when calls are skipped; requests and background threads have one each."""
+    """Why the last Redis call failed, and until when calls are skipped.
+
+    Requests and background threads each have their own state.
+    """
 
     problem: str = ""
     skip_until: float = 0.0
 
 
 class RedisClient:
-    """One Redis and one prefix of keys, for the event loop and for threads.
+    """A Redis server and a prefix of all keys; usable on the event loop and in threads.
 
     Args:
         url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
-        prefix: First part of every key.
-        metrics: Receives whether Redis answers.
+        prefix: Prefix of every Redis key.
+        metrics: Records whether Redis answers.
     """
 
     def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
@@ -54,7 +58,7 @@ class RedisClient:
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
             self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
-        except ValueError:  # its message can contain a part of the password
+        except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
                 "write / : @ and # inside a password as %2F %3A %40 and %23"
@@ -66,14 +70,14 @@ class RedisClient:
 
     @property
     def problem(self) -> str:
-        """Why Redis is not used now; empty while it answers."""
+        """The reason why Redis is not used at the moment; empty while Redis answers."""
         return self._requests.problem or self._background.problem
 
     def key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
     def require_access(self) -> None:
-        """Refuse a user or password that Redis refuses; a Redis that does not answer is accepted.
+        """Fail if Redis refuses the user or the password. A Redis server that does not answer is no error.
 
         Raises:
             SettingsError: If Redis answers and refuses the user or the password.
@@ -86,7 +90,9 @@ class RedisClient:
             return
 
     def execute(self, command: Callable[[Any], Any]) -> Any:
-        """Run a command in a background thread. If it is fast enough for requests, their calls resume too.
+        """Run a Redis command in a background thread.
+
+        If the command is as fast as a request needs, requests use Redis again too.
 
         Raises:
             RedisError: If Redis does not answer or refuses the command.
@@ -104,7 +110,7 @@ class RedisClient:
         return answer
 
     async def execute_async(self, command: Callable[[Any], Any]) -> Any:
-        """Run a command for a request; skip it for a second after a failure.
+        """Run a Redis command for a request; for one second after a failure, skip the command.
 
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
@@ -122,7 +128,7 @@ class RedisClient:
         return answer
 
     def listen(self, channel: str, on_message: Callable[[], None], stopped: Callable[[], bool]) -> None:
-        """Call `on_message` for every message, in the calling thread, until `stopped`; reconnect when needed."""
+        """Call `on_message` in this thread for every message, until `stopped` returns true; reconnect when needed."""
         while not stopped():
             try:
                 with self._sync_client.pubsub(ignore_subscribe_messages=True) as subscription:
@@ -131,16 +137,16 @@ class RedisClient:
                         if subscription.get_message(timeout=_BACKOFF_SECONDS) is not None:
                             on_message()
             except (redis.RedisError, OSError, ValueError):  # ValueError: the client was closed during the call
-                time.sleep(_BACKOFF_SECONDS)  # the calls of `execute` log the failure
+                time.sleep(_BACKOFF_SECONDS)  # `execute` logs this failure
 
     async def close(self) -> None:
         self._sync_client.close()
         await self._async_client.aclose()
 
     def _record_refusal(self, error: redis.ResponseError) -> RedisError:
-        """Redis answers, but refuses a command: it is full, or the user lacks a permission.
+        """Redis answers, but refuses a command, because its memory is full or the user lacks a permission.
 
-        The message of Redis can quote the command, so it is not repeated.
+        The error message of Redis can quote the command, so this message is not repeated.
         """
         reason = f"Redis refuses a command: {type(error).__name__}"
         if reason not in self._logged_refusals:

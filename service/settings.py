@@ -18,12 +18,14 @@ ENV_PREFIX = "RECOLLECT_"
 
 Device = Literal["auto", "cpu", "cuda"]
 
-# The folder or the URL of a store. A URL may contain a password, so messages show the store's `name` instead.
+# The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
+# the URL.
 Location = Annotated[
     Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
 ]
 
-# The flag value that means None. No argument can contain it, so `--verify-key null` is the file `null`.
+# The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
+# file with the name `null`.
 NO_WORD = "\0"
 
 _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
@@ -31,12 +33,12 @@ _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
-# A shorter secret can be guessed.
+# Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
 
 
 class ServiceSettings(BaseSettings):
-    """A bundle store. Setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
+    """Settings of a bundle store. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -60,71 +62,82 @@ class ServiceSettings(BaseSettings):
 
 
 class RedisSettings(ServiceSettings):
-    """A bundle store and the Redis that its replicas share."""
+    """Settings of a bundle store, and of the Redis server that its replicas share."""
 
     redis_url: SecretStr | None = Field(
         None,
-        description="URL of a Redis (redis://...) in which replicas share the current version, their state, cached "
-        "answers and rate limits (default: no sharing)",
+        description="URL of a Redis server (redis://...) in which replicas share the current version, their reports, "
+        "cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
 
 
 class ServeSettings(RedisSettings):
-    """Answer queries over HTTP with the store's current version."""
+    """Answer queries over HTTP with the current version of the store."""
 
     host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
-    workers: int = Field(1, ge=1, le=256, description="Number of serving processes; a process that ends is restarted")
+    workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
     threads: int = Field(
         0,
         ge=0,
-        description="Number of batches that each worker computes at the same time, one thread a batch "
-        "(0 for the number of cores divided by --workers)",
+        description="Number of threads of each worker; "
+        "each thread computes one batch of queries at a time (0 for the number of cores divided by --workers)",
     )
     device: Device = Field(
         "cpu",
-        description="Device to encode and search on: cpu; cuda, with the CPU for all parts that cannot run there; or "
-        "auto, which is cuda if a GPU is found",
+        description="Device for encoding and searching: cpu; "
+        "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
     )
-    poll_seconds: float = Field(1.0, gt=0, le=3600, description="Seconds between two checks for a new current version")
+    poll_seconds: float = Field(
+        1.0, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
+    )
     drain_seconds: float = Field(
-        20.0, ge=0, le=3600, description="Maximum seconds to finish running requests at shutdown"
+        20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
     )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
     max_batch: int = Field(64, ge=1, le=4096, description="Maximum number of queries in one request")
     max_queue: int = Field(
-        256, ge=1, description="Maximum number of queries that wait; further requests get status 503 at once"
+        256,
+        ge=1,
+        description="Maximum number of queries that wait for a thread; "
+        "requests beyond this limit get status 503 at once",
     )
-    encode_together: int = Field(32, ge=1, le=4096, description="Maximum number of queries in one batch of the encoder")
+    encode_together: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="Maximum number of queries that are encoded together, from one or several requests",
+    )
     cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
     cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
     api_keys: Path | None = Field(
         None,
-        description="File of API keys, one a line: NAME KEY [QUERIES_PER_SECOND] (default: requests need no key)",
+        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] (default: requests need no API "
+        "key)",
     )
     rate_limit: float = Field(
         0.0,
         ge=0,
-        description="Maximum queries a second for each API key without a limit of its own; counted over all replicas "
-        "with --redis-url, otherwise by each replica (0 for no limit)",
+        description="Maximum queries a second of an API key for which the file of API keys sets no limit; "
+        "all replicas together enforce it with --redis-url, otherwise each replica enforces it alone (0 for no limit)",
     )
     cors_origins: str = Field(
-        "", description="Web origins that may send requests, such as https://a.example,https://b.example"
+        "", description="Web origins whose pages may send requests, such as https://a.example,https://b.example"
     )
     admin_port: int | None = Field(
         None, ge=0, le=65535, description="Port of the admin interface (default: no admin interface)"
     )
     admin_host: str = Field(
-        "127.0.0.1", description="Address of the admin interface; only a loopback address needs no token"
+        "127.0.0.1", description="Address of the admin interface; an address other than loopback needs --admin-token"
     )
-    admin_token: SecretStr | None = Field(None, description="Token of the admin interface, 16 characters or more")
+    admin_token: SecretStr | None = Field(None, description="Token for the admin interface; at least 16 characters")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
     access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
 
     @property
     def origins(self) -> list[str]:
-        """The web origins that may send requests."""
+        """The web origins whose pages may send requests."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
 
@@ -148,18 +161,20 @@ class PredictSettings(ServiceSettings):
 
 
 class VersionsSettings(ServiceSettings):
-    """List the versions in a store, the latest last."""
+    """List the versions in a store, oldest first."""
 
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
 class SwitchSettings(RedisSettings):
-    """Change the current version of a store."""
+    """Settings of the commands that change the current version of a store."""
 
     wait: CliImplicitFlag[bool] = Field(
-        False, description="Wait until every replica serves the version; fail with the names of those that do not"
+        False, description="Wait until every replica serves the version; if a replica does not, fail and print its name"
     )
-    wait_seconds: float = Field(60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas")
+    wait_seconds: float = Field(
+        60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas (with --wait)"
+    )
 
 
 class ActivateSettings(SwitchSettings):
@@ -169,13 +184,15 @@ class ActivateSettings(SwitchSettings):
 
 
 class RollbackSettings(SwitchSettings):
-    """Make the previous current version current again."""
+    """Make the version current that was current before."""
 
 
 class VerifySettings(ServiceSettings):
     """Check a version: signature, manifest, SHA-256 of every file, and answers to its golden queries."""
 
-    version: CliPositionalArg[str] = Field(description="Version from `recollect versions`, or current")
+    version: CliPositionalArg[str] = Field(
+        description="Version from `recollect versions`, or the word current for the current version"
+    )
 
 
 def require_consistent(settings: ServeSettings) -> None:
@@ -188,11 +205,11 @@ def require_consistent(settings: ServeSettings) -> None:
     if token is not None:
         require_strong(token.get_secret_value(), "--admin-token: expected")
     if token is not None and port is None:
-        raise SettingsError("--admin-token: expected an --admin-port too, found none")
+        raise SettingsError("--admin-token: needs --admin-port, which is not set")
     if token is None and port is not None and not is_loopback(settings.admin_host):
         raise SettingsError(
-            f"--admin-host {settings.admin_host}: expected an --admin-token for an address that other machines reach, "
-            "found none"
+            f"--admin-host {settings.admin_host}: needs --admin-token, which is not set, because other machines can "
+            "reach this address"
         )
     if port and port == settings.port:
         raise SettingsError(f"--admin-port must differ from --port (both are {port})")
@@ -200,14 +217,16 @@ def require_consistent(settings: ServeSettings) -> None:
         if not _ORIGIN.fullmatch(origin):
             raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")
     if settings.rate_limit and settings.api_keys is None:
-        raise SettingsError("--rate-limit: expected --api-keys too, because it limits each key; found none")
+        raise SettingsError(
+            "--rate-limit: needs --api-keys, which is not set, because the limit applies to each API key"
+        )
 
 
 def require_strong(secret: str, expected: str) -> None:
     """Refuse a secret that can be guessed or cannot be sent in a header.
 
     Args:
-        secret: The secret; no message contains it.
+        secret: The secret. No error message contains the secret.
         expected: The beginning of the error message.
 
     Raises:
@@ -223,6 +242,6 @@ def require_strong(secret: str, expected: str) -> None:
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:
-    """Environment variables with our prefix that match no setting, probably misspelled."""
+    """Environment variables that begin with `RECOLLECT_` but match no setting, probably because they are misspelled."""
     known = {f"{ENV_PREFIX}{name.rstrip('_')}".upper() for name in type(settings).model_fields}
     return sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)

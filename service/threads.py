@@ -1,8 +1,8 @@
-"""The thread budget: encoder, search, tokenizer and event loop together use no more threads than there are cores.
+"""The thread budget: encoder, search, tokenizer and event loop together use at most one thread for each core.
 
-A batch keeps one core busy: its encoder, search and tokenizer run on one thread. Libraries would start thread pools of
-their own on top. The budget limits the pools through environment variables, which most libraries read only once, when
-they load.
+Each batch of queries uses one core: encoder, search and tokenizer run on the same thread. Without limits, the libraries
+would start their own thread pools in addition. The budget limits these thread pools through environment variables,
+which most libraries read only once, when they load.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# One thread for each call; threads do not spin while they wait.
+# One thread for each call of a library. Waiting threads sleep instead of using CPU time.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -25,12 +25,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class ThreadBudget:
-    """How workers and their threads share the cores.
+    """The number of workers and threads for the available cores.
 
     Attributes:
-        cores: Cores that this process may use.
-        workers: Processes that serve.
-        threads: Batches that each worker runs at the same time.
+        cores: Number of cores that this process may use.
+        workers: Number of worker processes.
+        threads: Number of batches that each worker computes at the same time.
     """
 
     cores: int
@@ -39,7 +39,10 @@ class ThreadBudget:
 
     @classmethod
     def of(cls, workers: int, threads: int) -> ThreadBudget:
-        """Share the cores among the workers. If `threads` is 0, use as many threads as keep all cores busy."""
+        """Divide the cores among the workers.
+
+        If `threads` is 0, use as many threads as are needed to keep all cores busy.
+        """
         cores = usable_cores()
         return cls(cores, workers, threads or max(1, cores // workers))
 
@@ -48,26 +51,29 @@ class ThreadBudget:
         return self.workers * self.threads > max(self.cores, self.workers)
 
     def apply(self) -> dict[str, str]:
-        """Set the libraries' variables, keep those that the user has set, and return the result."""
+        """Set the environment variables of the libraries and return all their values.
+
+        Variables that the user has set keep their values.
+        """
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         return {name: os.environ[name] for name in _VARIABLES}
 
 
 def threads_or_cores(threads: int) -> int:
-    """`threads`, or the number of usable cores if `threads` is 0."""
+    """Return `threads`, or the number of usable cores if `threads` is 0."""
     return threads or usable_cores()
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores that this process may use: limited by its CPU affinity and by its container's quota; at least 1."""
+    """The number of cores that CPU affinity and the quota of the container allow this process to use; at least 1."""
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def _quota(cgroup: Path) -> float | None:
-    """CPU quota of the control group in cores; None without a limit."""
+    """The CPU quota of the process's control group in cores; None if there is no limit."""
     try:
         if (path := cgroup / "cpu.max").is_file():  # cgroup version 2
             limit, period = path.read_text().split()

@@ -1,7 +1,7 @@
 """Mapped arrays: an .npy file is mapped into memory instead of parsed, and its type, length and content are checked.
 
 A checksum detects a file that was altered after publishing. A bundle that was forged before publishing has correct
-checksums. So all offsets and positions are checked once: each must point into its array.
+checksums. Opening a bundle therefore also checks that each offset and each position points into its array.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def save_array(path: Path, content: np.ndarray) -> None:
 
 
 def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
-    """Map a one-dimensional array of `length` elements; None accepts any length.
+    """Map an array with one dimension and `length` elements; with `length` None, any number of elements.
 
     Raises:
         BundleError: If the file is not an .npy file, contains Python objects, or has another type or shape.
     """
-    with opening(path):  # `np.load` would accept archives and pickles too
+    with opening(path):  # `np.load` would also accept archives and pickled objects
         mapped: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     if mapped.dtype != dtype or mapped.ndim != 1 or length not in (None, len(mapped)):
         raise BundleError(
@@ -60,13 +60,13 @@ def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
 
 
 def map_positions(path: Path, length: int, below: int) -> Int[np.ndarray, " position"]:
-    """Map positions of rows in a table of `below` rows.
+    """Map an array of row numbers that point into a table of `below` rows.
 
     Raises:
-        BundleError: If a position is negative, or `below` or greater.
+        BundleError: If a row number is negative or not less than `below`.
     """
     positions = map_array(path, "int32", length)
-    unsigned = positions.view(np.uint32)  # a negative position becomes a huge number, so one pass finds both errors
+    unsigned = positions.view(np.uint32)  # a negative number becomes a huge one: one pass finds both
     if unsigned.max(initial=0) >= below:
         row = int(unsigned.argmax())
         raise BundleError(

@@ -28,7 +28,7 @@ from service.errors import BundleError
 
 @dataclass(frozen=True)
 class LabelTable:
-    """The labels of a bundle, found by position or by uid."""
+    """The labels of a bundle; a label is found by its position or by its uid."""
 
     uids: StringTable
     texts: StringTable
@@ -48,7 +48,10 @@ class LabelTable:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle: its manifest and its mapped arrays. The encoder and the indexes are opened from `folder`."""
+    """An open bundle: its manifest and its mapped arrays.
+
+    The predictor opens the encoder and the indexes from `folder`.
+    """
 
     folder: Path
     manifest: Manifest
@@ -67,7 +70,8 @@ def open_bundle(folder: Path, verify_key: VerifyKey | None = None, pause: Callab
     Args:
         folder: Folder of the bundle.
         verify_key: Key that must have signed the manifest; None accepts a bundle without a signature.
-        pause: Called between steps of the work, so that a caller can slow it down; None works at full speed.
+        pause: Called between the steps of the checks, so that a caller can slow them down; None runs them at full
+            speed.
 
     Raises:
         BundleError: If the signature, the manifest or any file is not the published one.
@@ -95,10 +99,11 @@ def open_bundle(folder: Path, verify_key: VerifyKey | None = None, pause: Callab
 
 
 def _map_voter_offsets(folder: Path, counts: Int[np.ndarray, " label"], pairs: int) -> Int[np.ndarray, " voter_offset"]:
-    """Map the offsets of the labels' voters: the instances that vote for each label.
+    """Map the offsets of the voters of each label; voters are the instances that vote for the label.
 
     Raises:
-        BundleError: If the offsets are not valid, or a label has more or fewer voters than training instances.
+        BundleError: If the offsets are not valid, or a label's number of voters is not its number of training
+            instances.
     """
     path = folder / "voter_indptr.npy"
     offsets = map_offsets(path, len(counts), pairs)

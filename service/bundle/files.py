@@ -1,4 +1,4 @@
-"""The files of a bundle: their names, and how a small one is read safely."""
+"""Names of the files of a bundle, and safe reading of its small files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SIGNATURE = "manifest.sig"
 
 
 def table_files(name: str) -> tuple[str, str]:
-    """The two files of a table of strings: the joined UTF-8, and the offset of each string."""
+    """Names of the two files of a string table: the UTF-8 bytes of all strings, and the offset of each string."""
     return f"{name}.utf8.npy", f"{name}.offsets.npy"
 
 
-# All files of a bundle except its manifest and signature. A bundle must contain each of them and no other file.
+# All files of a bundle except its manifest and signature. A bundle must contain all of these files and no other files.
 BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
@@ -39,7 +39,7 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 
 
 def require_file(path: Path) -> None:
-    """Refuse a path that is not a regular file; a link is refused too.
+    """Refuse a path that is not a regular file. A symbolic link is refused too.
 
     Raises:
         BundleError: If the file is missing, or is a link, a folder or a device.

@@ -1,4 +1,4 @@
-"""The integrity of a bundle: its signature, its manifest and all checksums, verified before it is opened."""
+"""The integrity of a bundle: the signature, the manifest and all checksums are verified before the bundle is opened."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from service.errors import BundleError
 
 _MAX_MANIFEST_BYTES = 1 << 20
 _HASHING_THREADS = 4
-# Bytes read and hashed in one step. Both happen without Python's global lock. Each step takes the lock again, so
-# small steps would delay the threads that answer requests.
+# Bytes that one step reads and hashes. A step releases Python's global lock and takes it again at its end. Many small
+# steps would therefore delay the threads that answer requests.
 _STEP_BYTES = 4 << 20
 
 
 def read_manifest(folder: Path, verify_key: VerifyKey | None = None) -> Manifest:
-    """Read the manifest of a bundle, and verify its signature before it is parsed.
+    """Read the manifest of a bundle: verify its signature first, then parse it.
 
     The file is read once, so the parsed bytes are the verified bytes.
 
@@ -44,7 +44,7 @@ def describe_files(folder: Path, pause: Callable[[], None] | None = None) -> dic
 
     Args:
         folder: Folder of the bundle.
-        pause: Called after each step of reading; None hashes several files at once.
+        pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
     """
 
     def describe(name: str) -> tuple[str, FileInfo]:

@@ -1,6 +1,6 @@
-"""The manifest of a bundle: its format, its sizes, its defaults, its measurements and the SHA-256 of its files.
+"""The manifest of a bundle: format, sizes, default options, measurements, and the SHA-256 of every other file.
 
-The manifest names the SHA-256 of every other file, so a signature of the manifest alone covers the whole bundle.
+Because the manifest contains the SHA-256 of every other file, its signature covers the whole bundle.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
 
-# Largest sizes of the files that are read whole instead of mapped. Protobuf, the format of the encoder, allows 2 GiB.
+# Maximum sizes of the files that are read completely instead of being mapped into memory. Protobuf, the format of the
+# encoder, allows 2 GiB.
 _MAX_BYTES = {"tokenizer.json": 64 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
 
-# Largest number of keys that one search may retrieve. It bounds the cost of a search.
+# Maximum number of keys that one search may retrieve. It limits the cost of a search.
 MOST_KEYS = 10_000
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
@@ -35,7 +36,7 @@ class _Section(BaseModel):
 
 
 class Counts(_Section):
-    """Sizes of the memory; `pairs` counts pairs of an instance and one of its labels."""
+    """Numbers of instances, labels and pairs in a bundle; a pair is an instance and one of its labels."""
 
     instances: int = Field(ge=1)
     labels: int = Field(ge=1)
@@ -43,7 +44,7 @@ class Counts(_Section):
 
 
 class EncoderInfo(_Section):
-    """The encoder; a query is truncated after `max_length` tokens."""
+    """The encoder of a bundle; it truncates a query after `max_length` tokens."""
 
     name: str
     pooling: Literal["mean", "cls"]
@@ -57,10 +58,11 @@ class IndexInfo(_Section):
 
     Attributes:
         kind: `flat` (a search compares all codes), `ivf` (inverted lists) or `hnsw` (a graph).
-        factory: Factory string of faiss that describes the index.
-        keys: Number of keys.
+        factory: The faiss factory string of the index.
+        keys: Number of keys in the index.
         effort: `efSearch` of a graph, `nprobe` of inverted lists, 0 for a flat index.
-        refine: Candidates per retrieved key that a refining index compares again, with more exact codes.
+        refine: Number of candidates for each key to retrieve; a refining index compares the candidates again with more
+            exact codes.
     """
 
     kind: Literal["flat", "ivf", "hnsw"]
@@ -74,14 +76,14 @@ class Point(_Section):
     """One measurement of one index: its recall and cost at one search effort.
 
     Attributes:
-        factory: Factory string of faiss.
-        keys: Number of keys.
-        effort: As in `IndexInfo`.
-        refine: As in `IndexInfo`.
-        recall: Share of the exact top b that the search found.
+        factory: The faiss factory string of the index.
+        keys: Number of keys in the index.
+        effort: Search effort, as in `IndexInfo`.
+        refine: Number of refined candidates, as in `IndexInfo`.
+        recall: Fraction of the exact top b keys that the search found.
         milliseconds: Median time of one query on one thread.
         bytes_per_key: Size of the index file divided by the number of keys.
-        reachable: Share of the keys that a walk over the graph can reach.
+        reachable: Fraction of the keys that a search of the graph can reach.
     """
 
     factory: str
@@ -95,7 +97,10 @@ class Point(_Section):
 
 
 class Check(_Section):
-    """A quality check before publishing: the measured number and its bounds; None means no number or no bound."""
+    """A quality check that a bundle must pass before it is published: a measured number and its bounds.
+
+    A number or a bound that does not exist is None.
+    """
 
     name: str
     found: float | None
@@ -110,7 +115,7 @@ class Indexes(_Section):
 
 
 class Defaults(_Section):
-    """Answer options of a request that does not set its own."""
+    """Options for requests that do not set their own options."""
 
     lambda_: Fraction = Field(alias="lambda")
     temperature: float = Field(gt=0)
@@ -128,7 +133,7 @@ class Manifest(_Section):
 
     Attributes:
         metrics: Quality figures, measured when the bundle was built.
-        curves: All measured points among which the index was chosen.
+        curves: All measurements from which the build chose the index.
         checks: Quality checks of the build.
         files: SHA-256 and size of every file.
     """
@@ -156,7 +161,9 @@ def is_version(name: str) -> bool:
 
 
 def check_version(version: str) -> str:
-    """Return `version` if it is a valid name: letters, digits, `_` and `-`, so a path cannot leave the store.
+    """Return `version` if it is a valid name: only letters, digits, `_` and `-`.
+
+    So a valid name cannot be a path out of the store.
 
     Raises:
         UnknownVersionError: If the name is not valid.
@@ -173,7 +180,7 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
 
     Args:
         content: The bytes of `manifest.json`.
-        path: Path of the manifest, for messages.
+        path: Path of the manifest, for error messages.
 
     Raises:
         BundleError: If the content is not a manifest, has an unknown format, or does not name exactly the files of a
@@ -187,7 +194,7 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     if found != FORMAT_VERSION:
         raise BundleError(
             f"{path}: expected format_version {FORMAT_VERSION}, found {found!r}; "
-            "build the bundle with this release of recollect, or serve it with the one that built it"
+            "build the bundle with this release of recollect, or serve it with the release that built it"
         )
     try:
         manifest = Manifest.model_validate(parsed)
@@ -197,7 +204,9 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         raise BundleError(f"{path}: {field}: {problem['msg']}; build the bundle again") from None
     if manifest.files.keys() != BUNDLE_FILES:
         wrong = sorted(manifest.files.keys() ^ BUNDLE_FILES)
-        raise BundleError(f"{path}: files: expected exactly the files of a bundle, differs in {', '.join(wrong)}")
+        raise BundleError(
+            f"{path}: files: expected exactly the files of a bundle; missing or unexpected: {', '.join(wrong)}"
+        )
     for name, max_bytes in _MAX_BYTES.items():
         if (size := manifest.files[name].size) > max_bytes:
             raise BundleError(

@@ -28,13 +28,13 @@ _Key = TypeVar("_Key")
 
 
 class VerifyKey:
-    """An Ed25519 public key, and its name in messages."""
+    """An Ed25519 public key, and the key's name in error messages."""
 
     def __init__(self, key: Ed25519PublicKey, name: str) -> None:
         self._key, self._name = key, name
 
     def check(self, folder: Path, manifest: bytes) -> None:
-        """Check the signature beside a manifest.
+        """Check that the signature file of a bundle contains this key's signature of the manifest.
 
         Args:
             folder: Folder of the bundle.
@@ -72,14 +72,14 @@ def read_verify_key(path: Path) -> VerifyKey:
 def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type[_Key], make: str) -> _Key:
     """Read an Ed25519 key from a PEM file.
 
-    Messages name the kind of the content only, never the content: the key may be private.
+    Error messages name only the kind of the content, never the content itself: the file may contain a private key.
 
     Args:
-        path: The PEM file.
-        label: Label that its BEGIN line must have.
-        load: Parses the content.
+        path: Path of the PEM file.
+        label: Label that the BEGIN line of the file must have.
+        load: Function that parses the content of the file.
         kind: Type that the parsed key must have.
-        make: Next step for the message: how to write such a file.
+        make: Last part of the error message: how to create such a file.
 
     Raises:
         KeyFileError: If the file contains no such key.
@@ -99,7 +99,7 @@ def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type
         raise refusal(f"PEM labelled {found}")
     try:
         key = load(content)
-    except (ValueError, UnsupportedAlgorithm):  # the library may quote the content
+    except (ValueError, UnsupportedAlgorithm):  # the library's message may quote the content
         raise refusal("one that is damaged, or of an unknown algorithm") from None
     if not isinstance(key, kind):
         raise refusal(f"one of another algorithm, {type(key).__name__}")

@@ -21,7 +21,7 @@ class StringTable:
     """A read-only sequence of strings over mapped arrays."""
 
     def __init__(self, utf8: UInt8[np.ndarray, " byte"], offsets: Int[np.ndarray, " offset"]) -> None:
-        self._utf8, self._offsets = utf8.data, offsets.data  # reading an item of a memoryview is faster
+        self._utf8, self._offsets = utf8.data, offsets.data  # items of a memoryview are read faster
 
     @classmethod
     def open(cls, folder: Path, name: str, rows: int) -> StringTable:
@@ -38,26 +38,26 @@ class StringTable:
         return len(self._offsets) - 1
 
     def __getitem__(self, row: int) -> str:
-        return self.raw(row).decode(errors="replace")  # a forged table must not make requests fail
+        return self.raw(row).decode(errors="replace")  # invalid UTF-8 must not fail a request
 
     def raw(self, row: int) -> bytes:
-        """The UTF-8 of a row."""
+        """The UTF-8 bytes of the string in a row."""
         return bytes(self._utf8[self._offsets[row] : self._offsets[row + 1]])
 
     def sorted_rows(self) -> Int[np.ndarray, " row"]:
-        """All rows, sorted by their UTF-8, as `find` needs them."""
+        """All row numbers, sorted by the UTF-8 bytes of their strings; `find` needs this order."""
         return np.array(sorted(range(len(self)), key=self.raw), dtype=np.int32)
 
     def find(self, string: str, sorted_rows: Int[np.ndarray, " row"]) -> int | None:
-        """The row that contains `string`: the first one if several do, None if none does."""
+        """The row whose string equals `string`: the first one if there are several, None if there is none."""
         found = self.find_all([string], sorted_rows)
         return int(found[0]) if len(found) else None
 
     def find_all(self, strings: Iterable[str], sorted_rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " found"]:
-        """The rows that contain any of `strings`, in no particular order; unknown strings are skipped.
+        """The rows whose strings are in `strings`, in no particular order; unknown strings are skipped.
 
-        A binary search finds the middle string. Its position splits the sorted rows, so that the smaller strings are
-        searched before it and the larger strings after it.
+        A binary search finds the row of the middle string. This row splits the sorted rows: smaller strings are
+        searched before it, larger strings after it.
         """
         wanted = sorted({string.encode("utf-8", "surrogatepass") for string in strings})
         rows, found = sorted_rows.data, []
@@ -75,7 +75,10 @@ class StringTable:
 
 
 def write_table(folder: Path, name: str, strings: Iterable[str]) -> StringTable:
-    """Write a table and open it. The strings are streamed: only their UTF-8 is kept in memory."""
+    """Write a string table to its two files, and open the table.
+
+    The strings can be a stream: only their UTF-8 bytes are kept in memory.
+    """
     utf8, offsets = bytearray(), array.array("q", [0])
     for string in strings:
         utf8 += string.encode()

@@ -1,7 +1,8 @@
-"""The admin interface, on its own port: versions, activation, replicas, settings.
+"""The admin interface, on a port of its own: versions, activation, rollback, reports of replicas, settings.
 
-On any address but loopback it needs a token. On loopback it needs none. There it accepts only loopback host names and
-JSON bodies, so that a web page in a browser on the same machine cannot use it.
+If the admin interface listens on an address other than loopback, it requires a token. On a loopback address it requires
+no token. Without a token it accepts only requests with a loopback host name and a JSON body, so that a web page in a
+browser on the same machine cannot use it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _MAX_BODY_BYTES = 1 << 16
 
 
 class SwitchRequest(BaseModel):
-    """`wait_seconds`: maximum time to wait until every replica serves the version; 0 does not wait."""
+    """Body of an activation or a rollback.
+
+    `wait_seconds` is the maximum time to wait until every replica serves the version; 0 does not wait.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,15 +56,18 @@ class VersionRow(BaseModel):
 
 
 class Versions(BaseModel):
-    """All versions of the store, the latest last."""
+    """All versions of the store, oldest first."""
 
     current: str | None
     versions: list[VersionRow]
-    problem: str | None = Field(None, description="why the current version is not known")
+    problem: str | None = Field(None, description="the reason why the current version is not known")
 
 
 class Switched(BaseModel):
-    """The version that is current now. `replicas` are the reports of the replicas, if the request waited for them."""
+    """The current version after an activation or a rollback.
+
+    `replicas` contains the reports of the replicas, if the request waited for the replicas.
+    """
 
     version: str
     replicas: list[Report] | None = None
@@ -76,7 +83,7 @@ class Status(BaseModel):
 
 @dataclass(frozen=True)
 class AdminRoutes:
-    """The handlers of the admin routes, and the parts of the service that they use."""
+    """The handlers of the admin routes, and the objects that the handlers use."""
 
     store: Store
     activation: Activation
@@ -90,7 +97,7 @@ class AdminRoutes:
         app.add_api_route("/admin/settings", self.settings)
 
     def versions(self) -> Versions:
-        """The versions that `recollect versions` lists."""
+        """List the same versions as `recollect versions`."""
         current, problem = self._current()
         rows = [self._row(version, current) for version in self.store.versions()]
         return Versions(current=current, versions=rows, problem=problem)
@@ -101,21 +108,21 @@ class AdminRoutes:
         return self._wait(body.version, body.wait_seconds)
 
     def rollback(self, body: SwitchRequest) -> Switched:
-        """Return to the version that was current before."""
+        """Make the previous current version current again."""
         return self._wait(self.activation.rollback(), body.wait_seconds)
 
     def status(self) -> Status:
-        """The version that each replica serves."""
+        """List the version that each replica serves."""
         current, problem = self._current()
         return Status(current=current, replicas=self.activation.replicas.reports(), problem=problem)
 
     def settings(self) -> dict[str, Any]:
-        """The effective settings, without secrets."""
+        """List the effective settings, without secrets."""
         shown = self.effective_settings.model_dump(mode="json")
-        return shown | {"store": self.store.name}  # the store's URL may hold a password
+        return shown | {"store": self.store.name}  # the store's URL may contain a password
 
     def _current(self) -> tuple[str | None, str | None]:
-        """The current version, and the reason if it is not known."""
+        """The current version, or None with the reason why it is not known."""
         try:
             return self.store.current(), None
         except StoreError as error:
@@ -148,7 +155,10 @@ def create_admin(store: Store, activation: Activation, settings: ServeSettings, 
 
 
 class AdminGuard:
-    """Answers 401 to a request without the token; if there is no token, 403 to a request that a web page could send."""
+    """Answers 401 to a request without the right token.
+
+    If no token is set, answers 403 to a request that a web page could send.
+    """
 
     def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
         self._app = app

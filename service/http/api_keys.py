@@ -1,4 +1,4 @@
-"""The file of API keys."""
+"""Reads the file that lists the API keys."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
 @dataclass(frozen=True)
 class ApiKey(Quota):
-    """An API key. Only the SHA-256 of its secret stays in memory."""
+    """An API key. Only the SHA-256 of the key's secret stays in memory."""
 
     digest: bytes
 
 
 def read_api_keys(path: Path, rate: float) -> list[ApiKey]:
-    """Read one key per line: its name, its secret, and its queries per second if they are not `rate`.
+    """Read one API key a line: its name, its secret, and optionally its queries per second (default: `rate`).
 
     Raises:
-        SettingsError: If a line has another form. The message does not repeat the secret.
+        SettingsError: If a line has another form. The error message does not repeat the secret.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--api-keys {path}: expected a file of keys, found: {error}") from None
+        raise SettingsError(f"--api-keys {path}: expected a file of API keys, found: {error}") from None
     keys = [_parse(f"--api-keys {path}, line {number}", line.split(), rate) for number, line in _numbered(lines)]
     if not keys:
-        raise SettingsError(f"--api-keys {path}: expected one line for each key, found none; every request would fail")
+        raise SettingsError(f"--api-keys {path}: expected at least one API key, found none; every request would fail")
     for row, key in enumerate(keys):
         if any(key.name == other.name or key.digest == other.digest for other in keys[:row]):
-            raise SettingsError(f"--api-keys {path}: expected each name and each key once, found {key.name} again")
+            raise SettingsError(
+                f"--api-keys {path}: expected different names and different keys, found {key.name} again"
+            )
     return keys
 
 
 def _numbered(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without empty lines and comments."""
+    """The lines of a text with their line numbers, without empty lines and comments."""
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.startswith("#"):
             yield number, line

@@ -1,4 +1,4 @@
-"""The public application: its parts, their start and end, and the layers around its routes."""
+"""The public application: creates its objects, starts and closes them, and puts the middleware around the routes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.threads import ThreadBudget
 from service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
-# Response headers that a page of another origin may read.
+# Response headers that a web page of another origin may read.
 _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
 
 
@@ -63,7 +63,7 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
-    # A request crosses these layers in this order.
+    # A request passes through these middleware layers in this order.
     layers = [Middleware(RequestContext, model_manager, metrics, settings.access_log)]
     if settings.origins:
         layers.append(
@@ -94,7 +94,10 @@ def _answer_cache(settings: ServeSettings, metrics: Metrics, redis: RedisClient 
 
 
 def _document(app: FastAPI, guarded: bool) -> None:
-    """Correct FastAPI's OpenAPI document: add the schema of problems, and document API keys only if there are any."""
+    """Correct FastAPI's OpenAPI document.
+
+    Add the schema of problems, and describe API keys only if requests need one.
+    """
     schema = app.openapi()
     for path in schema["paths"].values():
         for operation in path.values():

@@ -1,4 +1,4 @@
-"""The layers around every request: its id and its log line, its API key, the limit of its body."""
+"""The middleware around every request: request id, log line, API key, and maximum body size."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ log = structlog.get_logger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-# A body over the limit is read up to this size, so that its sender gets a response and not a broken connection.
+# The rest of a body over the limit is read up to this size, so that the client gets a response and not a broken
+# connection.
 _MAX_DISCARDED_BYTES = 64 << 20
 
-# Paths that appear in metrics. Other paths share one label, because clients can invent any number of them.
+# Paths that have their own label in the metrics. All other paths share one label, because clients can send any number
+# of different paths.
 _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/health/ready", "/metrics"})
 
-# Paths that need an API key, if there are keys: those that reveal content of the memory.
+# Paths that need an API key, if keys are configured: their answers reveal training data.
 _GUARDED = ("/predict", "/labels/", "/version")
 
 
 class RequestContext:
-    """Adds `X-Request-Id` and `X-Index-Version` to every response, counts and logs requests, answers 500 to faults."""
+    """Adds `X-Request-Id` and `X-Index-Version` to every response.
+
+    Counts and logs requests, and answers 500 to unexpected errors.
+    """
 
     def __init__(self, app: ASGIApp, model_manager: ModelManager, metrics: Metrics | None, access_log: bool) -> None:
         self._app, self._model_manager, self._metrics, self._access_log = app, model_manager, metrics, access_log
@@ -56,7 +61,7 @@ class RequestContext:
                 headers["X-Request-Id"] = request_id
                 if version := self._model_manager.version():
                     headers.setdefault("X-Index-Version", version)
-                if self._model_manager.draining:  # the client's next request should go to another replica
+                if self._model_manager.draining:  # the client must connect to another replica
                     headers["Connection"] = "close"
             await send(message)
 
@@ -71,7 +76,7 @@ class RequestContext:
             response = problem_response(500, "the service failed on this request; its log has the reason")
             await response(scope, receive, send_with_headers)
         finally:
-            if status:  # 0: the client disconnected before the response started
+            if status:  # status 0: the client disconnected before the response started
                 self._record(scope, status, time.perf_counter() - start)
             structlog.contextvars.unbind_contextvars("request_id")
 
@@ -96,7 +101,10 @@ class RequestContext:
 
 
 class ApiKeyAuth:
-    """Answers 401 to a request without a known API key, before its body is read; sets `scope["api_key"]`."""
+    """Answers 401 to a request without a known API key, before the body is read.
+
+    Stores the key in `scope["api_key"]`.
+    """
 
     def __init__(self, app: ASGIApp, keys: list[ApiKey]) -> None:
         self._app, self._keys = app, keys
@@ -112,7 +120,10 @@ class ApiKeyAuth:
         await self._app(scope, receive, send)
 
     def _identify(self, headers: Headers) -> ApiKey | None:
-        """Find the key of a request. All keys are compared, so that the time reveals nothing about them."""
+        """Find the API key of a request.
+
+        All API keys are compared, so that the response time does not depend on the keys.
+        """
         bearer = bearer_token(headers)
         secret = headers.get("x-api-key", "") if bearer is None else bearer
         digest = hashlib.sha256(secret.encode()).digest()
@@ -124,13 +135,16 @@ class ApiKeyAuth:
 
 
 def bearer_token(headers: Headers) -> str | None:
-    """The token after `Authorization: Bearer`; None without such a header."""
+    """The token in the header `Authorization: Bearer TOKEN`; None without such a header."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 class BodyLimit:
-    """Reads the body of a request; answers 413 if it exceeds the limit, with or without a declared length."""
+    """Reads the body of a request; answers 413 if it is larger than the limit.
+
+    The limit also holds for a request that does not declare its length.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -152,7 +166,7 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Read the body; return None if it exceeds the limit.
+        """Read the body; return None if it is larger than the limit.
 
         Raises:
             ClientDisconnect: If the client disconnects before its end.

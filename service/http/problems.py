@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457) with a stable `code`. All errors are mapped to responses here."""
+"""Errors as problem details (RFC 9457) with a stable `code`. This module maps every error to a response."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STATUSES = {
     503: ("not_ready", "Not ready"),
     504: ("deadline_passed", "Deadline passed"),
 }
-# The status and the code of each error of the service; None is the status's default code.
+# The status and the code of each ServiceError; None stands for the status's default code.
 _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     QueryError: (422, None),
     RateLimitError: (429, None),
@@ -60,13 +60,13 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
 _RETRY_AFTER_SECONDS = "1"
 NOT_JSON = "body: expected a JSON object, sent as Content-Type: application/json"
 _MEDIA_TYPE = "application/problem+json"
-# Limits of a problem's size: number of errors, and characters of a field's name.
+# Limits of the size of a problem: number of listed errors, and characters of a field's name.
 _MAX_ERRORS = 10
 _MAX_FIELD_CHARACTERS = 80
 
 
 class ProblemError(Exception):
-    """An error of a route itself; `code` defaults to the status's code."""
+    """An error that a route raises; `code` defaults to the status's code."""
 
     def __init__(self, status: int, detail: str, code: str | None = None) -> None:
         super().__init__(detail)
@@ -89,7 +89,7 @@ def problem_response(
 
 
 def problem_bytes(status: int, detail: str) -> bytes:
-    """A whole HTTP response, for a connection whose request cannot be read."""
+    """A complete HTTP response, for a connection whose request cannot be read."""
     code, title = _STATUSES[status]
     body = Problem(title=title, status=status, code=code, detail=detail).model_dump_json(exclude_none=True).encode()
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
@@ -97,13 +97,13 @@ def problem_bytes(status: int, detail: str) -> bytes:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of these statuses in `/docs`."""
+    """The documentation of these error statuses in `/docs`."""
     content = {_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": _STATUSES[status][1], "content": content} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Respond to every expected error with a problem. `RequestContext` responds to all others, and logs them."""
+    """Answer every expected error with a problem. `RequestContext` answers and logs all unexpected errors."""
 
     @app.exception_handler(ProblemError)
     async def on_problem(request: Request, error: ProblemError) -> Response:
@@ -122,14 +122,17 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 400:  # FastAPI's error for a body that is not UTF-8 or is nested too deep
+        if error.status_code == 400:  # the body is not UTF-8, or is nested too deep
             return problem_response(422, "body: expected JSON, found bytes that are not UTF-8, or too deep a nesting")
         detail = f"{request.method} {request.url.path}: {error.detail}"
         return problem_response(error.status_code, detail, headers=error.headers)
 
 
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
-    """The field and the reason, without the value, which may be large or not representable in JSON."""
+    """The name of the wrong field and the reason.
+
+    The value is left out: it may be large or not representable in JSON.
+    """
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}

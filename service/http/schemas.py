@@ -1,4 +1,4 @@
-"""The JSON of requests and responses. `/docs` shows these models; requests are validated with them."""
+"""The JSON format of requests and responses. `/docs` documents these models, and requests are validated with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK
 
 
 class AnswerBody(BaseModel):
-    """The fields that both kinds of requests have."""
+    """The fields of both request types: one query and several queries."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -22,28 +22,33 @@ class AnswerBody(BaseModel):
     allow: list[str] | None = Field(None, description="uids of the only labels to return")
     deny: list[str] | None = Field(None, description="uids of labels not to return")
     threshold: Threshold = 0.0
-    explain: bool = Field(False, description="list the terms of each score")
-    timeout_ms: int | None = Field(None, ge=1, le=600_000, description="deadline in milliseconds; after it, 504")
+    explain: bool = Field(False, description="whether to list the terms of each score")
+    timeout_ms: int | None = Field(
+        None, ge=1, le=600_000, description="time limit in milliseconds; a request that takes longer gets status 504"
+    )
 
 
 class PredictRequest(AnswerBody):
-    """One query. Only `query` is required; the bundle has defaults for the rest."""
+    """A request with one query. Only `query` is required; the bundle has defaults for the other fields."""
 
     query: Query
 
 
 class PredictBatchRequest(AnswerBody):
-    """Several queries with the same options. One version answers all of them."""
+    """A request with several queries, which have the same options. One version answers all queries of the request."""
 
     queries: list[Query] = Field(min_length=1)
 
 
 class _Versioned(BaseModel):
-    version: str = Field(description="the version that answered")
+    version: str = Field(description="version of the bundle that answered")
 
 
 class Reason(BaseModel):
-    """One term of a score: `share` is the key's weight times lambda (instance) or 1 - lambda (label)."""
+    """One term of a score.
+
+    `share` is the key's weight times lambda (instance keys) or times 1 - lambda (label keys).
+    """
 
     kind: str
     uid: str
@@ -59,7 +64,11 @@ class ScoredLabel(BaseModel):
 
 
 class Result(BaseModel):
-    """Labels in falling score. `truncated`: the query was cut. `exhausted`: the filter admits no more labels."""
+    """The labels of one query, in order of falling score.
+
+    `truncated`: the query was longer than the encoder's limit, so its end was ignored. `exhausted`: fewer labels than
+    `top_k`, because the filter admits no more.
+    """
 
     labels: list[ScoredLabel]
     truncated: bool | None = None
@@ -77,7 +86,7 @@ class PredictBatchResponse(_Versioned):
 
 
 class LabelResponse(_Versioned):
-    """A label, and the number of training instances that have it."""
+    """A label, its text, and the number of training instances with this label."""
 
     uid: str
     text: str
@@ -85,7 +94,7 @@ class LabelResponse(_Versioned):
 
 
 class VersionResponse(_Versioned):
-    """The version that serves, and since when it serves."""
+    """The version that a replica serves, and the time since which it serves this version."""
 
     created: datetime
     since: datetime
@@ -99,11 +108,11 @@ class VersionResponse(_Versioned):
 
 class Health(BaseModel):
     status: str
-    degraded: list[str] | None = Field(None, description="parts that do not work, with the reason")
+    degraded: list[str] | None = Field(None, description="components that do not work, each with the reason")
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457). `code` is stable; `errors` names the fields that are wrong."""
+    """An error as problem details (RFC 9457). `code` never changes its meaning; `errors` names the wrong fields."""
 
     type: str = "about:blank"
     title: str

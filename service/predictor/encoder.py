@@ -15,12 +15,12 @@ from service.bundle.manifest import EncoderInfo
 from service.errors import opening
 from service.settings import Device
 
-# Texts in one run of the graph; they have similar lengths, so that padding costs little. In int8, each text runs alone:
-# a batch shares one scale of its activations, so the vector of a text would depend on the other texts of the batch.
-# Batches would not be faster anyway, because int8 runs on the CPU.
+# Number of texts in one batch of the encoder. The texts of a batch have similar lengths, so that padding costs little.
+# An int8 encoder gets one text at a time: a batch has one scale for its activations, so the vector of a text would
+# depend on the other texts of the batch. In int8, batches are not faster anyway, because int8 runs on the CPU.
 _BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
 
-onnxruntime.disable_telemetry_events()  # queries are private
+onnxruntime.disable_telemetry_events()  # telemetry could contain queries, which are private
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _INT8_ON_GPU = "int8 runs on the CPU only; build with --precision fp16 for a GPU"
@@ -83,6 +83,6 @@ class QueryEncoder:
 
 
 def _providers(device: Device, info: EncoderInfo) -> list[str]:
-    """The GPU if it is requested and supported, then the CPU."""
+    """The ONNX Runtime providers to use: the GPU if it is requested and supported, then the CPU."""
     wanted = [_CPU] if device == "cpu" or info.precision == "int8" else [_CUDA, _CPU]
     return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

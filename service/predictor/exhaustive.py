@@ -1,9 +1,10 @@
-"""Exhaustive ranking: score the labels that a filter admits from every key that votes for them.
+"""Exhaustive ranking: score each label that a filter admits by all keys that vote for the label.
 
-A search finds the keys near a query, whatever labels they vote for. If a filter admits few labels, a search may find
-none of their keys. The transposed values list the keys of a label: its instances and its own key. If the admitted
-labels have few votes, all of their keys are compared with the query. If they have many, a search for more keys
-usually finds enough labels, and the exhaustive ranking is only the last resort.
+A search finds the keys near a query, but these keys may vote only for labels that the filter excludes. If a filter
+admits few labels, a search may find no key that votes for them. The file `voter_indices.npy` lists the instances that
+vote for each label; each label's own key also votes for it. If the admitted labels have few votes, all of their keys
+are compared with the query. If the admitted labels have many votes, a search for more keys usually finds enough labels,
+and exhaustive ranking runs only if this search does not.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from service.predictor.filters import LabelFilter
 from service.predictor.scoring import Ranking, Votes, gather_rows, key_weights
 from service.predictor.searcher import Neighbours, Searcher
 
-# Up to this number of votes, exhaustive ranking costs less than a search for many keys.
+# Up to this number of votes for the admitted labels, exhaustive ranking costs less than a search for many keys.
 MAX_CHEAP_VOTES = 16_384
-# Votes of instances that are in memory at once.
+# Number of votes that are in memory at the same time.
 _BLOCK_VOTES = 1 << 20
 
 
 class ExhaustiveRanker:
-    """Ranks labels by all keys that vote for them.
+    """Ranks labels by all keys that vote for them, not only by the keys that a search finds.
 
     Label l gets a vote from the instances `indices[indptr[l] : indptr[l + 1]]` and from its own key.
     """
@@ -37,7 +38,7 @@ class ExhaustiveRanker:
         self._indptr, self._indices, self._searcher = indptr, indices, searcher
 
     def is_cheap(self, label_filter: LabelFilter, lambda_: float) -> bool:
-        """Whether the admitted labels have so few votes that exhaustive ranking is the fastest way."""
+        """Whether the admitted labels have so few votes that exhaustive ranking is faster than a search."""
         if not label_filter.allows_all:
             return self._count_votes(label_filter.labels, lambda_) <= MAX_CHEAP_VOTES
         all_votes = len(self._indices) * (lambda_ > 0) + len(label_filter.admits) * (lambda_ < 1)
@@ -45,7 +46,7 @@ class ExhaustiveRanker:
         return all_votes - self._count_votes(denied, lambda_) <= MAX_CHEAP_VOTES
 
     def count_rankable(self, label_filter: LabelFilter, lambda_: float) -> int:
-        """The number of admitted labels that get a vote from any key; at lambda 1, label keys have no vote."""
+        """The number of admitted labels that get a vote from at least one key. At lambda 1, label keys have no vote."""
         admits = label_filter.admits
         return int(np.count_nonzero(admits & (np.diff(self._indptr) > 0) if lambda_ == 1 else admits))
 
@@ -60,15 +61,15 @@ class ExhaustiveRanker:
     ) -> tuple[Ranking, Votes]:
         """Rank labels by all keys that vote for them.
 
-        The softmax is over these keys and the keys that a search found, each counted once.
+        The softmax is over these keys and the keys that a search found; a key in both groups counts once.
 
         Args:
             vector: The query.
             nearest: The keys that a search found for the query.
             labels: Positions of the labels, in rising order.
-            temperature: Tau.
+            temperature: Tau of the softmax.
             lambda_: Weight of instances against labels.
-            explained: Number of best labels whose votes are returned.
+            explained: The votes for this number of best labels are returned.
 
         Returns:
             The labels that get a vote, ranked, and the votes of the best labels.
@@ -97,7 +98,7 @@ class ExhaustiveRanker:
         temperature: float,
         lambda_: float,
     ) -> Float[np.ndarray, " key"]:
-        """The weight of every key of the memory; 0 for a key that was not found and votes for none of the labels."""
+        """The weight of every key; 0 if a key neither votes for one of the labels nor was found by the search."""
         keys = self._voting_keys(labels, lambda_)
         found = nearest.keys[0] >= 0
         weighted = np.union1d(keys, nearest.keys[0, found])
@@ -109,7 +110,7 @@ class ExhaustiveRanker:
         return weight
 
     def _voting_keys(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Int[np.ndarray, " key"]:
-        """The keys that vote for any of the labels, in rising order."""
+        """The keys that vote for at least one of the labels, in rising order."""
         votes = np.zeros(self._searcher.instances.keys, dtype=bool)
         for block in self._blocks(labels, lambda_):
             votes[gather_rows(self._indptr, self._indices, labels[block])[1]] = True
@@ -117,11 +118,11 @@ class ExhaustiveRanker:
         return np.concatenate([np.flatnonzero(votes), label_keys])
 
     def _votes(self, labels: Int[np.ndarray, " label"], weight: Float[np.ndarray, " key"], lambda_: float) -> Votes:
-        """All votes for some labels."""
+        """All votes for the given labels."""
         if (votes := self._count_votes(labels, lambda_)) > MAX_CHEAP_VOTES:
             raise QueryError(
                 f"explain: expected at most {MAX_CHEAP_VOTES:,} keys that vote for the labels found, found {votes:,}; "
-                "set a smaller top_k, or do not ask for an explanation"
+                "set a smaller top_k, or set explain to false"
             )
         row, key = gather_rows(self._indptr, self._indices, labels if lambda_ > 0 else labels[:0])
         label_keys = self._label_keys(labels) if lambda_ < 1 else labels[:0]
@@ -141,12 +142,15 @@ class ExhaustiveRanker:
         return counts
 
     def _count_votes(self, labels: Int[np.ndarray, " label"], lambda_: float) -> int:
-        """The number of votes for the labels from keys to which lambda gives weight."""
+        """The number of votes for the labels, without votes that lambda gives the weight 0."""
         from_instances = int(self._count_instances(labels).sum()) if lambda_ > 0 else 0
         return from_instances + (len(labels) if lambda_ < 1 else 0)
 
     def _blocks(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Iterator[slice]:
-        """Slices of the labels with about `_BLOCK_VOTES` votes of instances each; none at lambda 0."""
+        """Slices of the labels; the labels of one slice have about `_BLOCK_VOTES` votes of instances.
+
+        At lambda 0 there are no slices.
+        """
         if lambda_ == 0:
             return
         block = np.cumsum(self._count_instances(labels)) // _BLOCK_VOTES

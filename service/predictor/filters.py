@@ -13,12 +13,13 @@ from service.predictor.scoring import Ranking
 
 
 class LabelFilter:
-    """Admits the allowed labels, or all labels, except the denied labels.
+    """Admits the labels in `allow` (all labels if it is None), except the labels in `deny`.
 
     Args:
         allow: Label uids; None allows every label.
         deny: Label uids.
-        labels: Labels of the bundle. Unknown uids are ignored, because a client's list can be older than a version.
+        labels: Labels of the bundle. Unknown uids are ignored, because a client's list of labels can be older than the
+            version that answers.
 
     Attributes:
         admits: Whether each label is admitted.
@@ -38,6 +39,6 @@ class LabelFilter:
         return np.flatnonzero(self.admits)
 
     def apply(self, ranking: Ranking) -> Ranking:
-        """The rows of a ranking whose label is admitted."""
+        """The entries of a ranking whose label is admitted."""
         admitted = self.admits[ranking.label]
         return Ranking(ranking.query[admitted], ranking.label[admitted], ranking.score[admitted])

@@ -1,7 +1,7 @@
-"""Golden queries: queries of a bundle with the labels that it must answer.
+"""Golden queries: a bundle contains these queries with the labels that its answers must contain.
 
-Their labels come from exact search with the trained encoder, before the precision was reduced and an index was chosen.
-So they check the whole path at once: tokenizer, encoder, index, values and scoring.
+The labels of golden queries come from exact search with the trained encoder, without reduced precision and approximate
+indexes. Golden queries therefore check the tokenizer, the encoder, the indexes, the votes and the scoring together.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from service.options import resolve_options
 from service.predictor.predictor import Predictor
 
 GOLDEN = "golden.json"
-# Name of the check in a manifest whose lower bound is the share of golden labels that the bundle must answer.
+# Name of a check in the manifest. Its lower bound is the minimum fraction of golden labels that the answers must
+# contain.
 GOLDEN_CHECK = "golden labels answered"
 
 
 class GoldenQuery(BaseModel):
-    """A query and the uids of its best labels, in falling order."""
+    """A golden query and the uids of its best labels, in order of falling score."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,20 +49,20 @@ def read_golden(folder: Path) -> list[GoldenQuery]:
         problem = error.errors()[0]
         found = problem["msg"] + (" at " + ".".join(map(str, problem["loc"])) if problem["loc"] else "")
         raise BundleError(
-            f"{folder / GOLDEN}: expected queries with their labels, found: {found}; build the bundle again"
+            f"{folder / GOLDEN}: expected golden queries with their labels, found: {found}; build the bundle again"
         ) from None
 
 
 def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) -> float:
-    """Answer the golden queries of a bundle, and return the share of their labels among the answers.
+    """Answer the golden queries of a bundle, and return the fraction of golden labels that the answers contain.
 
     Args:
         predictor: The open bundle.
-        pause: Called after each query.
+        pause: Called after each golden query, so that a caller can slow the work down.
 
     Raises:
         BundleError: If the golden queries cannot be read.
-        WrongAnswersError: If the share is less than the bound in the manifest.
+        WrongAnswersError: If the fraction is less than the bound in the manifest.
     """
     folder, checks = predictor.bundle.folder, predictor.manifest.checks
     share = agreement(predictor, read_golden(folder), pause)
@@ -75,7 +76,7 @@ def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) 
 
 
 def agreement(predictor: Predictor, golden: list[GoldenQuery], pause: Callable[[], None] | None = None) -> float:
-    """The share of the golden labels, over all queries, that are among the answers; 1 without golden queries."""
+    """The fraction of all golden labels that the answers contain; 1 if the bundle has no golden queries."""
     answered = 0
     for each in golden:
         (answer,) = predictor.predict([each.query], resolve_options(predictor.defaults, top_k=len(each.labels))).answers

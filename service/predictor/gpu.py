@@ -1,7 +1,7 @@
-"""faiss indexes on a GPU.
+"""Runs faiss indexes on a GPU.
 
-faiss can search flat indexes and inverted lists of plain, eight-bit or product-quantised keys on a GPU. Graphs,
-refinements and fast-scan codes run on the CPU only. Only the package `faiss-gpu` supports GPUs.
+On a GPU, faiss can search flat indexes and inverted lists whose keys are uncompressed, eight-bit or product-quantised.
+HNSW graphs, refining indexes and fast-scan codes run on the CPU only. Only the package `faiss-gpu` supports GPUs.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-# Largest number of keys that a search on a GPU can return, and of lists that it can visit.
+# Maximum number of keys that a search on a GPU can return; also the maximum number of inverted lists that it can
+# search.
 _MAX_KEYS_OR_LISTS = 2_048
-# Scratch memory of one index on the GPU; the default of faiss is 1.5 GB.
+# Temporary GPU memory of one index; faiss's default is 1.5 GB.
 _SCRATCH_BYTES = 256 << 20
 
 
 class NoGpuError(Exception):
-    """An index or a process cannot use a GPU; the message gives the reason."""
+    """Raised if an index or a process cannot use a GPU; the message gives the reason."""
 
 
 class GpuIndex:
-    """A copy of a faiss index on the first GPU.
+    """A copy of a faiss index in the memory of the first GPU.
 
     Raises:
         NoGpuError: If there is no GPU, faiss does not support GPUs or this index on a GPU, or the memory is too small.
     """
 
     def __init__(self, index: Any) -> None:
-        self._resources = gpu_resources()  # not shared with other indexes: faiss does not lock them
+        self._resources = gpu_resources()  # not shared with other indexes, because these resources are not thread-safe
         self._resources.setTempMemory(_SCRATCH_BYTES)
         try:
             self._index = faiss.index_cpu_to_gpu(self._resources, 0, index)
@@ -54,7 +55,7 @@ class GpuIndex:
 
 
 def gpu_resources() -> Any:
-    """Resources of faiss on the first GPU. They are not thread-safe.
+    """GPU resources of faiss for the first GPU. These resources are not thread-safe.
 
     Raises:
         NoGpuError: If faiss sees no GPU.
@@ -67,5 +68,5 @@ def gpu_resources() -> Any:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error of faiss, without the position in its source code."""
+    """The message of a faiss error, without the position in faiss's source code."""
     return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error).strip().splitlines()[-1])

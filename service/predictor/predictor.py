@@ -1,4 +1,7 @@
-"""The predictor: answers queries from one open bundle. The service, the command line and the evaluation use it."""
+"""The predictor answers queries with one open bundle.
+
+The service, the command line and the evaluation use the predictor.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, 
 from service.predictor.searcher import Neighbours, Searcher
 from service.settings import Device
 
-# Factor by which a filtered search raises top_b until it finds enough labels, up to `MOST_KEYS`.
+# A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
 _TOP_B_GROWTH = 4
-# Keys whose votes are in memory at once; bounds the memory of a large batch.
+# Number of keys whose votes are in memory at the same time; this limits the memory for a large batch.
 _BLOCK_KEYS = 16_384
 
 
@@ -59,9 +62,10 @@ class Answer:
     """The labels of one query.
 
     Attributes:
-        labels: Best first.
+        labels: The labels, best first.
         truncated: Whether the encoder read only the beginning of the query.
-        exhausted: Whether a filter admits fewer than `top_k` labels that get a vote.
+        exhausted: Whether the answer has fewer than `top_k` labels because the filter admits too few labels with a
+            vote.
     """
 
     labels: list[ScoredLabel]
@@ -69,7 +73,7 @@ class Answer:
     exhausted: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """The members of the JSON object, for HTTP, the answer cache and the command line."""
+        """The fields of the JSON object for HTTP, the answer cache and the command line."""
         content: dict[str, Any] = {"labels": [label.to_dict() for label in self.labels]}
         if self.truncated:
             content["truncated"] = True
@@ -80,7 +84,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one request, and the milliseconds of each stage."""
+    """The answers to one request, and the milliseconds that each stage of the computation took."""
 
     answers: list[Answer]
     milliseconds: dict[str, float]
@@ -94,7 +98,7 @@ class _Stopwatch:
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """Add the time since the last lap to a stage."""
+        """Add the time since the previous call to the time of a stage."""
         now = time.perf_counter()
         self.stages[stage] = self.stages.get(stage, 0.0) + (now - self._last) * 1e3
         self._last = now
@@ -117,7 +121,8 @@ class Predictor:
     def open(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> Predictor:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
-        With device `cuda` or `auto`, a part that cannot use the GPU runs on the CPU; `cpu_reasons` explains why.
+        With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
+        the reasons.
 
         Raises:
             BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
@@ -127,7 +132,10 @@ class Predictor:
         return predictor
 
     def close(self) -> None:
-        """Free the encoder and the indexes and unmap the bundle, in this thread. Only `manifest` stays usable."""
+        """Free the encoder and the indexes, and unmap the files of the bundle, in the calling thread.
+
+        After this, only `manifest` can be used.
+        """
         del self.bundle, self.encoder, self.searcher, self.values, self.exhaustive
 
     @property
@@ -140,7 +148,7 @@ class Predictor:
 
     @property
     def cpu_reasons(self) -> list[str]:
-        """Why parts do not use the requested GPU."""
+        """The reasons why the encoder or an index does not use the requested GPU."""
         return [reason for reason in (self.encoder.cpu_reason, *self.searcher.cpu_reasons) if reason]
 
     def _check_shapes(self) -> None:
@@ -152,11 +160,12 @@ class Predictor:
         ):
             if found != expected:
                 raise BundleError(
-                    f"{folder / name}: manifest expects shape {expected}, found {found}; rebuild with `recollect build`"
+                    f"{folder / name}: the manifest states the shape {expected}, found {found}; "
+                    "rebuild with `recollect build`"
                 )
 
     def warm_up(self) -> None:
-        """Answer some texts of the memory as queries.
+        """Answer some training queries of the bundle, so that the first real query is fast.
 
         Raises:
             BundleError: If the encoder does not produce unit vectors.
@@ -165,12 +174,13 @@ class Predictor:
         texts = [self.bundle.instance_texts[row] for row in rows.tolist()]
         if not np.allclose(np.linalg.norm(self.encode(texts), axis=1), 1, atol=1e-3):
             raise BundleError(
-                f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found others; build the bundle again"
+                f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
+                "build the bundle again"
             )
         self.predict(texts, resolve_options(self.defaults))
 
     def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
-        """Unit vectors of queries."""
+        """Encode queries as unit vectors."""
         return self.encoder.encode(self.encoder.tokenise(queries))
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
@@ -178,10 +188,10 @@ class Predictor:
         return self.predict_together([(queries, options)])[0]
 
     def predict_together(self, requests: Sequence[tuple[Sequence[str], AnswerOptions]]) -> list[Answers]:
-        """Answer several requests at once, each with its own options.
+        """Answer several requests together, each with its own options.
 
-        All queries are encoded together. Queries with equal options are searched and ranked together. The milliseconds
-        of every request are the times of the whole call, because each request waits for all of it.
+        All queries are encoded together. Queries with equal options are searched and ranked together. Every request
+        gets the times of the whole call, because it waits until all requests are answered.
         """
         watch = _Stopwatch()
         queries = [query for texts, _ in requests for query in texts]
@@ -189,11 +199,12 @@ class Predictor:
         watch.lap("tokenize")
         vectors = self.encoder.encode(tokens)
         watch.lap("encode")
-        faiss.omp_set_num_threads(self._threads)  # OpenMP stores this number for each calling thread
+        faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
         for options, rows in _group_by_options(requests):
             label_filter = LabelFilter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
-            # A filtered query is ranked alone: the number of keys it retrieves must not depend on its batch.
+            # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
+            # batch.
             step = 1 if label_filter else max(1, _BLOCK_KEYS // options.top_b)
             for start in range(0, len(rows), step):
                 part = rows[start : start + step]
@@ -215,7 +226,7 @@ class Predictor:
         label_filter: LabelFilter | None,
         watch: _Stopwatch,
     ) -> list[Answer]:
-        """Answer queries with equal options; with a filter, one query."""
+        """Answer queries that have equal options. If the options have a filter, there is only one query."""
         if label_filter is None:
             ranking, votes = self._rank(self._search(vectors, options.top_b, options, watch), options)
         else:
@@ -243,7 +254,7 @@ class Predictor:
         return neighbours
 
     def _rank(self, neighbours: Neighbours, options: AnswerOptions) -> tuple[Ranking, Votes]:
-        """Rank the labels that the retrieved keys vote for; the votes are the terms of the scores."""
+        """Rank the labels that the retrieved keys vote for. Each vote is one term of a score."""
         votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
         return rank(votes, self.values), votes
 
@@ -286,7 +297,10 @@ class Predictor:
 def _group_by_options(
     requests: Sequence[tuple[Sequence[str], AnswerOptions]],
 ) -> Iterator[tuple[AnswerOptions, list[int]]]:
-    """The rows of the queries, grouped by equal options; requests with filters, which can be long, are not compared."""
+    """Group the rows of queries with equal options.
+
+    Requests with filters are not grouped: filters are long to compare.
+    """
     groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
     row = 0
     for number, (queries, options) in enumerate(requests):

@@ -1,8 +1,9 @@
-"""Scoring: the retrieved keys vote for labels, weighted by their similarity (RAE-XMC, Eq. 5 and 7).
+"""Scoring: the retrieved keys vote for labels, weighted by their similarity to the query (RAE-XMC, Eq. 5 and 7).
 
     p = softmax(q K^T / tau) [lambda Y; (1 - lambda) I]
 
-over the b retrieved keys. The cost grows with b and with the labels of each key, not with the number of labels.
+The softmax is over the b retrieved keys. The cost grows with b and with the number of labels of each key, not with the
+number of all labels.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Votes:
-    """All terms of all scores: in the answer to `query`, `key` adds `share` to the score of `label`."""
+    """Votes for labels: for query `query[i]`, key `key[i]` adds `share[i]` to the score of label `label[i]`."""
 
     query: Int[np.ndarray, " vote"]
     key: Int[np.ndarray, " vote"]
@@ -39,7 +40,7 @@ class Votes:
     share: Float[np.ndarray, " vote"]
 
     def terms(self, query: int, label: int) -> Iterator[tuple[int, float]]:
-        """The key and share of each term of one score; the votes must come from `sort_votes`."""
+        """List the terms of one score, each a key and its share. The votes must be sorted by `sort_votes`."""
         start, stop = np.searchsorted(self.query, [query, query + 1])
         first, last = start + np.searchsorted(self.label[start:stop], [label, label + 1])
         yield from zip(self.key[first:last].tolist(), self.share[first:last].tolist(), strict=True)
@@ -59,7 +60,7 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
 
     Args:
         similarities: Inner products of unit vectors, so in [-1, 1]; -inf for a missing key.
-        temperature: Tau.
+        temperature: Tau of the softmax.
 
     Returns:
         Weights in float64 that sum to 1 for every query with at least one key.
@@ -72,13 +73,17 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
     logits = similarities.astype(np.float64) / temperature
     found = np.isfinite(logits)
     largest = logits.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min, where=found)
-    weights = np.exp(logits - largest)  # 0 for a missing key
+    weights = np.exp(logits - largest)  # a missing key gets the weight 0
     normalised: np.ndarray = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return normalised
 
 
 def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, values: Values) -> Votes:
-    """Vote: an instance gives each of its labels lambda times its weight, a label key 1 - lambda times its weight."""
+    """Compute the votes.
+
+    An instance gives lambda times its weight to each of its labels, a label key 1 - lambda times its weight to its
+    label.
+    """
     weights = key_weights(neighbours.similarities, temperature)
     query, slot = np.nonzero(neighbours.keys >= 0)
     key, weight = neighbours.keys[query, slot], weights[query, slot]
@@ -97,7 +102,7 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
 def gather_rows(
     indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
 ) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
-    """The entries of some rows of a compressed sparse matrix: for each entry, its place in `rows` and its value."""
+    """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
     starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
     row = np.repeat(np.arange(len(rows)), counts)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -111,9 +116,9 @@ def sort_votes(votes: Votes) -> Votes:
 
 
 def rank(votes: Votes, values: Values) -> Ranking:
-    """Sum the shares of each label of each query, best label first; equal scores are sorted by label position."""
+    """Sum the votes for each label of each query. Sort the labels by falling score, then by label position."""
     pair, index = np.unique(votes.query * np.int64(values.labels) + votes.label, return_inverse=True)
     score = np.bincount(index, weights=votes.share, minlength=len(pair)).astype(np.float64, copy=False)
     query, label = np.divmod(pair, values.labels)
-    order = np.lexsort((-score, query))  # a stable sort, and `pair` is sorted by label
+    order = np.lexsort((-score, query))  # stable: equal scores stay sorted by label
     return Ranking(query[order], label[order], score[order])

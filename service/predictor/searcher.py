@@ -1,7 +1,8 @@
 """The searcher: finds the top-b keys of each query by inner product.
 
-Instance keys and label keys have separate indexes, and two lists of b keys merge into the joint top b. One index for
-both with a selector would be bad at lambda 0 and 1: an HNSW search whose selector admits few keys finds almost none.
+Instance keys and label keys have separate indexes. The b best keys of both indexes are merged into the b best keys
+overall. A single index with a filter on keys would be bad at lambda 0 and 1: an HNSW search that may return only few
+keys finds almost none of them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from service.settings import Device
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Retrieved keys in falling similarity.
+    """The retrieved keys of each query, in order of falling similarity.
 
-    A key is the row of an instance, or the number of instances plus the position of a label. If fewer than b keys were
-    found, the rest has key -1 and similarity -inf.
+    An instance key is the row of the instance. A label key is the number of instances plus the position of the label.
+    If a search finds fewer than b keys, the remaining places have key -1 and similarity -inf.
     """
 
     similarities: Float[np.ndarray, "query top_b"]
@@ -38,7 +39,7 @@ class Neighbours:
 
 
 class KeyIndex:
-    """One mapped faiss index with its search effort; on a GPU, with a copy in its memory.
+    """One memory-mapped faiss index with its search effort, and a copy of it on the GPU if a GPU is used.
 
     Attributes:
         cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
@@ -69,11 +70,11 @@ class KeyIndex:
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:
-        """The similarity of a query to some keys, which must be in rising order."""
+        """The similarities of a query to the given keys; the keys must be in rising order."""
         return similarities_to_keys(self.index, vector, keys)
 
     def at(self, info: IndexInfo) -> KeyIndex:
-        """The same open index with another search effort."""
+        """The same open faiss index with another search effort."""
         other = copy.copy(self)
         other._info = info
         return other
@@ -81,7 +82,10 @@ class KeyIndex:
     def _search_gpu(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]] | None:
-        """Search on the GPU; None if the index is not there, the search exceeds its limits, or its memory is full."""
+        """Search on the GPU.
+
+        Return None if the index is not on the GPU, the search exceeds the GPU's limits, or GPU memory is full.
+        """
         inner = getattr(parameters, "index_params", parameters)
         if self._on_gpu is None or not self._on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
             return None
@@ -91,7 +95,7 @@ class KeyIndex:
             return None
 
     def _parameters(self, index: Any, top_b: int) -> Any:
-        """The search effort as parameters of faiss, from the outer layers of the index to its lists or graph."""
+        """The search effort as faiss search parameters, which are nested in the same way as the layers of the index."""
         match faiss.downcast_index(index):
             case faiss.IndexPreTransform() as transform:
                 return faiss.SearchParametersPreTransform(index_params=self._parameters(transform.index, top_b))
@@ -100,7 +104,7 @@ class KeyIndex:
                 base = self._parameters(refine.base_index, candidates)
                 return faiss.IndexRefineSearchParameters(k_factor=candidates / top_b, base_index_params=base)
             case faiss.IndexIVF() as lists:
-                share = math.ceil(lists.nlist * top_b / self.keys)  # all lists if all keys are requested
+                share = math.ceil(lists.nlist * top_b / self.keys)  # all keys need all lists
                 return faiss.SearchParametersIVF(nprobe=max(self._info.effort, share))
             case faiss.IndexHNSW():
                 return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
@@ -108,7 +112,7 @@ class KeyIndex:
 
 
 def unwrapped(index: Any) -> Any:
-    """The inner index of lists, graph or codes, without transforms and refinements."""
+    """The faiss index (inverted lists, a graph or flat codes) inside the layers for transforms and refinement."""
     index = faiss.downcast_index(index)
     match index:
         case faiss.IndexPreTransform():
@@ -119,13 +123,13 @@ def unwrapped(index: Any) -> Any:
 
 
 def refines(index: Any) -> bool:
-    """Whether an index compares its candidates again with more exact codes."""
+    """Whether a search of the index compares its candidates again with more exact codes."""
     index = faiss.downcast_index(index)
     return isinstance(index, faiss.IndexRefine) or (isinstance(index, faiss.IndexPreTransform) and refines(index.index))
 
 
 class Searcher:
-    """Searches both parts of a memory: instance keys and label keys."""
+    """Searches both kinds of keys: instance keys and label keys."""
 
     def __init__(self, bundle: Bundle, device: Device = "cpu") -> None:
         index = bundle.manifest.index
@@ -134,7 +138,7 @@ class Searcher:
 
     @property
     def cpu_reasons(self) -> list[str]:
-        """Why parts do not use the requested GPU."""
+        """The reasons why an index does not use the requested GPU."""
         return [part.cpu_reason for part in (self.instances, self.labels) if part.cpu_reason]
 
     @property
@@ -142,13 +146,13 @@ class Searcher:
         return self.instances.keys + self.labels.keys
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
-        """The top-b keys of the parts of the memory to which lambda gives weight."""
+        """The top-b instance keys and label keys; lambda 0 leaves out instance keys, lambda 1 leaves out label keys."""
         return search_parts(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:
-        """The similarity of a query to some keys, which must be in rising order."""
+        """The similarities of a query to the given keys; the keys must be in rising order."""
         instances = keys[: np.searchsorted(keys, self.instances.keys)]
         labels = keys[len(instances) :] - self.instances.keys
         return np.concatenate(
@@ -156,7 +160,7 @@ class Searcher:
         )
 
 
-# Finds the top-b keys of one part of a memory; keys are rows of that part.
+# Finds the top-b keys among the instance keys or among the label keys; a key is its row number.
 PartSearch = Callable[[Float[np.ndarray, "query dim"], int], Neighbours]
 
 
@@ -168,7 +172,7 @@ def search_parts(
     top_b: int,
     lambda_: float,
 ) -> Neighbours:
-    """The top-b keys of the parts of a memory to which lambda gives weight (RAE-XMC, Eq. 5 and 8).
+    """The top-b keys of the kinds of keys that lambda gives weight to (RAE-XMC, Eq. 5 and 8).
 
     Args:
         search_instances: Searches instance keys.
@@ -188,7 +192,7 @@ def search_parts(
 
 
 def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:
-    """The `top_b` best keys of two lists; at equal similarity, keys of `first` come first."""
+    """Merge two lists of keys into the `top_b` best keys; at equal similarity, keys of `first` come first."""
     similarities = np.concatenate([first.similarities, second.similarities], axis=1)
     keys = np.concatenate([first.keys, second.keys], axis=1)
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]

@@ -1,7 +1,7 @@
-"""The similarity of a query to chosen keys of an index, equal to the similarity that a search reports.
+"""The similarity of a query to chosen keys of an index, equal to the similarity that a search of the index reports.
 
-It is computed from the codes that the index stores. Some codes cannot be decoded to the vector that a search compares;
-for these, an exhaustive search runs over the chosen keys only.
+The similarity is computed from the codes that the index stores. Codes of some kinds cannot be decoded to the vector
+that a search compares; for these codes, an exhaustive search runs over the chosen keys only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-# Keys that are decoded at once; bounds the memory.
+# Number of keys that are decoded at the same time; this limits the memory.
 _BLOCK_KEYS = 16_384
 
-# Codes that decode to exactly the vector that a search compares; fast-scan and RaBitQ codes do not.
+# Indexes whose codes decode to exactly the vector that a search compares. Fast-scan and RaBitQ codes do not.
 _DECODED = (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexPQ)
 _DECODED_LISTS = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
 
-# Protects the construction of the map from keys to places in the lists; it happens once, at the first use.
+# Lock for building an index's map from keys to inverted lists, which happens once, at the first use.
 _direct_map_lock = threading.Lock()
 
 
@@ -68,7 +68,7 @@ def _compare_decoded(
 def _compare_by_search(
     index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
 ) -> Float[np.ndarray, " key"]:
-    """The similarities that an exhaustive search reports; -inf for a key that it does not reach."""
+    """The similarities that an exhaustive search reports; -inf for a key that the search does not return."""
     chosen = np.zeros(index.ntotal, dtype=bool)
     chosen[keys] = True
     selector = faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
@@ -76,7 +76,7 @@ def _compare_by_search(
     parameters = faiss.SearchParametersIVF if all_lists else faiss.SearchParameters
     try:
         values, rows = index.search(vector[None], len(keys), params=parameters(sel=selector, **all_lists))
-    except RuntimeError:  # this index does not support a selector
+    except RuntimeError:  # this index cannot restrict a search to chosen keys
         values, rows = index.search(vector[None], index.ntotal, params=parameters(**all_lists) if all_lists else None)
     found = np.full(index.ntotal, -np.inf, dtype=np.float32)
     found[rows[rows >= 0]] = values[rows >= 0]

@@ -4,11 +4,11 @@ Plain uvicorn (0.54, httptools) has none of these limits, and one client can sto
 127.0.0.1: 32 MB of headers or trailers without an end grow the process by 643 MB; a header value of 48 MB blocks all
 other clients for 4.5 s, because the parser copies the value for every read; 16 MB of pipelined requests whose answers
 the client does not read grow the process by 1,254 MB; a client that sends half a head holds its connection forever.
-`test_plain_uvicorn_has_no_limit_on_heads` fails once uvicorn has such limits: then delete this file.
+If `test_plain_uvicorn_has_no_limit_on_heads` fails, uvicorn has such limits: then delete this file.
 
-The class overrides methods of uvicorn that are not a public API, so pyproject.toml pins uvicorn's minor version. It
-does not limit the number of connections, nor the time that a client takes to read an answer: untrusted clients must
-reach the service through a proxy, as in deploy/nginx.conf.
+The class overrides methods of uvicorn that are not a public API, so pyproject.toml pins uvicorn's minor version. This
+class limits neither the number of connections nor the time that a client takes to read an answer: untrusted clients
+must reach the service through a proxy, as in deploy/nginx.conf.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service.http.problems import problem_bytes
 
-# Limit for the request line and all headers, for all trailers, and for the line before a chunk.
+# Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
 _MAX_HEAD_BYTES = 32 << 10
-# Time from the first byte of a request to its last.
+# Maximum time from the first byte of a request to its last byte.
 _REQUEST_SECONDS = 30.0
-# Requests that wait for the answer to an earlier request of the same connection.
+# Maximum number of requests that wait for the answer to an earlier request on the same connection.
 _MAX_PIPELINED = 100
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Uvicorn's connection with limits: 431 for a head without an end, 408 for a request without an end.
+    """Uvicorn's connection with limits: a head that is too large gets 431, and a request that takes too long gets 408.
 
     A client may send several requests before it reads the first answer (pipelining), and receives the answers in the
-    order of the requests. A bad request behind unanswered requests therefore gets no answer of its own: the connection
-    closes after the answer to the request before it.
+    order of the requests. If a bad request arrives while earlier requests have no answer yet, it gets no answer: the
+    connection closes after the answer to the request before it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Bytes since the last byte of a body, or since the end of a head or of a request.
+        # Number of bytes received since the last byte of a body, or since the end of a head or of a request.
         self._head_bytes = 0
-        # True once the connection closes: all further bytes are ignored.
+        # True when the connection is going to close: all further bytes are ignored.
         self._refused = False
-        # The last request that arrived completely. `cycle` differs from it between a request's head and its end.
+        # The last request that arrived completely. While the body of a new request arrives, `cycle` is
+        # the new request.
         self._last_complete: RequestResponseCycle | None = None
         self._request_timer: asyncio.TimerHandle | None = None
 
-    # Called by the event loop.
+    # The event loop calls these methods.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,17 +57,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._head_bytes += len(data)
-        super().data_received(data)  # cancels the idle timer
+        super().data_received(data)  # also cancels the idle timer
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse_head()
         elif self._request_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_idle_timer()  # the data was an empty line, or the rest of a request that is answered already
+            self._start_idle_timer()  # the data was an empty line, or the rest of an answered request
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_request_timer()
         super().connection_lost(exc)
 
-    # Called by the parser.
+    # The HTTP parser calls these methods.
 
     def on_message_begin(self) -> None:
         if self._refused:
@@ -78,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_request_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.cycle is self._last_complete:  # a field after the head is a trailer, and trailers are ignored
+        if self.cycle is self._last_complete:  # a field after the head is a trailer: ignore it
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -101,12 +102,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes, self._last_complete = 0, self.cycle
             self._cancel_request_timer()
 
-    # Called by uvicorn.
+    # uvicorn calls these methods.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._request_timer is not None:
-            self._start_request_timer()  # restart: uvicorn may not have read the next request until now
+            self._start_request_timer()  # restart: uvicorn may have paused before the next request
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "expected HTTP/1.1, found something else")
@@ -121,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _start_request_timer(self) -> None:
-        """Refuse the current request unless it ends in time."""
+        """Refuse the request that is being received, unless its last byte arrives in time."""
         self._cancel_request_timer()
         self._request_timer = self.loop.call_later(_REQUEST_SECONDS, self._on_request_timeout)
 
@@ -142,7 +143,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(431, f"the request's headers are over {_MAX_HEAD_BYTES:,} bytes; send fewer or shorter ones")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Close the connection; answer the current request first, unless an earlier answer is due."""
+        """Close the connection.
+
+        Answer the request that is being received with this error, unless an earlier request has no answer yet.
+        """
         if self._refused:
             return
         if self._last_complete is not None and not self._last_complete.response_complete:
@@ -156,12 +160,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _close_after_answers(self) -> None:
-        """Close the connection after the answer to the last complete request; drop the request after it."""
+        """Close the connection after the answer to the last complete request; drop the request after that one."""
         assert self._last_complete is not None
         self._stop_reading_requests()
         self._last_complete.keep_alive = False
         if self.cycle is not self._last_complete:
-            self.pipeline.popleft()  # uvicorn adds the newest request on the left
+            self.pipeline.popleft()  # uvicorn puts the newest request on the left
             self.cycle = self._last_complete
 
     def _stop_reading_requests(self) -> None:

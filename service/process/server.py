@@ -1,7 +1,7 @@
-"""`recollect serve`: the setup that happens once, for one process or for several workers.
+"""`recollect serve`: the setup that runs once, before the first worker starts.
 
-`worker.py` does the setup that each process repeats. Nothing heavy is imported here: the thread budget must be in the
-environment before numerical libraries load, and the supervisor must fork before they start threads.
+`worker.py` contains the setup that runs in each worker process. This module imports no numerical libraries: the thread
+limits must be in the environment before these libraries load, and the supervisor must fork before they start threads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
 
     Args:
         settings: All settings of the service.
-        listener: A socket that listens already, instead of --host and --port.
+        listener: A listening socket that is used instead of --host and --port.
 
     Raises:
         SettingsError: If settings contradict each other.
         AddressError: If an address is not available.
-        ServiceError: If the current version cannot be served.
+        ServiceError: If the current version of the store cannot be served.
     """
-    exit_on_stop_signals()  # until the event loop or the supervisor handles them
+    exit_on_stop_signals()  # until the event loop or the supervisor handles these signals
     require_consistent(settings)
     with contextlib.ExitStack() as stack:
         public = listener or stack.enter_context(listen(settings.host, settings.port))
@@ -67,7 +67,7 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
 def _supervise(
     settings: ServeSettings, public: socket.socket, admin: socket.socket | None, on_ready: Callable[[], None]
 ) -> int:
-    """Serve with several workers; the first one also serves the admin interface."""
+    """Serve with several worker processes; the first worker also serves the admin interface."""
     from service.process.supervisor import Supervisor
     from service.telemetry.metrics import forget_process
 
@@ -76,7 +76,7 @@ def _supervise(
         _work(settings, public, None if number else admin, on_ready=heartbeat, heartbeat=heartbeat)
 
     def close_sockets() -> None:
-        """Refuse connections once no worker accepts them any more."""
+        """Close the listening sockets, so that new connections are refused when no worker accepts them any more."""
         for held in (public, admin):
             if held is not None:
                 held.close()
@@ -98,7 +98,7 @@ def _work(
 
 
 def _raise_file_limit() -> None:
-    """Allow as many connections as the system allows this process."""
+    """Raise the limit of open connections of this process to the maximum that the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

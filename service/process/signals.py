@@ -1,4 +1,4 @@
-"""How a process handles SIGTERM and SIGINT: before its event loop runs, while it runs, and after."""
+"""How a process handles SIGTERM and SIGINT before its event loop runs, while it runs, and after it ends."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def exit_on_stop_signals() -> None:
-    """End this process with status 0 on SIGTERM and SIGINT. Process 1 of a container ignores both by default."""
+    """End this process with status 0 on SIGTERM and SIGINT.
+
+    Without a handler, process 1 of a container ignores these signals.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(0))
 
 
 def stop_event(exit_on_second: bool) -> asyncio.Event:
-    """An event that the first stop signal sets, on the running event loop.
+    """Return an event that the first stop signal sets.
 
     Args:
-        exit_on_second: Whether a second signal ends this process at once, with status 0. A worker leaves that to its
-            supervisor, because it may receive the first signal twice: from a terminal and from the supervisor.
+        exit_on_second: Whether a second signal ends this process at once, with status 0. False for a worker, because
+            it may receive the first signal twice: from a terminal and from its supervisor.
+
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
@@ -45,7 +49,7 @@ def stop_event(exit_on_second: bool) -> asyncio.Event:
 
 
 def ignore_loop_stop_signals() -> None:
-    """Ignore stop signals from now on, in an event loop that ends."""
+    """Ignore stop signals from now on; call this before the event loop ends."""
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)  # otherwise the loop restores the default handler when it closes
@@ -53,13 +57,13 @@ def ignore_loop_stop_signals() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Let a process that ends anyway ignore SIGTERM and SIGINT, so that its exit status stays as it is."""
+    """Ignore SIGTERM and SIGINT in a process that is about to exit, so that its exit status does not change."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def block_stop_signals() -> None:
-    """Keep SIGTERM and SIGINT pending until `unblock_stop_signals`."""
+    """Keep SIGTERM and SIGINT pending until `unblock_stop_signals` is called."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
@@ -69,7 +73,7 @@ def unblock_stop_signals() -> None:
 
 @contextlib.contextmanager
 def signal_socket() -> Iterator[socket.socket]:
-    """A socket that delivers the numbers of stop signals and of SIGCHLD, so that `select` can wait for them."""
+    """Return a socket that receives the numbers of stop signals and of SIGCHLD; `select` can wait for it."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     for number in (*STOP_SIGNALS, signal.SIGCHLD):
@@ -85,6 +89,9 @@ def signal_socket() -> Iterator[socket.socket]:
 
 
 def leave_signal_socket() -> None:
-    """Stop writing signal numbers to the socket. A forked process shares the socket with its parent."""
+    """Stop writing signal numbers to the socket of `signal_socket`.
+
+    A forked process must call this function, because it shares the socket with its parent.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,12 +1,12 @@
 """Runs several worker processes on the same sockets, and replaces a worker that dies or hangs.
 
-The supervisor forks before heavy libraries are loaded, serves no requests and keeps the sockets open. A worker that
-dies loses its own requests only.
+The supervisor forks before heavy libraries are loaded, serves no requests and keeps the sockets open. If a worker dies,
+only the requests of this worker fail.
 
-Uvicorn's supervisor (`uvicorn.supervisors.Multiprocess`, 0.54) cannot replace this one. It restarts a stopped worker,
-but not a worker with a blocked event loop, because a thread answers its health check (measured: still alive after
-10 s). It has no first worker that proves the bundle, no backoff, no deadline for a stop and no worker numbers: each of
-its methods would have to be overridden.
+Uvicorn's supervisor (`uvicorn.supervisors.Multiprocess`, 0.54) cannot replace this supervisor. Uvicorn's supervisor
+restarts a worker that exited, but not a worker whose event loop is blocked, because a thread answers the health check
+(measured: the worker still ran after 10 s). It also starts all workers at once, restarts them without a delay, waits
+for their end without a limit, and gives them no numbers: each of its methods would have to be overridden.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from service.process.signals import (
 
 log = structlog.get_logger(__name__)
 
-# A worker's program: receives the worker's number and its heartbeat. It calls the heartbeat once it can answer
-# requests, and every HEARTBEAT_SECONDS from then on.
+# The function that a worker process runs. It receives the worker's number and a function `heartbeat`, which it must
+# call when it can answer requests, and every HEARTBEAT_SECONDS from then on.
 Work = Callable[[int, Callable[[], None]], None]
 
 HEARTBEAT_SECONDS = 1.0
-# A worker without a heartbeat for this long is killed and restarted.
+# A worker that sends no heartbeat for this time is killed and restarted.
 _HANG_SECONDS = 30.0
-# Delay before a restart. It doubles while the worker keeps dying soon after it became ready.
+# Delay before a worker is restarted. The delay doubles each time the worker dies soon after it became ready.
 _MIN_RESTART_SECONDS, _MAX_RESTART_SECONDS = 0.1, 30.0
-# A worker that was ready for this long resets its delay.
+# After a worker was ready for this time, its restart delay is the shortest delay again.
 _STABLE_SECONDS = 10.0
-# Added to the time that workers have to stop.
+# Reserve that is added to the time that workers have to stop.
 _STOP_GRACE_SECONDS = 5.0
-# Longest wait for a signal or a heartbeat.
+# Maximum time of one wait for a signal or a heartbeat.
 _POLL_SECONDS = 1.0
-# Exit statuses of a worker that stopped on request, or that has printed its own error.
+# Exit statuses of a worker: it stopped on request, or it has already printed its error.
 _EXPLAINED_STATUSES = (0, 1, 2)
 _PR_SET_PDEATHSIG = 1
 
@@ -68,9 +68,9 @@ class Supervisor:
 
     Args:
         count: Number of workers.
-        work: Program of each worker.
-        stop_seconds: Time that workers have to stop.
-        on_stop: Called when the workers are to stop, before they receive SIGTERM.
+        work: Function that each worker process runs.
+        stop_seconds: Maximum time in which the workers must stop.
+        on_stop: Called at shutdown, before the workers receive SIGTERM.
         on_exit: Called with the process id of each worker that has exited.
     """
 
@@ -84,7 +84,7 @@ class Supervisor:
     ) -> None:
         self._count, self._work, self._stop_seconds = count, work, stop_seconds
         self._on_stop, self._on_exit = on_stop, on_exit
-        self._running: dict[int, _Worker] = {}  # by process id
+        self._running: dict[int, _Worker] = {}  # by the worker's process id
         self._were_ready: set[int] = set()  # numbers
         self._restart_times: dict[int, float] = {}  # by number
         self._restart_delays: dict[int, float] = {}  # by number
@@ -94,11 +94,11 @@ class Supervisor:
     def run(self, on_ready: Callable[[], None]) -> int:
         """Run the workers and return the exit status.
 
-        The first worker starts alone and proves that the service can start. If it fails, the others would fail too:
-        its exit status is returned.
+        The first worker starts alone. If the first worker fails, the other workers would fail too, so the service does
+        not start and the worker's exit status is returned.
 
         Args:
-            on_ready: Called once each worker has been ready.
+            on_ready: Called when every worker has been ready.
         """
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK)  # a full pipe must not block a worker's event loop
         with signal_socket() as signals:
@@ -119,7 +119,7 @@ class Supervisor:
             return self._stop(signals)
 
     def _start(self, number: int) -> None:
-        block_stop_signals()  # until the new process has its own handlers
+        block_stop_signals()  # until the new process has its own signal handlers
         if process := os.fork():
             unblock_stop_signals()
             self._running[process] = _Worker(number)
@@ -149,11 +149,11 @@ class Supervisor:
         return 0
 
     def _send_heartbeat(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # the supervisor is stopped and the pipe is full, or it is gone
+        with contextlib.suppress(OSError):  # the supervisor reads nothing, or has exited
             os.write(self._writer, bytes([number]))
 
     def _step(self, signals: socket.socket) -> None:
-        """Wait for a signal, a heartbeat or the time of a restart, and act on it."""
+        """Wait for a signal, a heartbeat or the time of a restart; then handle it."""
         before = time.monotonic()
         timeout = min([_POLL_SECONDS, *(due - before for due in self._restart_times.values())])
         readable, _, _ = select.select([signals.fileno(), self._reader], [], [], max(0.0, timeout))
@@ -173,7 +173,7 @@ class Supervisor:
                 worker.ready_since = worker.ready_since or time.monotonic()
                 worker.silent_seconds = 0.0
             elif worker.ready_since is not None:
-                # A longer wait means that the whole service was suspended, so the workers could not send either.
+                # A longer wait means that the whole service was suspended, so the workers could not send heartbeats.
                 worker.silent_seconds += min(waited_seconds, _POLL_SECONDS)
 
     def _kill_hung(self) -> None:
@@ -189,13 +189,16 @@ class Supervisor:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            if worker := self._running.pop(process, None):  # otherwise an orphan that process 1 has inherited
+            if worker := self._running.pop(process, None):  # otherwise the process is an orphan, not a worker
                 self._on_exit(process)
                 if not self._stop_requests:
                     self._handle_exit(process, worker, os.waitstatus_to_exitcode(status))
 
     def _handle_exit(self, process: int, worker: _Worker, status: int) -> None:
-        """Schedule a worker's restart; if no worker has ever been ready, end the whole with its status instead."""
+        """Schedule the restart of a worker.
+
+        If no worker has ever been ready, stop the service with the worker's exit status instead.
+        """
         number = worker.number
         if not self._were_ready:
             self._failure = status if status >= 0 else 1
@@ -216,7 +219,10 @@ class Supervisor:
             self._start(number)
 
     def _stop(self, signals: socket.socket) -> int:
-        """Stop the workers. Kill those that exceed their time, or all on a second signal: the status is then 1."""
+        """Stop the workers.
+
+        Kill the workers that exceed their time; on a second signal kill all workers. The exit status is then 1.
+        """
         self._restart_times.clear()
         self._on_stop()
         for process in self._running:

@@ -1,7 +1,8 @@
-"""Uvicorn's server without its signal handlers and with the state that a graceful drain needs.
+"""Uvicorn's server, without its signal handlers, and with the state that a graceful shutdown needs.
 
 This file and `protocol.py` are the only users of uvicorn's internals (`server_state`, `on_tick`, `capture_signals`).
-Uvicorn has no public way to read its connections or to leave signals alone, so pyproject.toml pins its minor version.
+Uvicorn has no public way to read its connections or to disable its signal handlers, so pyproject.toml pins its minor
+version.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from starlette.types import ASGIApp
 
 from service.process.protocol import BoundedProtocol
 
-# Longer than proxies keep an idle connection, so that the proxy closes it: a request then never meets a closed one.
+# Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
+# request on a closed connection.
 _KEEP_ALIVE_SECONDS = 75
 
 
 class UvicornServer(uvicorn.Server):
-    """One application on one socket, served until `close_within`."""
+    """Serves one application on one socket until `close_within` is called."""
 
     def __init__(self, app: ASGIApp) -> None:
         config = uvicorn.Config(
@@ -40,14 +42,14 @@ class UvicornServer(uvicorn.Server):
         return bool(self.server_state.connections)
 
     def last_request_time(self) -> float:
-        """The event loop's time of the last request, or the present time while a request is in progress."""
+        """The time of the last request on the event loop's clock; the present time while a request is in progress."""
         state = self.server_state
         if state.total_requests != self._known_requests or state.tasks:
             self._known_requests, self._last_request = state.total_requests, asyncio.get_running_loop().time()
         return self._last_request
 
     def close_within(self, seconds: float) -> None:
-        """Close the socket, finish the requests in progress, and cancel those that take longer than `seconds`."""
+        """Close the listening socket and finish the requests in progress; cancel them after `seconds`."""
         self.config.timeout_graceful_shutdown = max(1, round(seconds))
         self.should_exit = True
 

@@ -1,4 +1,4 @@
-"""One process that serves: it opens the current bundle, runs the HTTP servers on one event loop, and drains."""
+"""A serving process: opens the current version, runs the HTTP servers on one event loop, and drains at shutdown."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from service.versions.replicas import replicas_of
 
 log = structlog.get_logger(__name__)
 
-# Several batches run at the same time, so each uses one thread of the encoder and one of faiss.
+# Several batches run at the same time, so each batch uses only one thread in the encoder and one in faiss.
 _THREADS_PER_BATCH = 1
-# A load balancer that sends no request for this long has seen that this process is not ready.
+# If no request arrives for this time, all load balancers have seen that this process is not ready.
 _QUIET_SECONDS = 0.5
 
 
 class Sockets(NamedTuple):
-    """Sockets that accept requests; `admin` is None if this process has no admin interface."""
+    """The listening sockets of a process; `admin` is None if the process has no admin interface."""
 
     public: socket.socket
     admin: socket.socket | None
@@ -49,13 +49,15 @@ def serve_sockets(
     on_ready: Callable[[], None],
     heartbeat: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. A second signal ends a process without a supervisor at once, with status 0.
+    """Serve until SIGTERM or SIGINT.
+
+    A second signal ends the process at once with status 0, unless the process has a supervisor.
 
     Args:
         settings: All settings of the service.
-        sockets: Sockets that listen already.
-        on_ready: Called on the event loop once the current version is open.
-        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after that, if there is a supervisor.
+        sockets: The listening sockets.
+        on_ready: Called on the event loop when the current version is open.
+        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after `on_ready`; None if there is no supervisor.
 
     Raises:
         ServiceError: If the current version cannot be served, or a setting cannot be used.
@@ -111,13 +113,17 @@ async def _serve_until(
 
 
 async def _drain(servers: list[UvicornServer], model_manager: ModelManager, seconds: float) -> None:
-    """Report "not ready" and answer requests until none arrive or half the time is over; then close the sockets."""
+    """Report "not ready", and answer requests until no more arrive or half of the time has passed.
+
+    Then close the sockets.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     log.info("draining", seconds=seconds)
     model_manager.drain()
     public = servers[0]
-    # A client with an open connection may send a request now. Without connections only recent requests count.
+    # A client with an open connection may send a request at any time. Without open connections, only recent requests
+    # matter.
     quiet_since = loop.time() if public.has_connections() else -math.inf
     while loop.time() - max(quiet_since, public.last_request_time()) < _QUIET_SECONDS:
         if loop.time() >= deadline - seconds / 2:
@@ -129,7 +135,7 @@ async def _drain(servers: list[UvicornServer], model_manager: ModelManager, seco
 
 @contextlib.asynccontextmanager
 async def _heartbeats(heartbeat: Callable[[], None] | None) -> AsyncIterator[None]:
-    """Call `heartbeat` regularly on the event loop: the calls stop if the loop is blocked."""
+    """Call `heartbeat` regularly on the event loop, so that the calls stop when the event loop is blocked."""
     if heartbeat is None:
         yield
         return
@@ -148,7 +154,7 @@ async def _heartbeats(heartbeat: Callable[[], None] | None) -> AsyncIterator[Non
 
 @contextlib.contextmanager
 def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager) -> Iterator[None]:
-    """Check for a new version as soon as Redis announces one."""
+    """Check for a new version when Redis announces one."""
     if redis is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""The answer cache: the same query with the same options to the same version has the same answer.
+"""The answer cache: if a query and its options are repeated, the same version gives the same answer.
 
-An entry is one query's answer as JSON, under a hash of the version, the options and the query. A version never changes,
-so an entry never becomes wrong. Size and age only bound the memory.
+A cache entry is one query's answer as JSON, under a hash of the version, the options and the query. A version never
+changes, so a cache entry is never out of date. The limits on size and age only limit the memory that the cache uses.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from service.options import AnswerOptions
 from service.redis_client import RedisClient
 from service.telemetry.metrics import Metrics
 
-# Memory of an entry beside its answer: the key, a tuple, and their places in the table.
+# Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
 # Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
 _FORMAT = 1
-# Labels that the filters of a cached request may name: to hash more costs more than the cache saves.
+# Maximum number of labels in the filters of a cached request. With more labels, hashing the filters costs more than the
+# cache saves.
 _MAX_FILTER_LABELS = 1_000
 
 
 def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) -> list[bytes] | None:
-    """The cache keys of queries; None if the filters name so many labels that a look-up would not pay."""
+    """The cache keys of queries; None if the filters contain so many labels that the cache would save no time."""
     if len(options.allow or ()) + len(options.deny) > _MAX_FILTER_LABELS:
         return None
     parts = [
@@ -51,12 +52,14 @@ def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) ->
 
 
 class LocalAnswerCache:
-    """Answers in this process, used only by its event loop. The least recently used entries are removed first.
+    """Answers in the memory of this process, used only by its event loop.
+
+    The least recently used entries are removed first.
 
     Args:
-        max_bytes: Maximum size of all entries together.
-        seconds: Maximum age of an entry.
-        metrics: Receives hits, misses and the size.
+        max_bytes: Maximum size of all cache entries together.
+        seconds: Maximum age of a cache entry.
+        metrics: Records hits, misses and the size of the cache.
     """
 
     def __init__(self, max_bytes: int, seconds: float, metrics: Metrics) -> None:
@@ -94,13 +97,13 @@ class LocalAnswerCache:
 
 
 class RedisAnswerCache:
-    """Answers that replicas share. `maxmemory` of the Redis bounds their size."""
+    """Answers in Redis, which replicas share. Redis's setting `maxmemory` limits their size."""
 
     def __init__(self, redis: RedisClient, seconds: int, metrics: Metrics) -> None:
         self._redis, self._seconds, self._metrics = redis, seconds, metrics
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Look up answers; find none while Redis does not answer."""
+        """Look up answers. While Redis does not answer, no answers are found."""
         try:
             values: list[bytes | None] = list(
                 await self._redis.execute_async(lambda client: client.mget([self._name(key) for key in keys]))
@@ -128,7 +131,7 @@ class RedisAnswerCache:
 
 
 class AnswerCache:
-    """Looks up answers in this process first, then in Redis if replicas share one."""
+    """Looks up answers in this process first, then in Redis if the replicas share a Redis."""
 
     def __init__(self, local: LocalAnswerCache, shared: RedisAnswerCache | None) -> None:
         self._local, self._shared = local, shared
@@ -150,7 +153,7 @@ class AnswerCache:
         self._local.put(answers)
         if self._shared:
             task = asyncio.ensure_future(self._shared.put(answers))
-            self._writes.add(task)  # the event loop holds only a weak reference to a task
+            self._writes.add(task)  # the event loop keeps only a weak reference to a task
             task.add_done_callback(self._writes.discard)
 
 

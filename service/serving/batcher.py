@@ -1,8 +1,9 @@
-"""The batcher: encodes requests together that arrive while its threads are busy.
+"""The batcher: requests that arrive while all threads are busy are encoded together.
 
-A few threads compute answers off the event loop. A request that finds an idle thread is computed alone and at once. If
-all threads are busy, requests queue up, and the next free thread takes its share of the queue as one batch. Requests
-whose client disconnected or whose deadline passed are dropped without being computed.
+A few threads compute answers, so that the event loop stays free. If a thread is idle, a request is computed alone and
+at once. If all threads are busy, requests wait in a queue, and the next free thread takes its share of the waiting
+requests as one batch: their number divided by the number of threads. Requests whose client disconnected or whose
+deadline passed are dropped without being computed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class _Job(Generic[Result]):
-    """A request in the queue. It holds its own lease until its batch is done."""
+    """A request in the queue. Its lease keeps its version open until its batch is done."""
 
     lease: Lease
     queries: Sequence[str]
@@ -40,7 +41,10 @@ class _Job(Generic[Result]):
     submitted: float = field(default_factory=time.perf_counter)
 
     def result(self, answers: Answers, started: float) -> Result | Exception:
-        """Add the time in the queue to the stages and convert the answers; return the error if that fails."""
+        """Add the time in the queue to the times of the stages, and convert the answers.
+
+        If this fails, return the error.
+        """
         queued = {"queue": 1e3 * (started - self.submitted)}
         try:
             return self.convert(dataclasses.replace(answers, milliseconds=queued | answers.milliseconds))
@@ -48,7 +52,7 @@ class _Job(Generic[Result]):
             return error
 
     def finish(self, result: Result | Exception) -> None:
-        """Set the result of the future, on the event loop; a cancelled future keeps none."""
+        """Set the result of the future, on the event loop; a cancelled future is left unchanged."""
         if self.future.done():
             return
         if isinstance(result, Exception):
@@ -58,13 +62,13 @@ class _Job(Generic[Result]):
 
 
 class Batcher:
-    """The queue, and the threads that empty it.
+    """The queue of requests, and the threads that compute the requests in the queue.
 
     Args:
         threads: Number of threads; each computes one batch at a time.
-        max_waiting: Queries that may wait in the queue; a request that exceeds it is refused.
-        max_together: Queries of one batch; a single larger request is computed alone.
-        metrics: Receives the length of the queue and the sizes of batches.
+        max_waiting: Maximum number of queries in the queue; a request that would exceed it is refused.
+        max_together: Maximum number of queries in one batch; a single larger request is computed alone.
+        metrics: Records the length of the queue and the sizes of batches.
     """
 
     def __init__(self, threads: int, max_waiting: int, max_together: int, metrics: Metrics) -> None:
@@ -83,7 +87,7 @@ class Batcher:
             thread.start()
 
     def close(self) -> None:
-        """Compute what is queued, then stop the threads."""
+        """Compute the requests in the queue, then stop the threads."""
         with self._lock:
             self._closed = True
             for idle in self._idle:
@@ -98,13 +102,13 @@ class Batcher:
     def submit(
         self, lease: Lease, queries: Sequence[str], options: AnswerOptions, convert: Callable[[Answers], Result]
     ) -> asyncio.Future[Result]:
-        """Queue a request. If its future is cancelled before a thread takes it, it is not computed.
+        """Queue a request. If the future is cancelled before a thread takes the request, the request is not computed.
 
         Args:
-            lease: Of the version that answers; the job shares it until its batch is done.
+            lease: Lease of the version that answers. The queue takes a second lease until the batch is done.
             queries: One query, or a batch.
-            options: Of the answers.
-            convert: Makes the result from the answers, on the thread that computed them.
+            options: Options of the answers.
+            convert: Converts the answers to the result, on the thread that computed the answers.
 
         Raises:
             OverloadError: If too many queries wait.
@@ -119,7 +123,7 @@ class Batcher:
             self._queries_waiting += len(queries)
             self._metrics.queue.set(self._queries_waiting)
             if self._idle:
-                self._idle.pop().notify()  # the thread that became idle last, whose core has the warmest caches
+                self._idle.pop().notify()  # the thread that became idle last: its CPU caches are warm
         return job.future
 
     def _run(self) -> None:
@@ -128,7 +132,10 @@ class Batcher:
             pass
 
     def _run_next(self, wake_up: threading.Condition) -> bool:
-        """Compute the next share of the queue; return False if the batcher is closed. An idle thread holds no lease."""
+        """Compute one batch of requests from the queue; return False if the batcher is closed.
+
+        An idle thread holds no lease, so that old versions can be closed.
+        """
         jobs = self._take(wake_up)
         if jobs is None:
             return False
@@ -139,12 +146,15 @@ class Batcher:
         return True
 
     def _take(self, wake_up: threading.Condition) -> list[_Job[Any]] | None:
-        """Wait for jobs and take a fair share of the queue, without cancelled jobs; None once closed and empty."""
+        """Wait for requests in the queue and take a fair share of them, without cancelled requests.
+
+        Return None when the batcher is closed and the queue is empty.
+        """
         with self._lock:
             while not self._queue and not self._closed:
                 self._idle.append(wake_up)
                 wake_up.wait()
-                if wake_up in self._idle:  # a spurious wake-up, or `close`
+                if wake_up in self._idle:  # woken by `close` or without a cause
                     self._idle.remove(wake_up)
             if not self._queue:
                 return None
@@ -165,7 +175,10 @@ class Batcher:
             return jobs
 
     def _compute(self, jobs: list[_Job[Any]]) -> None:
-        """Compute jobs of one version together. If that fails, compute each alone, so that one fault fails one job."""
+        """Compute the requests of one version together.
+
+        If this fails, compute each request alone, so that one bad request does not fail the others.
+        """
         started = time.perf_counter()
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
@@ -181,7 +194,7 @@ class Batcher:
 
 
 def _by_version(jobs: list[_Job[Any]]) -> list[list[_Job[Any]]]:
-    """Group jobs by version: right after a swap, the queue may hold jobs of two versions."""
+    """Group requests by version: directly after a swap, the queue may contain requests for two versions."""
     groups: dict[int, list[_Job[Any]]] = {}
     for job in jobs:
         groups.setdefault(id(job.lease.predictor), []).append(job)
@@ -189,7 +202,7 @@ def _by_version(jobs: list[_Job[Any]]) -> list[list[_Job[Any]]]:
 
 
 def _finish(jobs: list[_Job[Any]], results: list[Any]) -> None:
-    """Finish all jobs in one call on the event loop: waking the loop costs more than the call."""
+    """Set all results in one call on the event loop, because waking the event loop costs more than the call itself."""
 
     def finish_all() -> None:
         for job, result in zip(jobs, results, strict=True):

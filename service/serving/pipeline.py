@@ -1,6 +1,7 @@
 """The path of a request, from its queries to their answers in JSON.
 
-Take the current predictor, resolve the options, charge the API key, look up the cache, compute what it lacks.
+The steps: lease the current predictor, resolve the options, count the queries for the rate limit, look up the answer
+cache, and compute the missing answers.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from service.versions.model_manager import Lease, ModelManager
 
 log = structlog.get_logger(__name__)
 
-# Maximum number of keys to explain in one request, over all its queries. Each key may name several labels with texts.
+# Maximum number of keys to explain in one request, over all its queries. The explanation of one key may contain several
+# labels with their texts.
 _MAX_EXPLAINED_KEYS = 2_000
-# A request that takes longer than this starts to watch for a disconnected client; most are answered sooner.
+# After this time, the service starts to check whether the client of a request has disconnected. Most requests are
+# answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """A request, without its transport.
+    """A request, independent of HTTP.
 
     Attributes:
-        queries: One query, or a batch. The same version answers all of them.
+        queries: One query, or a batch. The same version answers all queries of a batch.
         chosen: Arguments of `resolve_options` that the caller chose.
         timeout_ms: Time until the deadline, in milliseconds; None sets no deadline.
         quota: Rate limit of the caller's API key; None if there is no key.
@@ -73,7 +76,7 @@ class AnswerPipeline:
         rate_limits: Counts the queries of each API key.
         metrics: Counts dropped requests, rate limits and stages.
         tracer: Records spans; None if tracing is off.
-        log_queries: Share of the queries to log, with their answers.
+        log_queries: Fraction of the queries to log, with their answers.
     """
 
     model_manager: ModelManager
@@ -98,7 +101,7 @@ class AnswerPipeline:
             OverloadError: If the queue is full.
             ClientDisconnect: If the client disconnects.
         """
-        lease = self.model_manager.lease()  # one version gives the whole answer
+        lease = self.model_manager.lease()  # one version answers the whole request
         with lease as predictor:
             options = resolve_options(predictor.defaults, **request.chosen)
             _check_explained_keys(options, len(request.queries))
@@ -109,7 +112,8 @@ class AnswerPipeline:
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
                 raise DeadlineError(
-                    f"timeout_ms: the answer took longer than {request.timeout_ms} ms; allow more time or ask for less"
+                    f"timeout_ms: the answer took longer than {request.timeout_ms} ms; "
+                    "increase timeout_ms, or reduce top_b or the number of queries"
                 ) from None
             if self.log_queries:
                 self._log_sample(predictor.version, request.queries, found.answers)
@@ -126,7 +130,7 @@ class AnswerPipeline:
             )
 
     async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
-        """Take answers from the cache, and compute and cache the missing ones."""
+        """Take answers from the cache; compute the missing answers and put them into the cache."""
         start, queries = time.perf_counter(), request.queries
         keys = answer_keys(lease.predictor.version, options, queries) if self.cache else None
         if self.cache is None or keys is None:
@@ -144,7 +148,10 @@ class AnswerPipeline:
     async def _compute(
         self, lease: Lease, queries: list[str], options: AnswerOptions, disconnected: Callable[[], Awaitable[None]]
     ) -> JsonAnswers:
-        """Compute answers on the batcher's threads; a request that is dropped before they start is not computed."""
+        """Compute answers on the batcher's threads.
+
+        A request that is dropped before its computation starts is not computed.
+        """
         self.model_manager.record(queries[0])
         future = self.batcher.submit(lease, queries, options, self._serialise)
         try:
@@ -156,7 +163,7 @@ class AnswerPipeline:
         return computed
 
     def _serialise(self, answers: Answers) -> JsonAnswers:
-        """Serialise answers, on the thread that computed them."""
+        """Serialise answers to JSON, on the thread that computed the answers."""
         for stage, spent in answers.milliseconds.items():
             self.metrics.stage_seconds.labels(stage).observe(spent / 1e3)
         return JsonAnswers([to_json(answer.to_dict()) for answer in answers.answers], answers.milliseconds)
@@ -182,7 +189,10 @@ class AnswerPipeline:
         return future.result()
 
     def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[bytes]) -> None:
-        """Log a random sample of queries. This is off by default, because queries may hold personal data."""
+        """Log a random sample of queries.
+
+        The log of queries is off by default, because queries may contain personal data.
+        """
         for query, answer in zip(queries, answers, strict=True):
             if random.random() < self.log_queries:
                 labels = {label["uid"]: label["score"] for label in json.loads(answer)["labels"]}
@@ -193,5 +203,5 @@ def _check_explained_keys(options: AnswerOptions, queries: int) -> None:
     if options.explain and queries * options.top_b > _MAX_EXPLAINED_KEYS:
         raise QueryError(
             f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
-            f"{options.top_b:,}; ask for fewer"
+            f"{options.top_b:,}; reduce top_b or the number of queries"
         )

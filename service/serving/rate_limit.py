@@ -1,7 +1,7 @@
 """Rate limits of API keys, by the generic cell rate algorithm (GCRA).
 
-Replicas that share a Redis enforce one limit together. Without Redis, or while it does not answer, each process
-enforces its part of the limit.
+Replicas that share a Redis enforce one limit together. Without Redis, or while Redis does not answer, each process
+enforces an equal part of the limit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from service.errors import RedisError
 from service.redis_client import RedisClient
 
-# GCRA keeps one number for each key: the time at which the next query is due if all queries come at the key's rate. A
-# request may be early by at most `burst` queries. Redis's clock is the same for all replicas. If it was set back, a due
-# time further ahead than any burst allows is discarded.
+# GCRA stores one number for each API key: the time at which the next query is due if all queries arrive at the allowed
+# rate. A request may be early by at most `burst` queries. All replicas use the clock of Redis. If this clock was set
+# back, a stored time can be too far in the future; such a time is discarded.
 _TAKE = """
 local now = redis.call('TIME')
 now = now[1] + now[2] / 1e6
@@ -30,7 +30,7 @@ return '0'
 """
 
 
-# Shorter waits are rounding errors of the clock's arithmetic; the script above has the same bound.
+# Shorter waits are rounding errors of floating-point times. The script above uses the same value.
 _ROUNDING_SECONDS = 1e-5
 
 
@@ -46,9 +46,10 @@ class RateLimits:
     """Counts the queries of each API key.
 
     Args:
-        max_batch: Queries of the largest batch, which always fit into a burst.
-        workers: Processes of this replica. Without Redis, each enforces an equal part of the rate.
-        redis: The Redis that replicas share, if there is one.
+        max_batch: Maximum number of queries in a batch; so many queries may always arrive at once.
+        workers: Number of worker processes of this replica. Without Redis, each process enforces an equal part of the
+            rate.
+        redis: The Redis server that the replicas share, or None.
     """
 
     def __init__(self, max_batch: int, workers: int, redis: RedisClient | None) -> None:
@@ -56,7 +57,10 @@ class RateLimits:
         self._theoretical: dict[str, float] = {}
 
     async def wait_seconds(self, quota: Quota, queries: int) -> float:
-        """Count queries and return 0; if they exceed the rate, count none and return the seconds to wait."""
+        """Count queries and return 0.
+
+        If the queries exceed the rate, count none of them and return the seconds to wait.
+        """
         if not quota.rate:
             return 0.0
         if self._redis:
@@ -74,5 +78,5 @@ class RateLimits:
         return 0.0
 
     def _burst(self, rate: float) -> int:
-        """Queries that may come at once: one second's worth, or the largest batch."""
+        """The number of queries that may arrive at once: the queries of one second, or the largest batch."""
         return max(math.ceil(rate), self._max_batch)

@@ -1,9 +1,9 @@
-"""The cache of a store at a URL: one copy of each downloaded bundle for all processes of the machine.
+"""The cache of a store at a URL: all processes of the machine share one copy of each downloaded bundle.
 
     cache/   <store>-<hash>/bundles/<version>/
 
-A process locks each bundle that it has open, so no other process removes it. If an operator removes it, nothing fails:
-Linux keeps a mapped file until the last process closes it.
+A process locks each bundle that it has open, so that no other process removes the bundle. If an operator removes an
+open bundle, the process keeps working: Linux keeps a mapped file until the last process closes it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from service.errors import StoreError
 from service.store.bundle_folder import INCOMING, BundleFolder, try_lock
 
-# The versions opened last stay in the cache beside the current version, so that a rollback needs no download.
+# Number of versions that stay in the cache in addition to the current version: the versions that were opened last. They
+# make a rollback possible without a download.
 _KEPT_VERSIONS = 2
 
 
 def default_cache() -> Path:
-    """The folder `recollect` among the user's caches.
+    """The folder `recollect` in the user's cache folder.
 
     Raises:
         StoreError: If the user has no home folder.
@@ -36,18 +37,18 @@ def default_cache() -> Path:
         return (configured if configured.is_absolute() else Path.home() / ".cache") / "recollect"
     except RuntimeError:
         raise StoreError(
-            "expected a home folder to keep bundles in, found none; choose a folder with --bundle-cache"
+            "expected a home folder for downloaded bundles, found none; choose a folder with --bundle-cache"
         ) from None
 
 
 def folder_name(store: str) -> str:
-    """The name of a store's folder in the cache: readable, and unique by its hash."""
+    """The name of a store's folder in the cache: readable, and unique because it contains a hash."""
     readable = re.sub(r"[^0-9A-Za-z]+", "-", store)[-48:].strip("-")
     return f"{readable}-{hashlib.sha256(store.encode()).hexdigest()[:8]}"
 
 
 class BundleCache(BundleFolder):
-    """Bundles downloaded from one store."""
+    """The bundles that were downloaded from one store."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -55,10 +56,10 @@ class BundleCache(BundleFolder):
 
     @contextlib.contextmanager
     def download_lock(self, wait: Callable[[], None]) -> Iterator[None]:
-        """Let one process at a time download, so that the others find the bundle that it downloaded.
+        """Let only one process at a time download, so that waiting processes then find the bundle in the cache.
 
         Args:
-            wait: Called while another process holds the lock; may raise to end the wait.
+            wait: Called while another process holds the lock; it may raise an error to end the wait.
         """
         descriptor = os.open(self.bundles, os.O_RDONLY)
         try:
@@ -69,7 +70,7 @@ class BundleCache(BundleFolder):
             os.close(descriptor)
 
     def lock_in_use(self, version: str) -> int:
-        """Lock a bundle against removal and mark it as the last one opened.
+        """Lock a cached bundle against removal, and record that it was opened last.
 
         Returns:
             A file descriptor; closing it releases the lock.
@@ -80,14 +81,17 @@ class BundleCache(BundleFolder):
         return descriptor
 
     def remove_old(self, keep: Collection[str | None]) -> None:
-        """Remove bundles, except those in use, those opened last, and those in `keep`."""
+        """Remove cached bundles, except bundles in use, the bundles opened last, and the versions in `keep`."""
         by_use = sorted(self.versions(), key=lambda version: (self.bundles / version).stat().st_mtime_ns)
         for version in by_use[:-_KEPT_VERSIONS]:
             if version not in keep:
                 self.remove(version, in_use=False)
 
     def remove(self, version: str, in_use: bool = True) -> None:
-        """Remove a bundle in one step, if it is cached; with `in_use=False`, only if no process has it open."""
+        """Remove a bundle from the cache in one step, if it is there.
+
+        With `in_use=False`, remove it only if no process has it open.
+        """
         folder = self.bundles / version
         if not folder.is_dir():
             return

@@ -1,4 +1,6 @@
-"""A folder of bundles on this machine: a bundle is written aside, flushed to disk and renamed, so it appears whole.
+"""A local folder of bundles.
+
+A bundle is written to a temporary folder, flushed to disk and renamed, so that it appears complete or not at all.
 
 root/   bundles/<version>/       published
         bundles/.incoming-*/     being written; the next writer removes a folder whose writer was killed
@@ -21,10 +23,10 @@ INCOMING = ".incoming-"
 
 
 class BundleFolder:
-    """The bundles of a store's folder, or of the cache of a store at a URL.
+    """The bundles of a store in a folder, or of the cache of a store at a URL.
 
     Attributes:
-        root: The folder that holds `bundles/`.
+        root: The folder that contains `bundles/`.
         bundles: The folder `bundles/` itself.
     """
 
@@ -40,24 +42,27 @@ class BundleFolder:
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A folder to write a bundle in, on the same disk; it is removed afterwards unless it is published."""
+        """Create a temporary folder for writing a bundle, on the same disk.
+
+        The folder is removed afterwards unless the bundle was published.
+        """
         self.bundles.mkdir(parents=True, exist_ok=True)
-        with self.lock():  # otherwise another writer could remove the new folder before its lock is taken
+        with self.lock():  # otherwise another writer could remove the folder
             self._remove_abandoned()
             folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
             descriptor = os.open(folder, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when the writer ends or is killed
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the lock ends when the writer exits or is killed
         try:
             yield folder
         except OSError as error:
-            error.filename = error.filename or str(self.bundles)  # the error of a full disk names no file
+            error.filename = error.filename or str(self.bundles)  # the error "disk full" names no file
             raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
 
     def publish(self, folder: Path, version: str) -> None:
-        """Flush an incoming bundle to disk, then rename it to its version.
+        """Flush a written bundle to disk, then rename its folder to the name of its version.
 
         Raises:
             StoreError: If the version is malformed or already published: a published bundle never changes.
@@ -74,7 +79,7 @@ class BundleFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the whole folder; wait until no other process holds it."""
+        """Hold the lock of the whole folder; first wait until no other process holds the lock."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -86,7 +91,7 @@ class BundleFolder:
         for folder in self.bundles.glob(f"{INCOMING}*"):
             try:
                 descriptor = os.open(folder, os.O_RDONLY)
-            except FileNotFoundError:  # published in the meantime
+            except FileNotFoundError:  # published by another process in the meantime
                 continue
             if try_lock(descriptor):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -98,7 +103,7 @@ def already_published(name: str) -> StoreError:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take a file's lock if it is free; return whether it was taken."""
+    """Take the lock of a file if it is free; return whether the lock was taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -107,7 +112,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file aside, flush it to disk and rename it, so that readers see the old or the new content."""
+    """Write a temporary file, flush it to disk and rename it, so that readers see either the old or the new content."""
     aside = path.with_name(f".{path.name}{INCOMING}{os.getpid()}")
     try:
         aside.write_bytes(content)

@@ -2,7 +2,7 @@
 
 Credentials, regions and endpoints come from the usual environment variables: `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`,
 `AZURE_STORAGE_*`. With boto3 installed (the extra `recollect[s3]`), S3 also accepts AWS profiles and single sign-on.
-Only an http(s) URL may contain a user and a password.
+User and password may be part of a URL only if the URL begins with http:// or https://.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _CLASSES = {
     "https": "HTTPStore",
     "http": "HTTPStore",
 }
-# An endpoint in one of these variables may be http://, as that of a local S3 server is; all others must be https://.
+# An endpoint in one of these variables may begin with http://, because local S3 servers use it. All other endpoints
+# must begin with https://.
 _ENDPOINT_VARIABLES = (
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
@@ -38,7 +39,7 @@ _ENDPOINT_VARIABLES = (
     "GOOGLE_BASE_URL",
 )
 _CONNECT_TIMEOUT = timedelta(seconds=5)
-# Of a whole request: long enough for any file, because `read_timeout` ends a transfer that stalls.
+# Time limit of a whole request. It is long enough for any file, because `read_timeout` ends a transfer that stalls.
 _REQUEST_TIMEOUT = timedelta(days=1)
 _RETRIES = {
     "max_retries": 2,
@@ -46,14 +47,15 @@ _RETRIES = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
 
-# A user and a password; the password may contain a bare slash or @, but a port is not a password.
+# Matches a user and a password in a URL. The password may contain an unescaped slash or @. A port is not matched as a
+# password.
 _PASSWORD = re.compile(r"(?<=://)(?![^/:@]+:\d+/)([^/@]*:.*)@")
-# A user without a password. An Azure URL has its container there.
+# Matches a user without a password. In an Azure URL, this part is the container.
 _USER = re.compile(r"(?<!^abfs://)(?<!^abfss://)(?<=://)[^/]*@")
 
 
 def without_credentials(url: str) -> str:
-    """The URL for messages: without user, password and query."""
+    """The URL as error messages show it: without user, password and query."""
     return re.split(r"[?#]", _USER.sub("", _PASSWORD.sub("", url), count=1))[0].rstrip("/")
 
 
@@ -62,7 +64,7 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
 
     Args:
         url: The URL.
-        read_timeout: The longest wait for an answer, or for the next bytes of one.
+        read_timeout: Maximum time of a wait for an answer, or for the next bytes of an answer.
 
     Raises:
         StoreError: If the scheme is unknown, a package is missing, or there are no credentials.
@@ -84,7 +86,9 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
         options |= _aws_profile(name)
     elif scheme in ("http", "https"):
         address = name  # is percent-encoded already
-        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(url)  # a proxy may cache CURRENT
+        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(
+            url
+        )  # a proxy could cache the file CURRENT
     store: ObjectStore = getattr(obstore.store, _CLASSES[scheme]).from_url(address, **options)
     return store
 
@@ -109,7 +113,7 @@ def _authorization(url: str) -> dict[str, str]:
 
 
 def _aws_profile(name: str) -> dict[str, Any]:
-    """Credentials from AWS profiles and single sign-on, which boto3 reads and obstore does not."""
+    """Credentials from AWS profiles and single sign-on; boto3 can read them, obstore cannot."""
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
     try:

@@ -9,16 +9,17 @@ from service.store.store import Store
 
 
 def open_store(location: Path | str, verify_key: Path | None = None, bundle_cache: Path | None = None) -> Store:
-    """Open the store in a folder or at a URL such as `s3://bucket/store`; `file://` names a folder.
+    """Open the store in a folder or at a URL such as `s3://bucket/store`. The URL `file:///folder` means a folder.
 
     Args:
         location: The folder or the URL.
-        verify_key: Public key file; every bundle must have a signature by its private key. None: no signature needed.
+        verify_key: Public key file; every bundle must have a signature by its private key. None: bundles need no
+            signature.
         bundle_cache: Folder for bundles that are downloaded from a URL. None: the user's cache folder.
 
     Raises:
         KeyFileError: If `verify_key` is not an Ed25519 public key.
-        StoreError: If the URL's scheme is unknown, or there is no folder for downloaded bundles.
+        StoreError: If the URL's scheme is unknown, or no folder for downloaded bundles can be found.
     """
     if isinstance(location, Path) or "://" not in location:
         return Store(Path(location), verify_key)

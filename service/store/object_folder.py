@@ -1,4 +1,4 @@
-"""A folder of files in an object store: small files are read whole, large files in pieces. Nothing is cached."""
+"""A folder of files in an object store. Small files are read completely, large files in pieces. Nothing is cached."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 _MAX_SMALL_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 _READ_TIMEOUT = timedelta(seconds=15)
-# While a part of an upload is sent, no answer arrives; on a slow network that takes long.
+# Time limit for an answer. While one part of an upload is sent, no answer arrives, and a slow network needs long for
+# one part.
 _UPLOAD_TIMEOUT = timedelta(minutes=5)
-# A part is held in memory while it is sent. S3 allows 10,000 parts, so the largest file has 156 GiB.
+# Size of one part of an upload. A part stays in memory while it is sent. S3 allows 10,000 parts in a file, so a file
+# can have up to 156 GiB.
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 
@@ -31,10 +33,12 @@ _SYSTEM_ERROR = re.compile(r'(?:message|error): "([^"\\]+)"')
 
 
 class ObjectFolder:
-    """A folder at a URL. Every failure is a StoreError of one line without credentials.
+    """A folder in an object store, named by a URL.
 
-    Threads may share it. obstore's own threads do not survive a fork, so a process that was forked after the first use
-    gets an error instead of waiting for ever.
+    Every failure raises a StoreError with a one-line message without credentials.
+
+    Several threads may use one object. obstore's own threads do not survive a fork, so a process that was forked after
+    the first use gets an error instead of waiting for ever.
 
     Attributes:
         name: The URL without credentials.
@@ -79,7 +83,7 @@ class ObjectFolder:
             raise StoreError(f"{self.name}/{name}: expected a file of the bundle, found none; build it again") from None
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder; none if the folder does not exist.
+        """The file names in a folder; an empty result if the folder does not exist.
 
         Raises:
             StoreError: If the folder cannot be listed; a web server lists folders only with WebDAV.
@@ -111,7 +115,7 @@ class ObjectFolder:
             self._connect(_READ_TIMEOUT).put(name, content)
 
     def upload(self, local: Path, name: str) -> None:
-        """Write a file of any size; it appears whole, or not at all.
+        """Write a file of any size. The file appears complete, or not at all.
 
         Raises:
             StoreError: If the file cannot be written.
@@ -125,8 +129,8 @@ class ObjectFolder:
             ObjectFolder._first_process = os.getpid()
         if ObjectFolder._first_process != os.getpid():
             raise StoreError(
-                f"{self.name}: expected a process that first uses stores at URLs after its fork, found an earlier use; "
-                "open the store after the fork"
+                f"{self.name}: this process was forked after a store at a URL was used, which obstore does not "
+                "support; use the store only after the fork"
             )
         if read_timeout not in self._clients:
             self._clients[read_timeout] = connect(self._url, read_timeout)
@@ -134,12 +138,12 @@ class ObjectFolder:
 
     @contextlib.contextmanager
     def _errors(self, name: str, writing: bool = False) -> Iterator[None]:
-        """Replace obstore's errors by StoreError; while reading, let FileNotFoundError pass."""
+        """Convert obstore's errors to StoreError. While reading, FileNotFoundError is not converted."""
         try:
             yield
         except StoreError:
             raise
-        except Exception as error:  # obstore raises its own classes, ValueError, and boto3's errors
+        except Exception as error:  # obstore raises its own errors, ValueError, and boto3's errors
             if isinstance(error, FileNotFoundError) and not writing:
                 raise
             raise StoreError(
@@ -158,5 +162,5 @@ def _reason(error: Exception) -> str:
     else:
         causes = [summary.rpartition(" - ")[2].partition("\n")[0], *_SYSTEM_ERROR.findall(details)[:1]]
         causes += ["timed out"] if "TimedOut" in details else []
-    reason = re.sub(r"\?\S+", "", ": ".join(causes)) or type(error).__name__  # a query may hold a signature
+    reason = re.sub(r"\?\S+", "", ": ".join(causes)) or type(error).__name__  # a URL query may contain a signature
     return "".join(each if each.isprintable() else "?" for each in reason[:300])

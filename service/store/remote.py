@@ -2,10 +2,10 @@
 
     URL/     bundles/<version>/  CURRENT  HISTORY      as in a store's folder
 
-An object store has neither locks nor renames. Three rules replace them. A version is published once its manifest.json
-exists, which is uploaded last. If two processes activate at the same time, the last writer wins, and both versions are
-valid. CURRENT is written after HISTORY, and wins where the two disagree. A cached bundle is used only while its
-manifest equals the manifest in the store.
+An object store has neither locks nor renames. Three rules replace locks and renames. A version is published when its
+manifest.json exists, which is uploaded last. If two processes activate versions at the same time, the last writer wins,
+and the store stays valid. The file CURRENT is written after the file HISTORY; if they disagree, CURRENT is right. A
+cached bundle is used only while its manifest equals the manifest in the store.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOCK_POLL_SECONDS = 0.1
 
 
 class RemoteStore(Store):
-    """A store at a URL; `local` is its cache.
+    """A store at a URL. `local` is the store's local cache.
 
     Raises:
         KeyFileError: If `verify_key` is not an Ed25519 public key.
-        StoreError: If the URL's scheme is unknown, or there is no folder for the cache.
+        StoreError: If the URL's scheme is unknown, or no folder for the cache can be found.
     """
 
     def __init__(self, url: str, verify_key: Path | None = None, cache: Path | None = None) -> None:
@@ -48,7 +48,7 @@ class RemoteStore(Store):
     def require(self) -> None:
         if self._read("CURRENT") is not None:
             return
-        with contextlib.suppress(StoreError):  # a plain web server cannot list folders
+        with contextlib.suppress(StoreError):  # plain web servers cannot list folders
             if self.versions():
                 return
         raise self._no_store()
@@ -58,7 +58,7 @@ class RemoteStore(Store):
         return [name for name in names if self._remote.has(f"bundles/{name}/{MANIFEST}")]
 
     def path(self, version: str) -> Path:
-        """The folder of a published version in the cache; downloads the version if it is not cached."""
+        """The folder of a published version in the cache; the version is downloaded if it is not cached."""
         with self.local.download_lock(self._wait):
             self._download(version)
         return self.bundles / version
@@ -70,7 +70,7 @@ class RemoteStore(Store):
     def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         """Download a published version if it is not cached, check its files, then map them.
 
-        A cached bundle that is damaged is downloaded again, once.
+        If the cached bundle is damaged, it is downloaded again, once.
 
         Raises:
             StoreError: If the version is not published, cannot be downloaded, or does not fit on the disk.
@@ -83,17 +83,20 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A folder in the cache to write a bundle in.
+        """A temporary folder in the cache for writing a bundle.
 
         Raises:
-            StoreError: If the store cannot be written to. Building takes long, so a small write is tried first.
+            StoreError: If the store cannot be written to. Building a bundle takes long, so a small file is written to
+                the store first, to test the permission.
         """
         self._remote.write(INCOMING + "try", b"")
         with self.local.incoming() as folder:
             yield folder
 
     def publish(self, folder: Path, version: str) -> None:
-        """Upload a bundle, its manifest last. A killed upload leaves no version; the next upload replaces its files.
+        """Upload a bundle; its manifest is uploaded last.
+
+        An upload that is killed leaves no version, and the next upload replaces its files.
 
         Raises:
             StoreError: If the version is malformed or already published, or the store cannot be written to.
@@ -105,7 +108,7 @@ class RemoteStore(Store):
             self._remote.upload(path, f"{target}/{path.name}")
 
     def close(self) -> None:
-        """End a download in progress with an error, so that the service can shut down."""
+        """Stop a download in progress with an error, so that the service can shut down."""
         self._closed.set()
 
     def _lock_current(self) -> contextlib.AbstractContextManager[None]:
@@ -141,7 +144,7 @@ class RemoteStore(Store):
         return bundle
 
     def _download(self, version: str, again: bool = False) -> bool:
-        """Download a version unless it is cached, or in any case with `again`; return whether it was downloaded."""
+        """Download a version if it is not cached, or if `again` is true; return whether it was downloaded."""
         cached = self.bundles / check_version(version)
         with self.local.incoming() as folder:
             manifest = self._download_manifest(version, folder)
@@ -157,7 +160,10 @@ class RemoteStore(Store):
         return True
 
     def _download_manifest(self, version: str, folder: Path) -> Manifest:
-        """Download the manifest and signature of a version. They are checked before any other file is downloaded."""
+        """Download the manifest and signature of a version.
+
+        The manifest and the signature are checked before any other file is downloaded.
+        """
         for name in (MANIFEST, SIGNATURE):
             content = self._remote.read(f"bundles/{check_version(version)}/{name}")
             if content is not None:
@@ -188,7 +194,7 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def _errors_name_url(self, folder: Path, version: str) -> Iterator[None]:
-        """Replace the local path in an error message by the URL of the file."""
+        """In an error message, replace the path of the local file by the URL of the file."""
         try:
             yield
         except BundleError as error:
@@ -204,4 +210,4 @@ class RemoteStore(Store):
 
 
 class _DamagedCopyError(Exception):
-    """A cached bundle differs from the downloaded one."""
+    """Raised if a cached bundle does not match the downloaded manifest."""

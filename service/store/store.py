@@ -1,10 +1,11 @@
-"""The bundle store: all bundles, and the version that is current.
+"""The bundle store: all bundles, and the name of the current version.
 
     store/   bundles/<version>/   published bundles
              CURRENT              one line: the version that replicas serve
              HISTORY              versions that were current, one a line; the current version is last
 
-CURRENT is written last, so the store is valid after every step. `remote.py` keeps the same layout at a URL.
+The file CURRENT is written last, so that the store is valid after every step. `remote.py` uses the same file layout at
+a URL.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from service.store.bundle_folder import BundleFolder, replace_file
 
 
 class Store:
-    """A store in a folder. With a public key, every bundle must have a signature by its private key.
+    """A store in a folder. If a public key is given, every bundle must be signed by the matching private key.
 
     Subclasses replace the methods that read or write files.
 
     Attributes:
-        name: The store's name in messages.
-        local: The bundles on this machine: here the store's own, in a subclass a cache.
+        name: The store's name in error messages.
+        local: The bundles on this machine: the store's own bundles, or the cache of a store at a URL.
         root: The folder of `local`.
-        bundles: The folder of `local` with one folder a version.
+        bundles: The folder inside `root` that contains one folder for each version.
 
     Raises:
         KeyFileError: If `verify_key` is not an Ed25519 public key.
@@ -83,10 +84,10 @@ class Store:
         return current
 
     def resolve(self, version: str) -> str:
-        """The version itself; for `current`, the version that is current.
+        """Return `version`; for the word `current`, return the name of the current version.
 
         Raises:
-            StoreError: If `current` is asked for and no version is current.
+            StoreError: If `version` is `current` and no version is current.
         """
         return self.require_current() if version == "current" else version
 
@@ -111,7 +112,7 @@ class Store:
         return self._read_manifest(self.path(version), version)
 
     def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        """Check the files of a published version, then map them; call `pause` between the steps.
+        """Check the files of a published version, then map them into memory. `pause` is called between the steps.
 
         Raises:
             StoreError: If the version is not published.
@@ -120,14 +121,14 @@ class Store:
         return self._open(self.path(version), version, pause)
 
     def close(self) -> None:
-        """Stop a transfer in progress, so that the service can shut down. A folder has no transfers."""
+        """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
 
     def activate(self, version: str) -> None:
         """Make a version current.
 
         Raises:
             StoreError: If the version is not published.
-            BundleError: If its manifest is broken.
+            BundleError: If the manifest of the version is broken.
         """
         self.manifest(version)
         with self._lock_current():
@@ -146,7 +147,7 @@ class Store:
             history = self._history()
             candidates = set(self.versions()) - set(history[-1:])
             while history and history[-1] not in candidates:
-                history.pop()  # the current version, or a version that was removed
+                history.pop()  # the current version, or a removed one
             if not history:
                 raise UnknownVersionError(
                     f"{self.name}: no version was current before; choose one with `recollect activate`"
@@ -156,11 +157,11 @@ class Store:
             return history[-1]
 
     def incoming(self) -> contextlib.AbstractContextManager[Path]:
-        """A folder to write a bundle in; it is removed afterwards unless it is published."""
+        """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
         return self.local.incoming()
 
     def publish(self, folder: Path, version: str) -> None:
-        """Publish an incoming bundle.
+        """Publish a bundle that was written to a temporary folder.
 
         Raises:
             StoreError: If the version is malformed or already published: a published bundle never changes.
@@ -187,18 +188,18 @@ class Store:
         )
 
     def _latest(self) -> str:
-        """The latest versions, for messages."""
+        """The names of the latest versions, for error messages."""
         return ", ".join(self.versions()[-3:])
 
     def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the right to change CURRENT and HISTORY."""
+        """Hold the lock that is needed to change the files CURRENT and HISTORY."""
         return self.local.lock()
 
     def _history(self) -> list[str]:
-        """The versions that were current, cut or extended so that the last one is the version in CURRENT."""
+        """The versions that were current, oldest first. The last one is always the version in the file CURRENT."""
         history = (self._read("HISTORY") or b"").decode(errors="replace").split()
         current = parse_current(self._read("CURRENT") or b"")
-        if current is None:  # also if CURRENT is damaged: `activate` then writes it anew
+        if current is None:  # no version is current, or CURRENT is damaged
             return []
         return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
 
@@ -217,7 +218,7 @@ class Store:
 
 
 def parse_current(content: bytes) -> str | None:
-    """The version in the content of CURRENT; None if the content is not a version's name."""
+    """The version that the content of the file CURRENT names; None if the content is not a version's name."""
     name = content.decode(errors="replace").strip()
     return name if is_version(name) else None
 

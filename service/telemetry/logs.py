@@ -1,4 +1,4 @@
-"""Logs on stderr: one event a line, as JSON for machines or as aligned text on a terminal."""
+"""Writes logs to stderr: one event a line, as JSON, or as aligned text on a terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Prometheus metrics of all workers of a service.
 
-With several workers, each writes its values to a file in a shared folder. The worker that receives a request for
-`/metrics` combines all files.
+If there are several workers, each worker writes its values to a file in a shared folder. The worker that receives a
+request for `/metrics` combines all files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.settings import SHARED_METRICS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# How the values of several workers are combined.
+# How the values of several workers become one value: their sum, minimum or maximum over running workers.
 Combination = Literal["livesum", "livemin", "livemax"]
 
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -46,41 +46,41 @@ class Metrics:
         def histogram(name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"recollect_{name}", help_, labels, registry=registry, buckets=buckets)
 
-        self.requests = counter("requests_total", "Requests answered.", "path", "status")
+        self.requests = counter("requests_total", "Number of answered requests.", "path", "status")
         self.request_seconds = histogram(
             "request_seconds", "Time from the end of the request's headers to the end of the answer.", _SECONDS, "path"
         )
         self.stage_seconds = histogram(
             "stage_seconds", "Time of each stage of a computed answer.", _STAGE_SECONDS, "stage"
         )
-        self.queue = gauge("queue_queries", "Queries that wait in the queue.", "livesum")
-        self.batch_queries = histogram("batch_queries", "Queries encoded together.", _QUERIES)
+        self.queue = gauge("queue_queries", "Number of queries in the queue.", "livesum")
+        self.batch_queries = histogram("batch_queries", "Number of queries that were encoded together.", _QUERIES)
         self.dropped = counter(
-            "dropped_total", "Requests dropped because the client disconnected or the deadline passed.", "why"
+            "dropped_total", "Number of requests dropped because the client disconnected or the deadline passed.", "why"
         )
         self.cache_requests = counter(
-            "cache_requests_total", "Queries looked up in the answer cache.", "tier", "outcome"
+            "cache_requests_total", "Number of queries that were looked up in the answer cache.", "tier", "outcome"
         )
         self.cache_bytes = gauge("cache_bytes", "Size of the answer caches in memory.", "livesum")
-        self._swaps = counter("swaps_total", "Attempts to replace the served version.", "outcome")
-        for outcome in ("swapped", "refused"):  # start at 0, so that Prometheus sees the first increase
+        self._swaps = counter("swaps_total", "Number of attempts to replace the served version.", "outcome")
+        for outcome in ("swapped", "refused"):  # starts at 0, so that Prometheus sees the first increase
             self._swaps.labels(outcome)
         self._swap_seconds = histogram(
-            "swap_seconds", "Time from the discovery of a version to its first use.", _SWAP_SECONDS
+            "swap_seconds", "Time from finding a new current version to serving it.", _SWAP_SECONDS
         )
-        self._bundle = gauge("bundle_info", "Workers that serve the version.", "livesum", "version")
+        self._bundle = gauge("bundle_info", "Number of workers that serve the version.", "livesum", "version")
         self._bundle_age = gauge("bundle_age_seconds", "Time since the served bundle was built.", "livemax")
-        self.ready = gauge("ready", "Workers that are ready.", "livesum")
+        self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
         self.rate_limited = counter(
-            "rate_limited_total", "Requests refused because their key exceeded its rate limit.", "key"
+            "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"
         )
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
-            self.redis_errors = counter("redis_errors_total", "Calls that Redis did not answer or refused.")
+            self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
         self._created: datetime | None = None
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         if not self._shared:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
@@ -115,5 +115,5 @@ class Metrics:
 
 
 def forget_process(process: int) -> None:
-    """Remove an exited worker from the gauges that count running workers."""
+    """Remove the values of an exited worker from the gauges."""
     multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "ope
 
 
 def open_tracer() -> Tracer | None:
-    """Open a tracer if the environment names a collector of traces; None if not, or if a package is missing."""
+    """Create a tracer, or return None if no environment variable names a collector or a package is missing."""
     if not any(os.environ.get(name) for name in _COLLECTOR_VARIABLES):
         return None
     if missing := [name for name in _PACKAGES if not _installed(name)]:
@@ -43,7 +43,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer("recollect")
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Wrap an application, so that every request has a span in the trace of its caller."""
+        """Wrap an application, so that every request has a span, which continues the trace of the client."""
         from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
 
         traced: ASGIApp = OpenTelemetryMiddleware(
@@ -52,7 +52,7 @@ class Tracer:
         return traced
 
     def stages(self, milliseconds: Mapping[str, float]) -> None:
-        """Record spans of the stages of an answer, one after the other; the last one ends now."""
+        """Record one span for each stage of an answer, one after the other; the last span ends now."""
         start = time.time_ns() - int(1e6 * sum(milliseconds.values()))
         for stage, spent in milliseconds.items():
             span = self._tracer.start_span(stage, start_time=start)
@@ -60,7 +60,7 @@ class Tracer:
             span.end(end_time=start)
 
     def close(self) -> None:
-        """Send the remaining spans, for one second at most."""
+        """Send the remaining spans; this takes at most one second."""
         exporting = threading.Thread(target=self._provider.shutdown, name="export-spans", daemon=True)
         exporting.start()
         exporting.join(_CLOSE_SECONDS)

@@ -13,7 +13,7 @@ from service.versions.current import SharedCurrent
 from service.versions.replicas import Refusal, Report, replicas_of
 
 _POLL_SECONDS = 0.1
-# Without any report for this time, `wait` concludes that no replica is running.
+# If no replica reports for this time, `wait` concludes that no replica is running.
 _NO_REPLICA_SECONDS = 3.0
 
 
@@ -22,11 +22,11 @@ class Activation:
 
     Args:
         store: The store.
-        redis_client: The Redis that the replicas share, if they share one.
-        stopping: Returns whether this service is shutting down; `wait` then ends.
+        redis_client: The client of the Redis server that the replicas share, or None.
+        stopping: Function that returns whether this service is shutting down; if so, `wait` ends.
 
     Attributes:
-        replicas: The reports.
+        replicas: The reports of the replicas.
     """
 
     def __init__(
@@ -43,14 +43,15 @@ class Activation:
         Raises:
             StoreError: If the store does not contain the version.
             BundleError: If the manifest of the version is broken.
-            RedisError: If Redis does not answer. The version is then current in the store, but not announced.
+            RedisError: If Redis does not answer. The version is then current in the store, but Redis does not announce
+                it.
         """
         self._remember_old_refusals()
         self._store.activate(version)
         self._announce(version)
 
     def rollback(self) -> str:
-        """Make the previous version current again, and return its name.
+        """Make the version current that was current before, and return its name.
 
         Raises:
             StoreError: If there is no previous version.
@@ -78,13 +79,15 @@ class Activation:
             if behind and all(self._refuses(report, version) for report in behind):
                 raise NotServedError(_describe_replicas(version, behind, len(reports)))
             if self._stopping():
-                raise NotServedError(f"{version} is current; stopped waiting for the replicas: this service stops")
+                raise NotServedError(
+                    f"{version} is current; stopped waiting for the replicas, because this service stops"
+                )
             if waited >= (seconds if reports else min(seconds, _NO_REPLICA_SECONDS)):
                 raise NotServedError(_describe_replicas(version, behind, len(reports)))
             time.sleep(_POLL_SECONDS)
 
     def _remember_old_refusals(self) -> None:
-        """Remember the refusals before the change: their reason may have been removed since."""
+        """Store the refusals that were reported before the change, because their reasons may be gone by now."""
         with contextlib.suppress(RedisError):
             self._old_refusals = [report.refused for report in self.replicas.reports() if report.refused]
 
@@ -99,8 +102,9 @@ class Activation:
             self._shared.announce(version)
         except RedisError as error:
             raise RedisError(
-                f"{version} is current in the store, but {error}; replicas follow the store until Redis answers: "
-                "run this command again then"
+                f"{version} is current in the store, but {error}; "
+                "until Redis answers, replicas read the current version from the store; "
+                "run this command again when Redis answers"
             ) from error
 
 

@@ -1,9 +1,10 @@
-"""The current version: read from the store, and from Redis where replicas share one.
+"""Reads the current version from the store, and from Redis if the replicas share one.
 
-An activation writes the store first, then Redis. A replica's first look prefers Redis, because its own store may be
-an old copy. Later looks follow the one of the two that changed since the last look; Redis wins if both changed. A
-replica that finds an old version in Redis writes the new one. So an activation reaches a replica through the store or
-through Redis, and a Redis that was unreachable or restarted empty does not undo it.
+An activation writes the store first, then Redis. A replica checks both regularly. The first check prefers the version
+in Redis, because the replica's own store may be an old copy. Later checks use the version that changed since the check
+before, in the store or in Redis; if both changed, the version in Redis. If Redis contains an older version, the replica
+writes the new version to Redis. So an activation reaches a replica through the store or through Redis, and a Redis
+server that was unreachable or lost its data does not undo the activation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from service.errors import RedisError, StoreError
 from service.redis_client import RedisClient
 from service.store.store import Store
 
-# Set the version only if it is still the one that was read: another activation may have come first.
+# Replace the version only if it is still the version that was read before: another process may have activated a version
+# meanwhile.
 _COMPARE_AND_SET = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('SET', KEYS[1], ARGV[2])
@@ -26,7 +28,7 @@ end
 
 
 class Current(Protocol):
-    """The place where replicas read the version to serve."""
+    """The source from which a replica reads the version to serve."""
 
     def version(self) -> str | None:
         """The current version; None if no version is current.
@@ -45,7 +47,7 @@ class Current(Protocol):
 
 
 class StoreCurrent:
-    """The current version of a store that replicas do not share through Redis."""
+    """The current version, read only from a store: the replicas share no Redis."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,16 +60,17 @@ class StoreCurrent:
 
 
 class SharedCurrent:
-    """The current version of a store and of Redis together."""
+    """The current version, read from a store and from Redis."""
 
     def __init__(self, store: Store, redis_client: RedisClient) -> None:
         self._store, self._redis = store, redis_client
         self._key = redis_client.key("current")
         self._in_store: str | None = None
-        self._followed: str | None = None
-        # Versions in Redis that are not new: the one at the last look, and the ones that this process wrote since.
+        self._chosen: str | None = None
+        # Versions that are not new when they are read from Redis: the version at the last check, and the versions that
+        # this process wrote since then.
         self._seen_in_redis: set[str | None] = {None}
-        self._has_looked = False
+        self._has_checked = False
 
     def version(self) -> str | None:
         in_store = self._read_store()
@@ -75,21 +78,21 @@ class SharedCurrent:
             in_redis = self._read_redis()
         except RedisError:
             if in_store != self._in_store:
-                self._in_store = self._followed = in_store
-            return self._followed
+                self._in_store = self._chosen = in_store
+            return self._chosen
         if in_redis not in self._seen_in_redis:
-            self._followed = in_redis
+            self._chosen = in_redis
         elif in_store != self._in_store:
-            self._followed = in_store
-        self._in_store, self._seen_in_redis, self._has_looked = in_store, {None, in_redis}, True
-        if self._followed is not None and self._followed != in_redis:
-            self._update_redis(in_redis, self._followed)
-        return self._followed
+            self._chosen = in_store
+        self._in_store, self._seen_in_redis, self._has_checked = in_store, {None, in_redis}, True
+        if self._chosen is not None and self._chosen != in_redis:
+            self._update_redis(in_redis, self._chosen)
+        return self._chosen
 
     def require(self) -> str:
         version = self.version()
         if version is None or version not in self._store.versions():
-            version = self._followed = self._store.require_current()
+            version = self._chosen = self._store.require_current()
         return version
 
     def announce(self, version: str) -> None:
@@ -103,11 +106,14 @@ class SharedCurrent:
         )
 
     def _read_store(self) -> str | None:
-        """The version in the store; after the first look, the last version read if the store cannot be read."""
+        """The version in the store.
+
+        If the store cannot be read, return the version read last; on the first check, raise the error.
+        """
         try:
             return self._store.current()
         except (StoreError, OSError):
-            if not self._has_looked:
+            if not self._has_checked:
                 raise
             return self._in_store
 
@@ -122,7 +128,7 @@ class SharedCurrent:
 
     def _update_redis(self, old: str | None, version: str) -> None:
         self._seen_in_redis.add(version)
-        with contextlib.suppress(RedisError):  # the next look tries again
+        with contextlib.suppress(RedisError):  # the next check tries again
             if old is None:
                 self._redis.execute(lambda client: client.set(self._key, version, nx=True))
             else:

@@ -1,7 +1,7 @@
-"""The memory check: a version is opened only if the memory that it needs is free.
+"""A version is opened only if enough memory is free for it.
 
-Two versions are open at once during a swap. Without this check, the kernel could kill the process that serves the
-current version, because the next version is too large.
+During a swap, two versions are open at the same time. Without this check, a next version that is too large could make
+the kernel kill the process that serves the current version.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from service.bundle.manifest import Manifest
 from service.errors import InsufficientMemoryError
 
-# Private memory of an open bundle: multiples of two file sizes, and a constant. All other files are mapped, and the
-# kernel drops mapped pages when memory is short.
+# Private memory of an open bundle: multiples of the sizes of two files, and a constant. All other files are mapped into
+# memory, and the kernel can drop mapped pages when memory is short.
 _ENCODER_FACTOR, _TOKENIZER_FACTOR, _CONSTANT_BYTES = 3.0, 8.0, 64 << 20
 
 
 class _GroupFiles(NamedTuple):
-    """The files of a memory control group, and the names of its file pages in `memory.stat`."""
+    """Names of the files of a memory control group, and names of its counters of file pages in `memory.stat`."""
 
     limits: tuple[str, ...]
     usage: str
@@ -52,21 +52,22 @@ def require_memory(manifest: Manifest, processes: int = 1) -> None:
 
 
 def private_bytes(manifest: Manifest) -> int:
-    """An upper estimate of the private memory, not backed by files, of one open bundle."""
+    """An upper estimate of the private memory of one open bundle: memory that is not backed by files."""
     encoder, tokenizer = manifest.files["encoder.onnx"].size, manifest.files["tokenizer.json"].size
     return int(_ENCODER_FACTOR * encoder + _TOKENIZER_FACTOR * tokenizer) + _CONSTANT_BYTES
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process can still allocate without swapping: the least that any of these leaves.
+    """The number of bytes that this process can still allocate without swapping: the smallest of the following numbers.
 
         machine     MemAvailable
         cgroup v2   min(memory.max, memory.high) - memory.current + active_file + inactive_file
         cgroup v1   limit_in_bytes - usage_in_bytes + total_active_file + total_inactive_file
 
-    The limits of the process's own control group and of every group above it apply. The kernel drops file pages
-    when memory is short. `file` would be too much: it includes tmpfs and shared memory, which stay without swap.
-    `inactive_file` alone would be too little: a file that was read twice is in `active_file`, and is dropped too.
+    The limits of the process's own control group apply, and the limits of all groups that contain this group. The
+    kernel drops file pages when memory is short. The counter `file` would be too much: it includes tmpfs and shared
+    memory, which the kernel cannot drop without swap. The counter `inactive_file` alone would be too little: the kernel
+    can also drop the pages in `active_file`, which were read twice.
 
     Args:
         root: Folder that contains `proc` and `sys`.
@@ -105,19 +106,19 @@ def _free_in_group(group: Path, files: _GroupFiles) -> int | None:
 
 
 def _read_number(path: Path) -> int | None:
-    """The number in a file of the kernel; None if the file does not exist or contains the word `max`."""
+    """The number in a kernel file; None if the file does not exist or contains the word `max`."""
     lines = _read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """The numbers in a file of the kernel that has one name and one number a line."""
+    """The numbers in a kernel file whose lines have a name and a number each."""
     words = [line.split() for line in _read_lines(path)]
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}
 
 
 def _read_lines(path: Path) -> list[str]:
-    """The lines of a file; none if the file cannot be read."""
+    """The lines of a file; an empty result if the file cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -1,13 +1,13 @@
-"""The model manager: follows the current version of the store and swaps versions while requests arrive.
+"""The model manager: serves the current version of the store, and swaps versions while requests arrive.
 
-One background thread opens, checks and warms the next version beside the current one, throttled while requests
-arrive. Then it replaces one reference. A request takes one lease, so one version gives its whole answer. The thread
-closes the old version once its last lease is released. If a version cannot be served, it is refused: the refusal is
-logged and reported, and the current version stays.
+A background thread opens, checks and warms up the next version while the current version answers requests. The swap
+itself replaces one reference. A request takes one lease of one version, so this version gives the whole answer. The
+background thread closes the old version when its last lease is released. If a version cannot be served, it is refused:
+the refusal is logged and reported, and the service keeps the current version.
 
 A request holds a lease until its answer is complete. A batch holds leases of its own, because it can run longer than a
-request that was cancelled. Closing a version unmaps gigabytes, so the background thread does it. With Python's
-reference counts alone, the thread that drops the last reference would do it, perhaps one that answers requests.
+cancelled request. Closing a version unmaps gigabytes, so the background thread closes versions. If Python's reference
+counts decided, the thread that drops the last reference would unmap the files, perhaps a thread that answers requests.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from service.versions.throttle import CancelledWorkError, Throttle
 
 log = structlog.get_logger(__name__)
 
-# Seconds before a refused version is tried again: the reason, such as too little free memory, may have passed.
+# Seconds after which a refused version is tried again, because the reason, such as too little free memory, may be gone.
 _RETRY_SECONDS = 30.0
-# Number of recent queries that warm the next version. They stay in memory and are never written to disk.
+# Number of recent queries that warm up the next version. These queries stay in memory and are never written to disk.
 _RECENT_QUERIES = 16
-# Seconds after the last query during which opening a version is throttled.
+# Opening a version is throttled until no query has arrived for this number of seconds.
 _BUSY_SECONDS = 1.0
 
 
@@ -53,7 +53,7 @@ class OpenVersion:
 
 
 class Lease:
-    """One use of a version: a context manager, or an object with `release`.
+    """One use of a version; usable as a context manager, or through `release`.
 
     Attributes:
         predictor: The version's predictor; usable until the lease is released.
@@ -69,14 +69,14 @@ class Lease:
         self._lock = lock
 
     def share(self) -> Lease:
-        """Another lease of the same version, for work that can outlive this lease."""
+        """Take another lease of the same version, for work that can last longer than this lease."""
         with self._lock:
             if self._version is None:
-                raise ValueError("expected a lease that is held, found one that was released")
+                raise ValueError("expected a lease in use, found a released lease")
             return Lease(self._version, self._lock)
 
     def release(self) -> None:
-        """End the use; a second call does nothing."""
+        """Release the lease; a second call does nothing."""
         with self._lock:
             if self._version is not None:
                 self._version.leases -= 1
@@ -90,7 +90,7 @@ class Lease:
 
 
 class Leases:
-    """The current version and the retired versions that are still in use; thread-safe."""
+    """The current version, and the retired versions that are still in use; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Leases:
         self.current: OpenVersion | None = None
 
     def lease(self) -> Lease:
-        """A lease of the current version.
+        """Take a lease of the current version.
 
         Raises:
             NotReadyError: If no version is open yet.
@@ -107,7 +107,7 @@ class Leases:
             return Lease(self.require_current(), self._lock)
 
     def require_current(self) -> OpenVersion:
-        """The current version, to read facts about it.
+        """The current version, for reading facts about it without a lease.
 
         Raises:
             NotReadyError: If no version is open yet.
@@ -125,7 +125,7 @@ class Leases:
             self.current = opened
 
     def close_unused(self) -> int:
-        """Close the retired versions without a lease, and return how many there were."""
+        """Close the retired versions without leases, and return their number."""
         with self._lock:
             unused = [version for version in self._retired if version.leases == 0]
             self._retired = [version for version in self._retired if version.leases > 0]
@@ -135,14 +135,14 @@ class Leases:
 
 
 class ModelManager:
-    """Holds the current version, leases it to requests, and follows the store in a background thread.
+    """Holds the current version, leases it to requests, and replaces it in a background thread.
 
     Args:
         opener: Opens versions.
-        current: Names the version to serve.
-        replicas: Receives the reports of this replica.
-        metrics: Receives the metrics of swaps.
-        poll_seconds: Time between two looks at `current`; `wake` starts a look at once.
+        current: Reads the name of the current version.
+        replicas: Stores the reports of this replica.
+        metrics: Records the swaps.
+        poll_seconds: Seconds between two checks of `current`; `wake` starts a check at once.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ModelManager:
         self._follower: threading.Thread | None = None
 
     def open_current(self) -> None:
-        """Open the current version in this thread.
+        """Open the current version in the calling thread.
 
         Raises:
             StoreError: If no version is current.
@@ -171,7 +171,9 @@ class ModelManager:
         self._open(self._current.require())
 
     def lease(self) -> Lease:
-        """Lease the current version: `with manager.lease() as predictor`. It stays open until the lease is released.
+        """Take a lease of the current version: `with manager.lease() as predictor`.
+
+        The version stays open until the lease is released.
 
         Raises:
             NotReadyError: If no version is open yet.
@@ -179,7 +181,7 @@ class ModelManager:
         return self._leases.lease()
 
     def serving(self) -> tuple[Manifest, datetime]:
-        """The manifest of the version that serves, and since when it serves.
+        """The manifest of the version that this process serves, and the time since which it serves this version.
 
         Raises:
             NotReadyError: If no version is open yet.
@@ -188,7 +190,7 @@ class ModelManager:
         return current.predictor.manifest, current.since
 
     def version(self) -> str | None:
-        """The name of the version that serves; None before the first one is open."""
+        """The name of the version that this process serves; None before the first version is open."""
         current = self._leases.current
         return current.predictor.version if current else None
 
@@ -197,22 +199,22 @@ class ModelManager:
         return self._draining.is_set()
 
     def record(self, query: str) -> None:
-        """Remember a query, to warm the next version with it."""
+        """Store a query, to warm up the next version with it."""
         self._recent_queries.append(query)
         self._last_query_at = time.monotonic()
 
     def follow(self) -> None:
-        """Follow the current version in a background thread, until `close`."""
-        context = contextvars.copy_context()  # the log context, which names the worker
+        """Check the current version regularly in a background thread, and open new versions, until `close`."""
+        context = contextvars.copy_context()  # the log context with the worker's number
         self._follower = threading.Thread(target=context.run, args=(self._follow,), name="follow-current", daemon=True)
         self._follower.start()
 
     def wake(self) -> None:
-        """Look at the current version now."""
+        """Check the current version now."""
         self._wake.set()
 
     def drain(self) -> None:
-        """Report not ready and stop swapping; requests are still answered."""
+        """Report "not ready" and stop swapping versions; requests are still answered."""
         self._draining.set()
         self._metrics.ready.set(0)
         self.wake()
@@ -229,12 +231,12 @@ class ModelManager:
             self._replicas.leave()
 
     def _follow(self) -> None:
-        next_look_at = 0.0
+        next_check_at = 0.0
         while not self._closed:
-            if self._wake.is_set() or time.monotonic() >= next_look_at:
+            if self._wake.is_set() or time.monotonic() >= next_check_at:
                 self._wake.clear()
                 self._run_step("store_unreadable", self._refresh)
-                next_look_at = time.monotonic() + self._poll_seconds
+                next_check_at = time.monotonic() + self._poll_seconds
             self._run_step("report_unwritable", self._report)
             if self._leases.close_unused():
                 _return_freed_memory()
@@ -242,20 +244,23 @@ class ModelManager:
             self._wake.wait(min(self._poll_seconds, REPORT_SECONDS))
 
     def _run_step(self, event: str, step: Callable[[], None]) -> None:
-        """Run a step of the loop; log an error once, not again at every look."""
+        """Run one step of the background thread.
+
+        If a step fails with the same error several times in a row, log the error only once.
+        """
         try:
             step()
             self._logged_errors.pop(event, None)
-        except RedisError:  # the Redis client logs it
+        except RedisError:  # the Redis client has logged it
             pass
-        except Exception as error:  # the next look may succeed
+        except Exception as error:  # the next check may succeed
             if self._logged_errors.get(event) != str(error):
                 self._logged_errors[event] = str(error)
                 is_bug = not isinstance(error, ServiceError | OSError)
                 log.error(event, error=str(error), serving=self.version(), exc_info=error if is_bug else None)
 
     def _refresh(self) -> None:
-        """Open the current version if another one serves, unless it was refused a short time ago."""
+        """Open the current version, unless this process serves it already or refused it a short time ago."""
         current = self._current.version()
         if self.draining:
             return
@@ -266,7 +271,7 @@ class ModelManager:
                 self._open(current)
             except CancelledWorkError:
                 return
-            except Exception as error:  # the version that serves stays, whatever is wrong with the next one
+            except Exception as error:  # any error: the version in use stays
                 reason = shorten(str(error) or repr(error))
                 self._refused = Refusal(version=current, error=reason, at=datetime.now(UTC))
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
@@ -303,6 +308,6 @@ class ModelManager:
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory to the system; glibc would keep it."""
+    """Return freed memory to the operating system; glibc would keep it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Opening a version: check the free memory, the files and the golden answers, then warm the pages."""
+"""Opening a version: check the free memory, the files and the golden queries, then warm the version up."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Opener:
     """Opens the versions of one store for serving.
 
     Attributes:
-        store: Contains the versions.
-        threads: Threads of the encoder and of the indexes of each predictor.
-        device: Device that encodes and searches.
-        workers: Processes that serve; during a swap, all of them open the next version at once.
+        store: The store that contains the versions.
+        threads: Number of threads of the encoder and of each search.
+        device: Device for encoding and searching.
+        workers: Number of worker processes; during a swap, all of them open the next version at the same time.
     """
 
     store: Store
@@ -40,14 +40,15 @@ class Opener:
 
         Args:
             version: Name of the version.
-            recent_queries: Queries to answer once before users send them, so that the pages they need are in memory.
-            throttle: Slows the work down while another version answers requests; None at the start of a process.
+            recent_queries: Queries that the new version answers once before it is used, so that the pages that queries
+                need are in memory.
+            throttle: Slows the opening down while another version answers requests; None at the start of a process.
 
         Raises:
             StoreError: If the store does not contain the version.
             InsufficientMemoryError: If too little memory is free.
             BundleError: If the bundle is damaged, or is not signed by the key that the store requires.
-            WrongAnswersError: If too few golden queries get the expected labels.
+            WrongAnswersError: If the answers to the golden queries contain too few of the expected labels.
             CancelledWorkError: If the throttle is cancelled.
         """
         pause = throttle.pause if throttle else None
@@ -55,7 +56,7 @@ class Opener:
         predictor = Predictor.open(self.store.open(version, pause), self.threads, self.device)
         check_golden(predictor, pause)
         for query in recent_queries:
-            with contextlib.suppress(Exception):  # a query that fails here fails again, with a message, when it is sent
+            with contextlib.suppress(Exception):  # only a warm-up: ignore a failing query
                 predictor.predict([query], resolve_options(predictor.defaults))
             if pause:
                 pause()

@@ -1,8 +1,8 @@
 """Reports of replicas: each replica reports the version that it serves, and `activate --wait` reads the reports.
 
 Without Redis, a report is a file in the store's folder that its replica keeps locked. The lock ends with the process,
-so the report of a killed replica is recognised without comparing clocks. Replicas that share a Redis report there,
-in keys that expire.
+so a report of a killed replica is recognised because its file has no lock. Replicas that share a Redis server write
+their reports to Redis, in keys that expire.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from service.errors import RedisError
 from service.redis_client import RedisClient
 from service.store.store import Store
 
-# Size of every report file, so that one write replaces the whole report.
+# Size of every report file. All files have this size, so that one write replaces the whole report.
 _FILE_BYTES = 8192
 _MAX_REASON_CHARACTERS = 1_000
-# Longest time between two reports of a replica, and the lifetime of a report in Redis.
+# Maximum time between two reports of a replica, and the lifetime of a report in Redis.
 REPORT_SECONDS = 5.0
 _LIFETIME_SECONDS = 15.0
 
@@ -41,15 +41,17 @@ class Refusal(BaseModel):
 
 
 class Report(BaseModel):
-    """The state of one replica, which is one process."""
+    """The report of one replica. A replica is one process."""
 
     model_config = ConfigDict(frozen=True)
 
-    replica: str = Field(description="host and process of the replica")
+    replica: str = Field(description="name of the replica: host name, process id and random digits")
     state: Literal["serving", "draining"]
     version: str
     since: datetime
-    refused: Refusal | None = Field(None, description="current version that the replica refused to serve")
+    refused: Refusal | None = Field(
+        None, description="the current version, if the replica refused to serve it, with the reason"
+    )
 
 
 def replica_name() -> str:
@@ -59,26 +61,26 @@ def replica_name() -> str:
 
 @functools.cache
 def _name_of(process: int) -> str:
-    """Host, process and random digits: containers can have equal hosts and processes."""
+    """Host name, process id and random digits: containers can have equal host names and process ids."""
     host = re.sub(r"[^0-9A-Za-z.-]", "-", socket.gethostname())[:128]
     return f"{host}-{process}-{secrets.token_hex(2)}"
 
 
 class Replicas(Protocol):
-    """The place where replicas report."""
+    """The place where replicas write their reports."""
 
     def report(self, report: Report) -> None:
-        """Replace the report of this replica.
+        """Write the report of this replica; it replaces the previous report.
 
         Raises:
             OSError, RedisError: If the report cannot be written.
         """
 
     def leave(self) -> None:
-        """Withdraw the report of this replica, because it stops."""
+        """Remove the report of this replica, because the replica stops."""
 
     def reports(self) -> list[Report]:
-        """The reports of all live replicas, sorted by name.
+        """The reports of all running replicas, sorted by the replica's name.
 
         Raises:
             RedisError: If the reports cannot be read.
@@ -86,12 +88,12 @@ class Replicas(Protocol):
 
 
 def replicas_of(store: Store, redis_client: RedisClient | None) -> Replicas:
-    """The reports of a store's replicas: in the Redis that they share, else in the store's folder."""
+    """The reports of the replicas of a store: in Redis if the replicas share one, otherwise in the store's folder."""
     return RedisReplicas(redis_client) if redis_client else FolderReplicas(store.root / "replicas")
 
 
 class FolderReplicas:
-    """Reports as locked files in `store/replicas/`."""
+    """Stores reports as locked files in the folder `replicas` of the store."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -100,7 +102,7 @@ class FolderReplicas:
         self._written: Report | None = None
 
     def report(self, report: Report) -> None:
-        if self._file is not None and not self._is_own_file(self._file):  # the file was removed
+        if self._file is not None and not self._is_own_file(self._file):  # the report file was removed
             self._close()
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
@@ -124,7 +126,7 @@ class FolderReplicas:
             self._file = self._written = None
 
     def _create_locked(self) -> int:
-        """Create and lock the report file; again, if a reader removed it before it was locked."""
+        """Create and lock the report file. Try again if another process removed the file before it was locked."""
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -139,8 +141,8 @@ class FolderReplicas:
             return False
 
     def _read(self, path: Path) -> Report | None:
-        """The report of a live replica; the file of a dead replica is removed, if permissions allow it."""
-        with contextlib.suppress(OSError, ValidationError):  # the replica just stopped, or just started
+        """Read the report of a running replica; try to remove the file of a replica that no longer runs."""
+        with contextlib.suppress(OSError, ValidationError):  # the replica stops or starts at this moment
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if path == self._path or not _is_unlocked(file):
@@ -152,7 +154,7 @@ class FolderReplicas:
 
 
 class RedisReplicas:
-    """Reports in Redis: one key for each replica, which expires, and a set of the replicas' names."""
+    """Stores reports in Redis: one Redis key for each replica, which expires, and a set of the replicas' names."""
 
     def __init__(self, redis_client: RedisClient) -> None:
         self._redis = redis_client
@@ -185,7 +187,7 @@ class RedisReplicas:
 
 
 def shorten(reason: str) -> str:
-    """Cut a reason to a length that fits into a report."""
+    """Shorten a reason to a length that fits into a report."""
     return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + "..."
 
 

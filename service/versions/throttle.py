@@ -1,7 +1,8 @@
-"""A throttle for background work: opening a version must not slow down the version that answers requests.
+"""A throttle for background work: opening the next version must not slow down the answers to requests.
 
-A thread of low priority would not help. If the system suspends such a thread while it holds Python's global lock, all
-other threads wait. So background work calls `pause` after each step, and `pause` sleeps in proportion to the step.
+A thread with low priority would not help. If the system suspends such a thread while it holds Python's global lock, all
+other threads wait. Therefore background work calls `pause` after each step, and `pause` sleeps in proportion to the
+time of the step.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ import threading
 import time
 from collections.abc import Callable
 
-# Seconds of sleep for each second of work while requests arrive.
+# While requests arrive, background work sleeps this number of seconds for each second of work.
 _SLEEP_FACTOR = 9.0
 
 
 class CancelledWorkError(Exception):
-    """The background work is no longer needed."""
+    """Raised when the background work is no longer needed."""
 
 
 class Throttle:
-    """Slows down one thread's background work while requests arrive.
+    """Slows down the background work of one thread while requests arrive.
 
     Args:
-        busy: Returns whether requests arrive now.
-        cancelled: Set when the work is no longer needed.
+        busy: Function that returns whether requests arrive at the moment.
+        cancelled: Event that is set when the work is no longer needed.
     """
 
     def __init__(self, busy: Callable[[], bool], cancelled: threading.Event) -> None:

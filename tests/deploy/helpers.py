@@ -1,4 +1,4 @@
-"""The files in deploy/, the tools that check them, a real nginx, and fake replicas."""
+"""Helpers of these tests: paths in deploy/, tools that check the files there, a real nginx, and fake replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEPLOY = REPOSITORY / "deploy"
 
 
 def require_tool(name: str) -> str:
-    """The path of a program in the Python environment or on the machine; skip the test if there is none."""
+    """The path of a program in the Python environment or on the machine; skip the test if the program is missing."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"])
     if (found := shutil.which(name, path=path)) is None:
         pytest.skip(f"{name} is not installed")
@@ -33,7 +33,7 @@ def require_tool(name: str) -> str:
 
 
 def run_tool(name: str, *arguments: Any) -> str:
-    """Run a tool that must succeed; return its output."""
+    """Run a tool that must succeed; return the tool's output."""
     result = subprocess.run([require_tool(name), *map(str, arguments)], capture_output=True, text=True, cwd=REPOSITORY)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -45,7 +45,7 @@ def free_address() -> str:
 
 
 def write_nginx_conf(folder: Path, listen: str, replicas: tuple[str, str]) -> Path:
-    """Fill in the template deploy/nginx.conf, as the image does."""
+    """Fill in the template deploy/nginx.conf, as the nginx image does."""
     text = Template((DEPLOY / "nginx.conf").read_text(encoding="utf-8"))
     path = folder / "nginx.conf"
     filled = text.safe_substitute(LISTEN=listen, REPLICA_1=replicas[0], REPLICA_2=replicas[1])
@@ -55,7 +55,7 @@ def write_nginx_conf(folder: Path, listen: str, replicas: tuple[str, str]) -> Pa
 
 @contextlib.contextmanager
 def nginx_in_front_of(folder: Path, *replicas: str) -> Iterator[str]:
-    """Run nginx with deploy/nginx.conf in front of two addresses; yield its URL. Its logs are in `folder`."""
+    """Run nginx with deploy/nginx.conf in front of two addresses; yield its URL. nginx writes its logs to `folder`."""
     first, second = replicas
     listen = free_address()
     conf = write_nginx_conf(folder, listen, (first, second))
@@ -84,7 +84,7 @@ OVERLOADED: Answer = (503, {"Retry-After": "1"})
 
 
 class FakeReplica:
-    """A replica that gives the same answer to every request, and records requests and connections.
+    """A fake replica that gives the same answer to every request, and records requests and connections.
 
     Attributes:
         answer: The answer to the next requests.
@@ -138,7 +138,7 @@ class FakeReplica:
 
 
 class Load:
-    """Threads that send requests without a pause; `failures` collects every answer other than 200.
+    """Threads that send requests continuously; `failures` collects every answer whose status is not 200.
 
     Args:
         send: Sends one request; returns its status and the kind of its answer.
@@ -161,7 +161,7 @@ class Load:
             thread.join()
 
     def wait_for(self, more: int, of: str | None = None) -> None:
-        """Wait for a number of further answers, of all kinds or of one kind."""
+        """Wait until this number of further answers has arrived: answers with any status, or with the given status."""
         with self._changed:
             enough = self._count(of) + more
             assert self._changed.wait_for(lambda: self._count(of) >= enough, PATIENCE_SECONDS), self._answers

@@ -39,7 +39,7 @@ def help_of(verb: str) -> str:
 
 
 def commands() -> list[list[str]]:
-    """The words of every `recollect VERB ...` in the runbook's code blocks and lines."""
+    """The words of every command `recollect VERB ...` in the runbook's code blocks and text."""
     blocks = re.findall(r"^```sh\n(.*?)^```", RUNBOOK, re.DOTALL | re.MULTILINE)
     lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", RUNBOOK)
@@ -48,18 +48,18 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_settings_named_in_file_exist(path: Path) -> None:
+def test_every_setting_named_in_a_deploy_file_exists(path: Path) -> None:
     named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", path.read_text(encoding="utf-8")))
     assert named <= {f"{ENV_PREFIX}{name}".upper() for name in ServeSettings.model_fields}
 
 
-def test_flags_named_in_runbook_exist() -> None:
+def test_every_flag_named_in_the_runbook_exists() -> None:
     flags = set(re.findall(r"`--([a-z-]+)", RUNBOOK))
     assert flags
     assert flags <= {name.replace("_", "-") for name in ServeSettings.model_fields}
 
 
-def test_example_environment_lists_every_setting_with_its_default() -> None:
+def test_service_env_example_lists_every_setting_with_its_default() -> None:
     text = (DEPLOY / "service.env.example").read_text(encoding="utf-8")
     shown = re.findall(rf"^(# )?{ENV_PREFIX}([A-Z_]+)=(.*)$", text, re.MULTILINE)
     assert [name for _, name, _ in shown] == list(dict.fromkeys(name for _, name, _ in shown))
@@ -71,13 +71,13 @@ def test_example_environment_lists_every_setting_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_command_in_runbook_is_valid(words: list[str]) -> None:
+def test_every_command_in_the_runbook_is_valid(words: list[str]) -> None:
     known = help_of(words[0])
     for flag in (word for word in words if word.startswith("--")):
         assert re.search(rf"{flag}\b", known), known
 
 
-def test_metrics_named_in_alerts_and_runbook_exist() -> None:
+def test_every_metric_named_in_alerts_or_runbook_exists() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     from service.telemetry.metrics import Metrics
@@ -95,12 +95,12 @@ def test_runbook_has_a_section_for_each_alert_in_the_same_order() -> None:
     assert re.findall(r"^### (Recollect\w+)$", RUNBOOK, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
 
 
-def test_links_in_runbook_exist() -> None:
+def test_every_link_in_the_runbook_has_a_target() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", RUNBOOK):
         assert (REPOSITORY / "docs" / target).exists(), target
 
 
-def test_prometheus_configuration_is_valid_and_alerts_fire() -> None:
+def test_prometheus_configuration_is_valid_and_alerts_fire_as_expected() -> None:
     run_tool("promtool", "check", "config", DEPLOY / "prometheus.yml")
     run_tool("promtool", "test", "rules", REPOSITORY / "tests" / "deploy" / "alerts_test.yml")
 
@@ -109,7 +109,7 @@ def test_hadolint_accepts_the_dockerfile() -> None:
     assert run_tool("hadolint", "--strict-labels", DEPLOY / "Dockerfile") == ""
 
 
-def test_dockerfile_copies_exactly_the_files_in_the_build_context() -> None:
+def test_dockerfile_copies_all_files_of_the_build_context_and_no_others() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     copied = {
         word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()
@@ -123,13 +123,13 @@ def test_compose_file_is_valid() -> None:
     run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yml")
 
 
-def test_compose_gives_stopping_replica_more_time_than_drain_seconds() -> None:
+def test_compose_stop_grace_period_is_longer_than_drain_seconds() -> None:
     for replica in ("replica-1", "replica-2"):
         grace = int(compose()["services"][replica]["stop_grace_period"].removesuffix("s"))
         assert grace > ServeSettings.model_fields["drain_seconds"].default
 
 
-def test_nginx_and_prometheus_use_the_addresses_in_compose() -> None:
+def test_nginx_and_prometheus_use_the_replica_addresses_from_the_compose_file() -> None:
     services = compose()["services"]
     replicas = [name for name in services if name.startswith("replica-")]
     port = ServeSettings.model_fields["port"].default
@@ -141,7 +141,7 @@ def test_nginx_and_prometheus_use_the_addresses_in_compose() -> None:
     assert scraped["targets"] == [f"{name}:{port}" for name in replicas]
 
 
-def test_files_mounted_by_compose_exist() -> None:
+def test_every_file_mounted_by_the_compose_file_exists() -> None:
     mounts = [mount for service in compose()["services"].values() for mount in service.get("volumes", [])]
     files = [DEPLOY / mount.partition(":")[0] for mount in mounts if mount.startswith("./") and "." in mount[2:]]
     assert files
@@ -149,5 +149,5 @@ def test_files_mounted_by_compose_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["service.env", "keys/api-keys"])
-def test_git_ignores_secrets_next_to_the_examples(name: str) -> None:
+def test_git_ignores_files_with_secrets_next_to_the_example_files(name: str) -> None:
     assert run_tool("git", "check-ignore", f"deploy/{name}")

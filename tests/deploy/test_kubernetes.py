@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid for several releases, and consistent with each other."""
+"""The Kubernetes manifests are valid for several Kubernetes releases, and consistent with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.deploy.helpers import DEPLOY, run_tool
 
 FOLDER = DEPLOY / "kubernetes"
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
-# The oldest release that has all fields in use, and the newest release with available schemas.
+# The oldest Kubernetes release that has all fields in use, and the newest Kubernetes release whose schemas are
+# available.
 RELEASES = ("1.31.0", "1.36.0")
 
 
@@ -35,7 +36,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_manifests_are_valid_for_the_release(release: str) -> None:
+def test_manifests_are_valid_for_the_kubernetes_release(release: str) -> None:
     run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", release, *MANIFESTS)
 
 
@@ -49,7 +50,7 @@ def test_kustomization_builds_valid_manifests(tmp_path: Path) -> None:
     assert source["configMapRef"]["name"] == by_kind["ConfigMap"]["metadata"]["name"] != "recollect"
 
 
-def test_all_manifests_except_the_secret_example_are_applied() -> None:
+def test_kustomization_applies_all_manifests_except_the_example_secret() -> None:
     names = {path.name for path in MANIFESTS} - {"secret.example.yaml"}
     assert set(manifest("kustomization")["resources"]) == names
 
@@ -67,11 +68,13 @@ def test_replicas_run_without_privileges(pod: dict[str, Any], container: dict[st
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
-def test_cluster_sets_no_environment_variables_of_the_service(pod: dict[str, Any]) -> None:
+def test_kubernetes_sets_no_environment_variable_that_the_service_reads(pod: dict[str, Any]) -> None:
     assert not pod["enableServiceLinks"]
 
 
-def test_stopping_replica_has_time_to_finish_requests(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def test_termination_grace_period_is_long_enough_to_finish_requests(
+    pod: dict[str, Any], container: dict[str, Any]
+) -> None:
     _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     drain = ServeSettings.model_fields["drain_seconds"].default
     assert pod["terminationGracePeriodSeconds"] > int(pause) + drain
@@ -79,7 +82,7 @@ def test_stopping_replica_has_time_to_finish_requests(pod: dict[str, Any], conta
     assert int(pause) > readiness["periodSeconds"] * readiness["failureThreshold"]
 
 
-def test_selectors_match_the_replicas(pod: dict[str, Any]) -> None:
+def test_label_selectors_match_the_pods_of_the_replicas(pod: dict[str, Any]) -> None:
     deployment = manifest("deployment")["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     assert deployment["selector"]["matchLabels"] == labels == manifest("service")["spec"]["selector"]
@@ -89,12 +92,12 @@ def test_selectors_match_the_replicas(pod: dict[str, Any]) -> None:
     assert manifest("autoscaler")["spec"]["scaleTargetRef"]["name"] == manifest("deployment")["metadata"]["name"]
 
 
-def test_only_the_autoscaler_sets_the_number_of_replicas() -> None:
+def test_deployment_leaves_the_number_of_replicas_to_the_autoscaler() -> None:
     assert "replicas" not in manifest("deployment")["spec"]
     assert manifest("autoscaler")["spec"]["minReplicas"] > manifest("disruption-budget")["spec"]["maxUnavailable"]
 
 
-def test_mounted_volumes_are_defined(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def test_every_mounted_volume_is_defined(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
     assert claims == [manifest("store")["metadata"]["name"]]
@@ -104,6 +107,6 @@ def test_mounted_volumes_are_defined(pod: dict[str, Any], container: dict[str, A
     assert {each["metadata"]["name"] for each in example} == secrets
 
 
-def test_admin_port_is_not_public_in_the_cluster(container: dict[str, Any]) -> None:
+def test_pods_expose_only_the_public_port(container: dict[str, Any]) -> None:
     assert [each["containerPort"] for each in container["ports"]] == [ServeSettings.model_fields["port"].default]
     assert "RECOLLECT_ADMIN_HOST" not in (FOLDER / "settings.env").read_text(encoding="utf-8")

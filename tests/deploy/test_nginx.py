@@ -1,4 +1,4 @@
-"""deploy/nginx.conf in a real nginx, in front of fake replicas and of real replicas."""
+"""Runs a real nginx with deploy/nginx.conf, in front of fake replicas and of real replicas."""
 
 from __future__ import annotations
 
@@ -58,17 +58,21 @@ def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
     return [request for replica in replicas for request in replica.requests]
 
 
-def test_nginx_accepts_the_configuration(tmp_path: Path) -> None:
+def test_nginx_accepts_the_configuration_file(tmp_path: Path) -> None:
     conf = write_nginx_conf(tmp_path, "127.0.0.1:8080", ("127.0.0.1:8001", "127.0.0.1:8002"))
     run_tool("nginx", "-e", "stderr", "-p", tmp_path, "-t", "-c", conf)
 
 
-def test_both_replicas_get_requests_over_kept_connections(client: httpx.Client, replicas: Replicas) -> None:
+def test_nginx_sends_requests_to_both_replicas_over_persistent_connections(
+    client: httpx.Client, replicas: Replicas
+) -> None:
     assert {client.post("/predict", json=QUERY).text for _ in range(40)} == {"first", "second"}
     assert [replica.connections for replica in replicas] == [1, 1]
 
 
-def test_post_that_one_replica_refuses_is_sent_to_the_other(client: httpx.Client, replicas: Replicas) -> None:
+def test_post_request_that_one_replica_refuses_is_sent_to_the_other_replica(
+    client: httpx.Client, replicas: Replicas
+) -> None:
     replicas[0].answer = OVERLOADED
     body = json.dumps({"query": "x" * 100_000}).encode()
     answers = [client.post("/predict", content=body) for _ in range(20)]
@@ -77,7 +81,9 @@ def test_post_that_one_replica_refuses_is_sent_to_the_other(client: httpx.Client
     assert {request[2] for request in requests_to(replicas)} == {body}
 
 
-def test_overload_of_all_replicas_is_forwarded_and_excludes_none(client: httpx.Client, replicas: Replicas) -> None:
+def test_status_503_of_overloaded_replicas_is_forwarded_and_excludes_no_replica(
+    client: httpx.Client, replicas: Replicas
+) -> None:
     for replica in replicas:
         replica.answer = OVERLOADED
     answers = [client.post("/predict", json=QUERY) for _ in range(100)]
@@ -89,13 +95,13 @@ def test_overload_of_all_replicas_is_forwarded_and_excludes_none(client: httpx.C
     assert {(answer.status_code, answer.text) for answer in answers} == {(200, "first"), (200, "second")}
 
 
-def test_without_replicas_clients_get_retry_after(tmp_path: Path) -> None:
+def test_clients_get_503_with_retry_after_if_all_replicas_are_down(tmp_path: Path) -> None:
     with nginx_in_front_of(tmp_path, free_address(), free_address()) as url:
         for _ in range(5):
             is_problem(httpx.post(f"{url}/predict", json=QUERY), 503, "not_ready")
 
 
-def test_replica_gets_requests_as_soon_as_it_starts(tmp_path: Path) -> None:
+def test_restarted_replica_gets_requests_at_once(tmp_path: Path) -> None:
     address = free_address()
     with (
         FakeReplica("first") as first,
@@ -110,14 +116,18 @@ def test_replica_gets_requests_as_soon_as_it_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
-def test_request_id_is_forwarded_and_returned(client: httpx.Client, replicas: Replicas, given: str) -> None:
+def test_valid_request_id_is_forwarded_to_the_replica_and_returned_to_the_client(
+    client: httpx.Client, replicas: Replicas, given: str
+) -> None:
     answer = client.get("/version", headers={"X-Request-Id": given})
     assert answer.headers.get_list("x-request-id") == [given]
     assert [headers["x-request-id"] for _, headers, _ in requests_to(replicas)] == [given]
 
 
 @pytest.mark.parametrize("given", [None, "", "with blanks", "x" * 129])
-def test_request_without_valid_id_gets_one(client: httpx.Client, replicas: Replicas, given: str | None) -> None:
+def test_request_without_a_valid_request_id_gets_a_new_one(
+    client: httpx.Client, replicas: Replicas, given: str | None
+) -> None:
     answer = client.get("/version", headers={} if given is None else {"X-Request-Id": given})
     (created,) = answer.headers.get_list("x-request-id")
     assert len(created) == 32
@@ -129,7 +139,7 @@ def test_request_without_valid_id_gets_one(client: httpx.Client, replicas: Repli
     ["/metrics", "/metrics/", "//metrics", "/%6detrics", "/labels/../metrics", "/labels/..%2fmetrics", "/metrics?x=1"]
     + ["/admin", "/admin/status", "/admin/../admin/settings", "/./admin/activate"],
 )
-def test_operator_paths_are_not_forwarded(client: httpx.Client, replicas: Replicas, path: str) -> None:
+def test_metrics_and_admin_paths_are_not_forwarded(client: httpx.Client, replicas: Replicas, path: str) -> None:
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # a client library would normalise the path
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
@@ -138,24 +148,26 @@ def test_operator_paths_are_not_forwarded(client: httpx.Client, replicas: Replic
     assert not requests_to(replicas)
 
 
-def test_encoded_slashes_of_a_label_are_forwarded_unchanged(client: httpx.Client, replicas: Replicas) -> None:
+def test_encoded_slashes_in_a_label_uid_are_forwarded_unchanged(client: httpx.Client, replicas: Replicas) -> None:
     assert client.get("/labels/a%2Fb%2F%2Fc%3Fx").status_code == 200
     assert [path for path, _, _ in requests_to(replicas)] == ["/labels/a%2Fb%2F%2Fc%3Fx"]
 
 
-def test_body_of_maximum_size_is_forwarded_and_larger_body_is_refused(client: httpx.Client, replicas: Replicas) -> None:
+def test_body_of_the_maximum_size_is_forwarded_and_a_larger_body_is_refused(
+    client: httpx.Client, replicas: Replicas
+) -> None:
     assert client.post("/predict", content=b"x" * MAX_BODY_BYTES).status_code == 200
     assert [len(body) for _, _, body in requests_to(replicas)] == [MAX_BODY_BYTES]
     is_problem(client.post("/predict", content=b"x" * (MAX_BODY_BYTES + 1)), 413, "too_large")
     assert len(requests_to(replicas)) == 1
 
 
-def test_too_long_header_is_refused(client: httpx.Client, replicas: Replicas) -> None:
+def test_header_that_is_too_long_is_refused(client: httpx.Client, replicas: Replicas) -> None:
     is_problem(client.get("/version", headers={"X-Long": "x" * 100_000}), 431, "head_too_large")
     assert not requests_to(replicas)
 
 
-def test_access_log_has_one_line_a_request_without_queries(replicas: Replicas, tmp_path: Path) -> None:
+def test_access_log_has_one_line_for_each_request_and_contains_no_queries(replicas: Replicas, tmp_path: Path) -> None:
     with nginx_in_front_of(tmp_path, *(replica.address for replica in replicas)) as url:
         httpx.post(f"{url}/predict?a=secret", json=QUERY, headers={"X-Request-Id": "known"})
     (line,) = (tmp_path / "access").read_text().splitlines()
@@ -168,7 +180,7 @@ def test_access_log_has_one_line_a_request_without_queries(replicas: Replicas, t
 
 @pytest.fixture(scope="module")
 def stores(road: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two stores with the same bundle under two versions, so that the version in an answer identifies the replica."""
+    """Create two stores with one bundle under two version names, so that an answer identifies its replica."""
 
     def store(version: str) -> Path:
         folder = copy_store(road.store, tmp_path_factory.mktemp("nginx") / version)

@@ -1,6 +1,7 @@
-"""Fixtures of the service's tests: small bundles that are quick to write, and one real bundle, opened once.
+"""Fixtures of the service's tests: small bundles that are written quickly, and one real bundle, which is opened once.
 
-While these tests run, the shapes and types in the signatures of `service.bundle` and `service.predictor` are checked.
+While these tests run, the array shapes and types in the signatures of `service.bundle` and `service.predictor` are
+checked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ VOTES = ([0], [0, 1], [])
 
 @pytest.fixture(scope="session")
 def write_bundle() -> Callable[..., Path]:
-    """Writes a bundle with chosen keys and votes that can be opened; its encoder is a placeholder."""
+    """Writes a bundle with the given keys and votes. The bundle can be opened; its encoder is only a placeholder."""
     from index_builder.faiss_index import build_index, write_index
     from service.bundle.files import MANIFEST
     from service.bundle.integrity import describe_files
@@ -98,7 +99,7 @@ def light_versions(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(light_versions: Path, tmp_path: Path) -> Path:
-    """A store of light versions, v3 current, that a test may change."""
+    """A store with small versions, which a test may change; v3 is current."""
     from tests.service.http_helpers import copy_store
 
     return copy_store(light_versions, tmp_path / "store")

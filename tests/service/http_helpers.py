@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and cheap further versions of a bundle."""
+"""Starts a real server in a process of its own, and publishes changed copies of a version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60
 
 
 class Server:
-    """A running `recollect serve`, its address and its log."""
+    """A running `recollect serve`, with its address and its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
@@ -34,12 +34,12 @@ class Server:
         return self._log.read_text(encoding="utf-8")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The log's events of that name; a log line that is no JSON fails here."""
+        """The log events with this name; fails if a log line is not JSON."""
         whole = self.log().rpartition("\n")[0]
         return [event for event in map(json.loads, whole.splitlines()) if event["event"] == name]
 
     def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
-        """The `count`-th event of that name, once it is there."""
+        """Wait for the `count`-th log event with this name and return it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(found := self.events(event)) < count:
             assert self.process.poll() is None, self.log()
@@ -50,7 +50,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> Iterator[Server]:
-    """Serve a store on a free port; `prelude` is Python that the server runs first."""
+    """Serve a store on a free port. `prelude` is Python code that the server process runs first."""
     program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
     command = [sys.executable, "-c", program, "serve", "--store", str(store), "--port", "0", "--threads", "1", *flags]
     with tempfile.TemporaryDirectory() as folder:
@@ -71,12 +71,12 @@ def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> It
 
 
 def copy_store(store: Path, to: Path) -> Path:
-    """A store that a test may change, and that nobody serves yet."""
+    """A copy of the store, which a test may change; no server uses the copy yet."""
     return shutil.copytree(store, to, ignore=shutil.ignore_patterns("replicas"))
 
 
 def add_version(store: Path, source: str, version: str, change: Callable[[Path, dict[str, Any]], None]) -> str:
-    """Publish a copy of a version under another name; `change` may edit its folder and its manifest."""
+    """Publish a copy of a version under another name; `change` may edit the folder and the manifest of the copy."""
     folder = store / "bundles" / version
     shutil.copytree(store / "bundles" / source, folder)
     path = folder / "manifest.json"
@@ -88,7 +88,7 @@ def add_version(store: Path, source: str, version: str, change: Callable[[Path, 
 
 
 def answers_with(top_k: int) -> Callable[[Path, dict[str, Any]], None]:
-    """A change that makes a version recognisable by how many labels it answers with."""
+    """A change to a copied version: it then answers with this number of labels, so that answers show their version."""
 
     def change(folder: Path, manifest: dict[str, Any]) -> None:
         manifest["defaults"]["top_k"] = top_k
@@ -97,19 +97,19 @@ def answers_with(top_k: int) -> Callable[[Path, dict[str, Any]], None]:
 
 
 def relabel(uids: list[str]) -> Callable[[Path, dict[str, Any]], None]:
-    """A change that gives the labels other uids."""
+    """A change to a copied version: the labels get other uids."""
 
     def change(folder: Path, manifest: dict[str, Any]) -> None:
         table = write_table(folder, "label_uids", uids)
         np.save(folder / "label_order.npy", table.sorted_rows())
-        (folder / "golden.json").write_bytes(b"[]")  # it names the labels by the uids they had
+        (folder / "golden.json").write_bytes(b"[]")  # the golden queries contain the old uids
         rehash(folder, manifest)
 
     return change
 
 
 def light_encoder(folder: Path, manifest: dict[str, Any]) -> None:
-    """A change that swaps the encoder for a bag of random token vectors, which opens in milliseconds."""
+    """A change to a copied version: the new encoder adds random token vectors. It opens in milliseconds."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -136,11 +136,11 @@ def light_encoder(folder: Path, manifest: dict[str, Any]) -> None:
     onnx.checker.check_model(model)
     onnx.save(model, folder / "encoder.onnx")
     rehash(folder, manifest)
-    manifest["checks"] = []  # they were of another encoder
+    manifest["checks"] = []  # the checks were measured with another encoder
 
 
 def rehash(folder: Path, manifest: dict[str, Any]) -> None:
-    """Make the manifest tell the truth about changed files."""
+    """Write the SHA-256 and the size of changed files into the manifest."""
     manifest["files"] = {name: info.model_dump() for name, info in describe_files(folder).items()}
 
 

@@ -1,4 +1,4 @@
-"""Stores whose versions open in milliseconds and differ in the number of labels in an answer."""
+"""Stores with small versions, which open in milliseconds and differ in the number of labels in an answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 
 from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, light_encoder
 
-# Number of labels in an answer of each version.
+# For each version, the number of labels in an answer.
 TOP_K = {"v3": 3, "v5": 5}
 
 

@@ -48,7 +48,7 @@ class RedisServer:
             self._process = None
 
     def suspend(self) -> None:
-        """Keep the connections open, but do not answer."""
+        """Suspend the server: connections stay open, but get no answers."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 

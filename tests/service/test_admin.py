@@ -32,7 +32,7 @@ def is_refused(response: httpx.Response, status: int, code: str) -> dict[str, An
     return problem
 
 
-def test_versions_are_listed_and_broken_ones_with_their_problem(admin: httpx.Client, store: Path) -> None:
+def test_admin_lists_all_versions_and_the_problem_of_each_broken_version(admin: httpx.Client, store: Path) -> None:
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
     listed = admin.get("/admin/versions").json()
     assert listed["current"] == "v3"
@@ -42,7 +42,9 @@ def test_versions_are_listed_and_broken_ones_with_their_problem(admin: httpx.Cli
     assert "manifest.json" in rows["v5"]["problem"]
 
 
-def test_activation_waits_until_every_replica_serves_and_rollback_returns(admin: httpx.Client) -> None:
+def test_admin_activation_waits_until_every_replica_serves_the_version_and_rollback_undoes_it(
+    admin: httpx.Client,
+) -> None:
     switched = admin.post("/admin/activate", json={"version": "v5", "wait_seconds": PATIENCE_SECONDS}).json()
     assert switched["version"] == "v5"
     assert [replica["version"] for replica in switched["replicas"]] == ["v5"]
@@ -52,10 +54,10 @@ def test_activation_waits_until_every_replica_serves_and_rollback_returns(admin:
     assert admin.post("/admin/activate", json={"version": "v5"}).json() == {"version": "v5", "replicas": None}
 
 
-def test_refused_version_is_reported_with_the_reason(admin: httpx.Client, store: Path) -> None:
+def test_admin_activation_of_a_refused_version_returns_the_reason(admin: httpx.Client, store: Path) -> None:
     flip_bit(store / "bundles" / "v5" / "label_keys.faiss")
-    asked = {"version": "v5", "wait_seconds": PATIENCE_SECONDS}
-    problem = is_refused(admin.post("/admin/activate", json=asked), 504, "not_served")
+    activation = {"version": "v5", "wait_seconds": PATIENCE_SECONDS}
+    problem = is_refused(admin.post("/admin/activate", json=activation), 504, "not_served")
     assert "serves v3" in problem["detail"]
     assert "label_keys.faiss" in problem["detail"]
     assert admin.get("/admin/status", headers={"X-Request-Id": "r-1"}).headers["x-request-id"] == "r-1"
@@ -63,7 +65,7 @@ def test_refused_version_is_reported_with_the_reason(admin: httpx.Client, store:
     assert (replica["version"], replica["refused"]["version"]) == ("v3", "v5")
 
 
-def test_errors_are_problems(admin: httpx.Client, store: Path) -> None:
+def test_admin_errors_are_problem_details(admin: httpx.Client, store: Path) -> None:
     is_refused(admin.post("/admin/activate", json={"version": "nowhere"}), 404, "unknown_version")
     is_refused(admin.post("/admin/activate", json={"version": "../v5"}), 404, "unknown_version")
     is_refused(admin.post("/admin/activate", json={}), 422, "invalid_request")
@@ -85,23 +87,25 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize("host", ["shop.example", "127.0.0.1.shop.example", "[2001:db8::1]:80", ""])
-def test_without_a_token_other_host_names_are_refused(admin: httpx.Client, host: str) -> None:
+def test_without_a_token_requests_with_other_host_names_are_refused(admin: httpx.Client, host: str) -> None:
     is_refused(admin.get("/admin/status", headers={"Host": host}), 403, "forbidden")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_without_a_token_only_json_switches_versions(admin: httpx.Client, content_type: str | None) -> None:
+def test_without_a_token_only_json_requests_can_change_the_version(
+    admin: httpx.Client, content_type: str | None
+) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     refused = admin.post("/admin/rollback", content=b"{}", headers=headers)
     is_refused(refused, 422, "invalid_request")
 
 
 @pytest.mark.parametrize("host", ["localhost:8001", "127.0.0.1", "[::1]:8001", "127.0.0.2:99"])
-def test_loopback_host_names_are_accepted(admin: httpx.Client, host: str) -> None:
+def test_without_a_token_loopback_host_names_are_accepted(admin: httpx.Client, host: str) -> None:
     assert admin.get("/admin/status", headers={"Host": host}).status_code == 200
 
 
-def test_token_gives_access_and_is_never_revealed(store: Path) -> None:
+def test_admin_token_gives_access_and_is_never_printed(store: Path) -> None:
     flags = ("--admin-port", "0", "--admin-host", "0.0.0.0", "--poll-seconds", "600")
     with serving(store, *flags, RECOLLECT_ADMIN_TOKEN=TOKEN, RECOLLECT_REDIS_PREFIX="shop") as server:
         base = server.wait_for("serving")["admin"].replace("0.0.0.0", "127.0.0.1")
@@ -113,7 +117,7 @@ def test_token_gives_access_and_is_never_revealed(store: Path) -> None:
         assert TOKEN not in json.dumps(settings.json()) + server.log()
 
 
-def test_the_admin_interface_is_not_on_the_public_port(store: Path) -> None:
+def test_public_and_admin_port_serve_only_their_own_routes(store: Path) -> None:
     with serving(store, "--admin-port", "0") as server:
         assert httpx.get(f"{server.url}/admin/status").status_code == 404
         with admin_client(server) as admin:

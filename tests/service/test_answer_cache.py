@@ -1,4 +1,4 @@
-"""The answer cache: entries for the same request to the same version, within a size and an age."""
+"""The answer cache returns stored answers for the same request to the same version, and limits their size and age."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def local_cache(max_bytes: int = 1 << 20, seconds: float = 60) -> LocalAnswerCac
     return LocalAnswerCache(max_bytes, seconds, Metrics())
 
 
-def test_get_returns_the_answers_that_were_put() -> None:
+def test_answers_put_into_the_cache_are_found() -> None:
     cache = local_cache()
     cache.put({b"a": b"1", b"b": b"2"})
     assert cache.get([b"b", b"c", b"a"]) == [b"2", None, b"1"]
@@ -40,13 +40,13 @@ def test_least_recently_used_entry_is_removed_first() -> None:
     assert [found is not None for found in cache.get([b"a", b"b", b"c", b"d"])] == [True, False, True, True]
 
 
-def test_answer_larger_than_the_cache_is_not_cached() -> None:
+def test_answer_larger_than_the_whole_cache_is_not_cached() -> None:
     cache = local_cache(max_bytes=1000)
     cache.put({b"a": bytes(2000)})
     assert cache.get([b"a"]) == [None]
 
 
-def test_expired_entry_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_cache_entry_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(answer_cache.time, "monotonic", lambda: now)
     cache = local_cache(seconds=10)
@@ -58,7 +58,7 @@ def test_expired_entry_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.binary(max_size=900)), max_size=30))
-def test_get_returns_the_latest_answer_and_the_size_stays_within_its_limit(puts: list[tuple[bytes, bytes]]) -> None:
+def test_cache_returns_the_latest_answer_and_stays_within_its_size_limit(puts: list[tuple[bytes, bytes]]) -> None:
     cache, last = local_cache(max_bytes=2000), {}
     for key, answer in puts:
         cache.put({key: answer})
@@ -71,7 +71,7 @@ def test_get_returns_the_latest_answer_and_the_size_stays_within_its_limit(puts:
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
 
 
-def test_key_depends_on_everything_that_decides_an_answer() -> None:
+def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
     def keys(version: str, options: AnswerOptions, *queries: str) -> list[bytes]:
         return answer_keys(version, options, queries) or []
 
@@ -100,18 +100,18 @@ def test_key_depends_on_everything_that_decides_an_answer() -> None:
     assert keys("v1", OPTIONS, "a", "bread") == keys("v1", OPTIONS, "a") + keys("v1", OPTIONS, "bread")
 
 
-def test_key_does_not_depend_on_the_order_of_a_filter() -> None:
+def test_cache_key_does_not_depend_on_the_order_of_labels_in_a_filter() -> None:
     once, twice = (dataclasses.replace(OPTIONS, deny=deny) for deny in (("x", "y"), ("y", "x", "y")))
     assert answer_keys("v1", once, ["bread"]) == answer_keys("v1", twice, ["bread"])
 
 
-def test_request_whose_filter_names_many_labels_is_not_looked_up() -> None:
+def test_request_with_many_labels_in_its_filter_is_not_looked_up_in_the_cache() -> None:
     options = dataclasses.replace(OPTIONS, allow=tuple(map(str, range(600))), deny=tuple(map(str, range(401))))
     assert answer_keys("v1", options, ["bread"]) is None
     assert answer_keys("v1", dataclasses.replace(options, deny=options.deny[1:]), ["bread"]) is not None
 
 
-def test_cached_answer_equals_the_computed_one_and_belongs_to_its_version(store: Path) -> None:
+def test_cached_answer_equals_the_computed_answer_and_is_not_used_for_another_version(store: Path) -> None:
     with serving(store, "--poll-seconds", "0.05") as server, httpx.Client(base_url=server.url) as client:
 
         def ask(**options: object) -> httpx.Response:
@@ -131,7 +131,7 @@ def test_cached_answer_equals_the_computed_one_and_belongs_to_its_version(store:
         assert len(ask().json()["labels"]) == TOP_K["v5"]
 
 
-def test_cache_of_size_zero_keeps_nothing(store: Path) -> None:
+def test_cache_of_size_zero_stores_no_answers(store: Path) -> None:
     with serving(store, "--cache-mb", "0") as server:
         for _ in range(2):
             computed = httpx.post(f"{server.url}/predict", json={"query": "bread"})

@@ -17,7 +17,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("content", [[], [0], list(range(1000))])
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
-def test_saved_array_is_mapped_unchanged_and_read_only(path: Path, content: list[int], dtype: str) -> None:
+def test_saved_array_is_mapped_unchanged_and_cannot_be_written(path: Path, content: list[int], dtype: str) -> None:
     save_array(path, np.array(content).astype(dtype))
     mapped = map_array(path, dtype, len(content))
     assert isinstance(mapped, np.memmap)
@@ -39,7 +39,7 @@ def test_pickled_array_is_refused(path: Path) -> None:
         map_array(path, "int64")
 
 
-def test_archive_of_arrays_is_refused(path: Path) -> None:
+def test_npz_archive_is_refused(path: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, np.zeros(3))
     with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: "):
@@ -67,37 +67,37 @@ def header(shape: str, descr: str = "'<i8'") -> bytes:
     ],
     ids=["empty", "cut", "short", "huge", "huger", "negative", "call", "no type", "objects", "deep"],
 )
-def test_error_names_a_file_that_is_not_a_complete_array(path: Path, content: bytes) -> None:
+def test_error_for_an_incomplete_array_names_its_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(BundleError, match=r"array\.npy: expected ") as error:
         map_array(path, "int64", 1)
     assert "\n" not in str(error.value)
 
 
-def test_error_names_a_missing_file(path: Path) -> None:
+def test_error_for_a_missing_array_names_its_file(path: Path) -> None:
     with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: .*No such file"):
         map_array(path, "int64")
 
 
 @pytest.mark.parametrize("offsets", [[0], [0, 0], [0, 3, 3, 5]])
-def test_increasing_offsets_are_mapped(path: Path, offsets: list[int]) -> None:
+def test_increasing_offsets_are_accepted(path: Path, offsets: list[int]) -> None:
     save_array(path, np.array(offsets, dtype=np.int64))
     assert map_offsets(path, len(offsets) - 1, offsets[-1]).tolist() == offsets
 
 
-def test_error_names_the_first_row_that_ends_before_its_start(path: Path) -> None:
+def test_error_for_decreasing_offsets_names_the_first_wrong_row(path: Path) -> None:
     save_array(path, np.array([0, 4, 9, 7, 8, 5, 9], dtype=np.int64))
     with pytest.raises(BundleError, match="row 2: expected an end at or after its start 9, found 7"):
         map_offsets(path, 6, 9)
 
 
 @pytest.mark.parametrize("value", [5, -1, 2**31 - 1, -(2**31)])
-def test_error_names_a_position_outside_of_the_table(path: Path, value: int) -> None:
+def test_error_for_a_position_outside_of_the_table_names_its_row(path: Path, value: int) -> None:
     save_array(path, np.array([4, 0, value, 1], dtype=np.int32))
     with pytest.raises(BundleError, match=f"row 2: expected a position from 0 to 4, found {value:,}"):
         map_positions(path, 4, 5)
 
 
-def test_empty_positions_are_mapped(path: Path) -> None:
+def test_empty_array_of_positions_is_accepted(path: Path) -> None:
     save_array(path, np.array([], dtype=np.int32))
     assert len(map_positions(path, 0, 1)) == 0

@@ -1,4 +1,4 @@
-"""API keys, rate limits and web origins."""
+"""Requests with API keys, rate limits, and requests from web pages of other origins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def client(server: Server) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize(
     "headers", [{"Authorization": f"Bearer {FRONT}"}, {"authorization": f"bearer  {FRONT}"}, {"X-API-Key": FRONT}]
 )
-def test_known_key_is_accepted(client: httpx.Client, headers: dict[str, str]) -> None:
+def test_request_with_a_known_api_key_is_answered(client: httpx.Client, headers: dict[str, str]) -> None:
     assert client.post("/predict", json=QUERY, headers=headers).status_code == 200
     assert client.get("/version", headers=headers).status_code == 200
 
@@ -56,7 +56,7 @@ def test_known_key_is_accepted(client: httpx.Client, headers: dict[str, str]) ->
     ],
 )
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/labels/x", "/version"])
-def test_request_without_a_known_key_is_refused(client: httpx.Client, headers: dict[str, str], path: str) -> None:
+def test_request_without_a_known_api_key_is_refused(client: httpx.Client, headers: dict[str, str], path: str) -> None:
     response = client.request("POST" if "predict" in path else "GET", path, content=b"no JSON", headers=headers)
     assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
     assert response.headers["www-authenticate"] == "Bearer"
@@ -64,11 +64,11 @@ def test_request_without_a_known_key_is_refused(client: httpx.Client, headers: d
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"])
-def test_health_metrics_and_docs_need_no_key(client: httpx.Client, path: str) -> None:
+def test_health_and_metrics_and_docs_paths_need_no_api_key(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 200
 
 
-def test_docs_describe_keys_where_they_are_needed(client: httpx.Client) -> None:
+def test_openapi_document_names_api_keys_only_for_paths_that_need_them(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["components"]["securitySchemes"]) == {"bearer", "header"}
     assert described["paths"]["/predict"]["post"]["security"]
@@ -76,10 +76,10 @@ def test_docs_describe_keys_where_they_are_needed(client: httpx.Client) -> None:
     assert {"401", "429"} <= set(described["paths"]["/predict"]["post"]["responses"])
 
 
-def test_key_over_its_rate_gets_429_with_retry_after(server: Server, client: httpx.Client) -> None:
+def test_request_over_the_rate_limit_of_its_key_gets_429_with_retry_after(server: Server, client: httpx.Client) -> None:
     headers = {"X-API-Key": BATCH}
     first = client.post("/predict/batch", json={"queries": ["a", "b", "c", "d"]}, headers=headers)
-    assert first.status_code == 200  # the largest batch fits into the burst; the next query must wait
+    assert first.status_code == 200  # a batch of the maximum size is allowed at once; the next query must wait
     refused = client.post("/predict", json=QUERY, headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
     assert int(refused.headers["retry-after"]) > 900
@@ -89,7 +89,7 @@ def test_key_over_its_rate_gets_429_with_retry_after(server: Server, client: htt
     assert {event["key"] for event in server.events("request") if event["status"] == 429} == {"batch"}
 
 
-def test_only_listed_web_origins_are_allowed(client: httpx.Client) -> None:
+def test_only_configured_web_origins_are_allowed(client: httpx.Client) -> None:
     preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key,content-type"}
     listed = client.options("/predict", headers={"Origin": "https://shop.example", **preflight})
     assert (listed.status_code, listed.headers["access-control-allow-origin"]) == (200, "https://shop.example")
@@ -100,7 +100,7 @@ def test_only_listed_web_origins_are_allowed(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ("", "expected one line for each key, found none"),
+        ("", "expected at least one API key, found none"),
         ("front\n", "line 1: expected NAME KEY"),
         (f"front {FRONT} 5 6\n", "found 4 words"),
         ("front short-secret\n", "line 1: expected a key of 16 characters or more, found 12"),
@@ -113,7 +113,9 @@ def test_only_listed_web_origins_are_allowed(client: httpx.Client) -> None:
         (f"front {FRONT}\nback {FRONT}\n", "found back again"),
     ],
 )
-def test_invalid_file_of_keys_is_refused_without_its_secrets(tmp_path: Path, content: str, found: str) -> None:
+def test_invalid_file_of_api_keys_is_refused_without_printing_its_secrets(
+    tmp_path: Path, content: str, found: str
+) -> None:
     path = tmp_path / "keys"
     path.write_text(content)
     with pytest.raises(SettingsError) as refused:
@@ -125,7 +127,7 @@ def test_invalid_file_of_keys_is_refused_without_its_secrets(tmp_path: Path, con
         read_api_keys(tmp_path / "nowhere", 0)
 
 
-def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
     limits, quota = RateLimits(max_batch=4, workers=1, redis=None), Quota("front", 10.0)
@@ -133,7 +135,7 @@ def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatc
     def ask(queries: int = 1) -> float:
         return asyncio.run(limits.wait_seconds(quota, queries))
 
-    assert [ask() for _ in range(10)] == [0.0] * 10  # a second's worth
+    assert [ask() for _ in range(10)] == [0.0] * 10  # the queries of one second
     assert ask() == pytest.approx(0.1)
     now += 0.1
     assert ask() == 0.0
@@ -148,9 +150,7 @@ def test_queries_pass_at_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("rate", [0.001, 1 / 3, 7.0])
-def test_burst_of_the_largest_batch_passes_at_any_time_of_the_clock(
-    rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_of_the_maximum_size_is_allowed_at_any_clock_time(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for now in np.random.default_rng(7).uniform(1e3, 1e7, size=1_000):
         monkeypatch.setattr(rate_limit.time, "monotonic", lambda now=now: now)
         limits = RateLimits(max_batch=10, workers=1, redis=None)
@@ -169,19 +169,19 @@ def settings_refused(*flags: str, capsys: Any) -> str:
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
-        (("--rate-limit", "5"), "--rate-limit: expected --api-keys"),
+        (("--rate-limit", "5"), "--rate-limit: needs --api-keys"),
         (("--admin-port", "0", "--admin-token", "too-short"), "expected 16 characters or more, found 9"),
-        (("--admin-token", "0123456789abcdef"), "--admin-token: expected an --admin-port too"),
+        (("--admin-token", "0123456789abcdef"), "--admin-token: needs --admin-port"),
         (
             ("--admin-port", "0", "--admin-host", "0.0.0.0"),
-            "expected an --admin-token for an address that other machines reach",
+            "needs --admin-token, which is not set, because other machines can reach this address",
         ),
         (("--cors-origins", "shop.example"), "expected origins such as https://shop.example, found 'shop.example'"),
         (("--device", "tpu"), "--device: expected"),
         (("--workers", "0"), "--workers: expected"),
     ],
 )
-def test_contradicting_settings_are_refused_in_one_line(
+def test_settings_that_contradict_each_other_are_refused_with_a_one_line_error(
     flags: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = settings_refused(*flags, capsys=capsys)

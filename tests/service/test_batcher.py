@@ -1,4 +1,4 @@
-"""The batcher: queued requests are computed together, in order, each by its version; cancelled ones are dropped."""
+"""The batcher computes queued requests together, in order and with their version, and drops cancelled requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ PATIENCE_SECONDS = 30
 
 
 class Gate:
-    """A predictor whose answers repeat the queries. It waits until `open` is set, and records its batches."""
+    """A predictor whose answers contain the queries.
+
+    The predictor waits until `open` is set, and records its batches.
+    """
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -51,7 +54,7 @@ class Gate:
 
 
 def answer(query: str) -> Answer:
-    """An answer whose best label is the query."""
+    """An answer whose best label has the query as uid."""
     return Answer([ScoredLabel(0, query, query, 1.0)], truncated=False, exhausted=False)
 
 
@@ -73,7 +76,9 @@ def start_batcher() -> Iterator[Callable[..., Batcher]]:
         batcher.close()
 
 
-def test_request_with_an_idle_thread_is_computed_alone_and_queued_requests_together(start_batcher: Any) -> None:
+def test_request_is_computed_alone_if_a_thread_is_idle_and_queued_requests_are_computed_together(
+    start_batcher: Any,
+) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher()
         first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
@@ -90,7 +95,7 @@ def test_request_with_an_idle_thread_is_computed_alone_and_queued_requests_toget
     asyncio.run(ask())
 
 
-def test_threads_share_the_queue_and_no_batch_exceeds_its_limit(start_batcher: Any) -> None:
+def test_threads_share_the_queued_requests_and_no_batch_exceeds_its_maximum_size(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher(threads=2, max_waiting=1_000)
         busy = [batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids)]
@@ -109,7 +114,7 @@ def test_threads_share_the_queue_and_no_batch_exceeds_its_limit(start_batcher: A
     asyncio.run(ask())
 
 
-def test_small_request_does_not_wait_for_a_large_request_behind_it(start_batcher: Any) -> None:
+def test_small_request_does_not_wait_for_a_large_request_queued_after_it(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher()
         first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
@@ -131,7 +136,7 @@ def test_cancelled_request_is_not_computed(start_batcher: Any) -> None:
         gone = batcher.submit(gate.lease(), ["gone"], OPTIONS, best_uids)
         kept = batcher.submit(gate.lease(), ["kept"], OPTIONS, best_uids)
         gone.cancel()
-        first.cancel()  # its batch has started: it is computed, and its answer is discarded
+        first.cancel()  # its batch has started: the request is computed, and its answer is discarded
         gate.open.set()
         assert await kept == ["kept"]
         assert gate.batches == [["first"], ["kept"]]
@@ -139,7 +144,7 @@ def test_cancelled_request_is_not_computed(start_batcher: Any) -> None:
     asyncio.run(ask())
 
 
-def test_request_that_exceeds_the_queue_is_refused_at_once(start_batcher: Any) -> None:
+def test_request_that_exceeds_the_queue_limit_is_refused_at_once(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher(max_waiting=4)
         first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
@@ -152,7 +157,7 @@ def test_request_that_exceeds_the_queue_is_refused_at_once(start_batcher: Any) -
         assert await asyncio.gather(first, *waiting) == [["first"], ["a", "b", "c"], ["d"]]
         large = batcher.submit(
             gate.lease(), list("abcdefgh"), OPTIONS, best_uids
-        )  # larger than the queue, but the queue is empty
+        )  # larger than the queue limit, but the queue is empty
         assert await large == list("abcdefgh")
 
     asyncio.run(ask())
@@ -184,7 +189,7 @@ def test_failing_request_does_not_fail_the_others_of_its_batch(start_batcher: An
     asyncio.run(ask())
 
 
-def test_batch_never_mixes_versions(start_batcher: Any) -> None:
+def test_no_batch_contains_requests_for_two_versions(start_batcher: Any) -> None:
     async def ask() -> None:
         old, new, batcher = Gate(), Gate(), start_batcher()
         first = batcher.submit(old.lease(), ["first"], OPTIONS, best_uids)
@@ -202,7 +207,7 @@ def test_batch_never_mixes_versions(start_batcher: Any) -> None:
     asyncio.run(ask())
 
 
-def test_close_computes_the_queued_requests(start_batcher: Any) -> None:
+def test_closing_the_batcher_computes_the_queued_requests_first(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher()
         futures = [batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)]
@@ -216,7 +221,7 @@ def test_close_computes_the_queued_requests(start_batcher: Any) -> None:
     asyncio.run(ask())
 
 
-def test_time_in_the_queue_is_reported_with_the_stages(start_batcher: Any) -> None:
+def test_time_in_the_queue_is_reported_as_a_stage(start_batcher: Any) -> None:
     async def ask() -> dict[str, float]:
         gate = Gate()
         gate.open.set()
@@ -227,7 +232,7 @@ def test_time_in_the_queue_is_reported_with_the_stages(start_batcher: Any) -> No
     assert milliseconds["queue"] >= 0
 
 
-def test_requests_get_the_same_answers_together_and_alone(predictor: Predictor) -> None:
+def test_requests_computed_together_get_the_same_answers_as_requests_computed_alone(predictor: Predictor) -> None:
     options = [
         resolve_options(predictor.defaults),
         resolve_options(predictor.defaults, top_k=2),
@@ -248,7 +253,7 @@ def test_requests_get_the_same_answers_together_and_alone(predictor: Predictor) 
         assert list(found.milliseconds) == ["tokenize", "encode", "search", "combine"]
 
 
-def test_batch_keeps_its_version_open_after_its_request_was_cancelled(start_batcher: Any) -> None:
+def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_batcher: Any) -> None:
     async def ask() -> None:
         old, new, batcher = Gate(), Gate(), start_batcher()
         lease = old.lease()

@@ -24,14 +24,14 @@ def refuses(folder: Path, name: str, expected: str) -> None:
 
 
 @every_file
-def test_error_names_a_truncated_file(bundle_folder: Path, name: str) -> None:
+def test_error_for_a_truncated_file_names_the_file(bundle_folder: Path, name: str) -> None:
     path = bundle_folder / name
     os.truncate(path, path.stat().st_size - 1)
     refuses(bundle_folder, name, "expected .* bytes, found")
 
 
 @every_file
-def test_error_names_a_file_with_one_flipped_bit(bundle_folder: Path, name: str) -> None:
+def test_error_for_one_flipped_bit_names_the_file(bundle_folder: Path, name: str) -> None:
     path = bundle_folder / name
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -40,19 +40,19 @@ def test_error_names_a_file_with_one_flipped_bit(bundle_folder: Path, name: str)
 
 
 @every_file
-def test_error_names_a_missing_file(bundle_folder: Path, name: str) -> None:
+def test_error_for_a_missing_file_names_the_file(bundle_folder: Path, name: str) -> None:
     (bundle_folder / name).unlink()
     refuses(bundle_folder, name, "expected a file of the bundle, found: No such file")
 
 
 @every_file
-def test_link_to_the_same_content_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
+def test_link_to_a_file_with_the_same_content_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
     (bundle_folder / name).rename(tmp_path / "elsewhere")
     (bundle_folder / name).symlink_to(tmp_path / "elsewhere")
     refuses(bundle_folder, name, "expected a file of the bundle, found a link")
 
 
-def test_folder_instead_of_a_file_is_refused(bundle_folder: Path) -> None:
+def test_folder_in_place_of_a_file_is_refused(bundle_folder: Path) -> None:
     (bundle_folder / "tokenizer.json").unlink()
     (bundle_folder / "tokenizer.json").mkdir()
     refuses(bundle_folder, "tokenizer.json", "expected a file of the bundle, found a folder")
@@ -62,7 +62,9 @@ def test_folder_instead_of_a_file_is_refused(bundle_folder: Path) -> None:
     ("count", "value", "name"),
     [("instances", 4, "value_indptr.npy"), ("labels", 3, "label_counts.npy"), ("pairs", 2, "value_indptr.npy")],
 )
-def test_counts_that_differ_from_the_files_are_refused(bundle_folder: Path, count: str, value: int, name: str) -> None:
+def test_bundle_is_refused_if_the_counts_in_its_manifest_differ_from_its_files(
+    bundle_folder: Path, count: str, value: int, name: str
+) -> None:
     path = bundle_folder / MANIFEST
     content = json.loads(path.read_text())
     content["counts"][count] = value
@@ -108,7 +110,10 @@ FORGED = [
 
 
 def forge(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
-    """Change an array, by the result of `change` or in place, and correct its checksum in the manifest."""
+    """Change an array of a bundle and correct its checksum in the manifest.
+
+    `change` changes the array in place or returns a new one.
+    """
     array = np.load(folder / name)
     changed = change(array)
     np.save(folder / name, array if changed is None else changed)
@@ -122,7 +127,7 @@ def rehash(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "change", "message"), FORGED)
-def test_forged_values_that_point_outside_of_an_array_are_refused(
+def test_forged_array_that_points_outside_of_another_array_is_refused(
     bundle_folder: Path, name: str, change: Callable[[np.ndarray], Any], message: str
 ) -> None:
     forge(bundle_folder, name, change)
@@ -154,13 +159,13 @@ def test_forged_array_with_a_missing_row_is_refused(bundle_folder: Path, name: s
     refuses(bundle_folder, name if table == name else f"{table}.offsets.npy", "expected ")
 
 
-def test_forged_bytes_that_are_not_utf8_do_not_fail_a_request(bundle_folder: Path) -> None:
+def test_forged_text_that_is_not_utf8_does_not_fail_a_request(bundle_folder: Path) -> None:
     forge(bundle_folder, "label_texts.utf8.npy", first(0xFF))
     assert open_bundle(bundle_folder).labels.texts[0] == "\ufffdext of label 0"
 
 
 @pytest.mark.parametrize(("name", "max_bytes"), [("tokenizer.json", 64 << 20), ("encoder.onnx", 2 << 30)])
-def test_too_large_file_is_refused_before_it_is_read(bundle_folder: Path, name: str, max_bytes: int) -> None:
+def test_file_that_is_too_large_is_refused_before_it_is_read(bundle_folder: Path, name: str, max_bytes: int) -> None:
     content = json.loads((bundle_folder / MANIFEST).read_text())
     content["files"][name]["size"] = max_bytes + 1
     (bundle_folder / MANIFEST).write_text(json.dumps(content))
@@ -187,12 +192,12 @@ def test_manifest_or_signature_that_is_a_link_is_refused(bundle_folder: Path, tm
     refuses(bundle_folder, name, "expected a file of the bundle, found a link")
 
 
-def test_signature_is_ignored_without_a_key(bundle_folder: Path) -> None:
+def test_signature_is_ignored_if_no_public_key_is_given(bundle_folder: Path) -> None:
     (bundle_folder / SIGNATURE).write_bytes(b"anything")
     assert open_bundle(bundle_folder).manifest.version == "v1"
 
 
-def test_open_bundle_maps_the_written_arrays(bundle_folder: Path) -> None:
+def test_opened_bundle_contains_the_written_arrays(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
     assert isinstance(bundle.value_indices, np.memmap)
     assert bundle.value_indptr.tolist() == [0, 1, 3, 3]
@@ -201,33 +206,33 @@ def test_open_bundle_maps_the_written_arrays(bundle_folder: Path) -> None:
     assert list(bundle.instance_texts) == [f"text of instance {row}" for row in range(3)]
 
 
-def test_pause_is_called_between_steps_and_does_not_change_the_bundle(bundle_folder: Path) -> None:
+def test_pause_is_called_between_the_steps_of_opening_and_does_not_change_the_bundle(bundle_folder: Path) -> None:
     pauses: list[None] = []
     bundle = open_bundle(bundle_folder, pause=lambda: pauses.append(None))
     assert len(pauses) >= len(BUNDLE_FILES)
     assert bundle.manifest == open_bundle(bundle_folder).manifest
 
 
-def test_voters_are_the_transposed_values(bundle_folder: Path) -> None:
+def test_voters_of_each_label_are_the_transpose_of_the_labels_of_each_instance(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
     assert bundle.voter_indptr.tolist() == [0, 2, 3]
     assert bundle.voter_indices.tolist() == [0, 1, 1]
 
 
-def test_number_of_voters_that_differs_from_the_label_count_is_refused(bundle_folder: Path) -> None:
+def test_bundle_is_refused_if_a_label_has_a_wrong_number_of_voters(bundle_folder: Path) -> None:
     forge(bundle_folder, "voter_indptr.npy", lambda offsets: offsets.__setitem__(1, 1))
     refuses(bundle_folder, "voter_indptr.npy", r"row 0: expected 2 voters, the number in label_counts\.npy, found 1;")
 
 
-def test_labels_are_found_by_uid(bundle_folder: Path) -> None:
+def test_label_is_found_by_its_uid(bundle_folder: Path) -> None:
     labels = open_bundle(bundle_folder).labels
     assert [labels.position(uid) for uid in ("label 1", "label 0", "label", "")] == [1, 0, None, None]
 
 
-def test_bundle_without_any_vote_opens(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
+def test_bundle_without_any_vote_can_be_opened(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
     bundle = open_bundle(write_bundle(tmp_path / "bundle", votes=([], [], [])))
     assert len(bundle.value_indices) == 0
 
 
-def test_error_names_a_missing_bundle_folder(tmp_path: Path) -> None:
+def test_error_for_a_missing_bundle_names_its_folder(tmp_path: Path) -> None:
     refuses(tmp_path / "gone", MANIFEST, "expected a file of the bundle, found: No such file")

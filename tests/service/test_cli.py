@@ -1,4 +1,4 @@
-"""The commands of the service, and the errors of `serve` at startup."""
+"""The commands of the service, and the errors that `serve` reports at startup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUERY = "How doctors treat high blood pressure"
 
 @pytest.fixture(scope="module")
 def two_versions(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions v1 and v2; v2 answers with 2 labels; v1 is current."""
+    """A store with versions v1 and v2. v1 is current, and v2 answers with 2 labels."""
     store = copy_store(road.store, tmp_path_factory.mktemp("cli") / "store")
     for version, top_k in (("v1", 10), ("v2", 2)):
         add_version(store, road.version, version, answers_with(top_k))
@@ -39,7 +39,7 @@ def store(two_versions: Path, tmp_path: Path) -> Path:
 
 
 class Ran:
-    """The exit status and the output of a command."""
+    """Run a command; return its exit status and its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
         self.status = recollect.main(list(map(str, arguments)))
@@ -58,14 +58,18 @@ def test_predict_prints_scores_and_labels(two_versions: Path, capsys: pytest.Cap
     assert "Medicine" in ran.out.splitlines()[0]
 
 
-def test_predict_explains_scores_with_explain(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_with_explain_prints_the_terms_of_each_score(
+    two_versions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = Ran(capsys, "predict", QUERY, "--store", two_versions, "--top-k", 1).out
     explained = Ran(capsys, "predict", QUERY, "--store", two_versions, "--top-k", 1, "--explain").out
     assert explained.startswith(plain.rstrip("\n"))
     assert "The drug lowers blood pressure without side effects" in explained
 
 
-def test_predict_json_equals_the_http_answer(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_with_json_prints_the_same_answer_as_http(
+    two_versions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--lambda", 0.3, "--temperature", 0.1, "--top-b", 20, "--top-k", 4, "--explain", "--json"]
     printed = json.loads(Ran(capsys, "predict", QUERY, "--store", two_versions, *flags).out)
     body = {"query": QUERY, "lambda": 0.3, "temperature": 0.1, "top_b": 20, "top_k": 4, "explain": True}
@@ -80,13 +84,13 @@ def test_predict_json_equals_the_http_answer(two_versions: Path, capsys: pytest.
             assert reason == other | {"share": pytest.approx(other["share"], abs=1e-6)}
 
 
-def test_predict_uses_the_version_of_its_flag(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_with_version_uses_this_version(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(Ran(capsys, "predict", QUERY, "--store", two_versions, "--version", "v2", "--json").out)
     assert (answer["version"], len(answer["labels"])) == ("v2", 2)
 
 
 @pytest.mark.parametrize("text", ["", " \t", "\u200b", "\udcff"])
-def test_predict_refuses_empty_query(two_versions: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_predict_refuses_an_empty_query(two_versions: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     Ran(capsys, "predict", text, "--store", two_versions).failed_with("recollect predict: the query")
 
 
@@ -94,7 +98,7 @@ def test_predict_refuses_empty_query(two_versions: Path, capsys: pytest.CaptureF
     "flags",
     [["--lambda", "1.5"], ["--temperature", "0"], ["--top-k", "0"], ["--top-b", "2.5"], ["--temperature", "nan"]],
 )
-def test_predict_names_the_invalid_option(
+def test_predict_error_names_the_invalid_option(
     two_versions: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     Ran(capsys, "predict", QUERY, "--store", two_versions, *flags).failed_with(flags[0], "expected", "found")
@@ -111,7 +115,9 @@ def test_versions_marks_the_current_version(store: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "no JSON", "other version"])
-def test_versions_lists_broken_bundles_too(store: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+def test_versions_lists_broken_bundles_with_their_problem(
+    store: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
     bundle = store / "bundles" / "v2"
     match damage:
         case "no manifest":
@@ -138,12 +144,12 @@ def test_activate_and_rollback_change_the_current_version(store: Path, capsys: p
     Ran(capsys, "activate", "../v2", "--store", store).failed_with("../v2")
 
 
-def test_verify_reports_its_checks(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = "v1: 19 files as published, and it answers 100.0% of its golden labels\n"
+def test_verify_prints_the_results_of_its_checks(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = "v1: 19 files as published; 100.0% of the golden labels are among the answers\n"
     assert Ran(capsys, "verify", "v1", "--store", two_versions).out == report
 
 
-def test_verify_fails_if_golden_queries_get_other_answers(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_fails_if_the_golden_queries_get_wrong_answers(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def reverse_votes(folder: Path, manifest: dict[str, Any]) -> None:
         votes = np.load(folder / "value_indices.npy")
         np.save(folder / "value_indices.npy", votes[::-1])
@@ -163,18 +169,18 @@ def test_verify_refuses_malformed_golden_queries(store: Path, capsys: pytest.Cap
 
     add_version(store, "v1", "v3", forge)
     Ran(capsys, "verify", "v3", "--store", store).failed_with(
-        "v3/golden.json: expected queries with their labels, found: "
+        "v3/golden.json: expected golden queries with their labels, found: "
     )
 
 
 @pytest.mark.parametrize("name", ["label_keys.faiss", "tokenizer.json", "value_indptr.npy"])
-def test_verify_names_the_altered_file(store: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_verify_error_names_the_altered_file(store: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     flip_bit(store / "bundles" / "v1" / name)
     Ran(capsys, "verify", "v1", "--store", store).failed_with(name, "SHA-256")
 
 
 @pytest.mark.parametrize("name", ["encoder.onnx", "tokenizer.json", "instance_keys.faiss", "label_keys.faiss"])
-def test_verify_names_a_file_with_correct_checksum_that_does_not_open(
+def test_verify_error_names_a_file_that_has_a_correct_checksum_but_cannot_be_opened(
     store: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     def forge(folder: Path, manifest: dict[str, Any]) -> None:
@@ -186,14 +192,14 @@ def test_verify_names_a_file_with_correct_checksum_that_does_not_open(
 
 
 @pytest.mark.parametrize("verb", [("predict", "x"), ("rollback",), ("verify", "v1"), ("activate", "v1"), ("versions",)])
-def test_missing_store_is_reported_in_one_line(
+def test_error_for_a_missing_store_has_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
 ) -> None:
     Ran(capsys, *verb, "--store", tmp_path / "nowhere").failed_with("nowhere")
 
 
 def serve_error(store: Path, *flags: str) -> str:
-    """The error message of a server that does not start."""
+    """Start a server that must fail; return its error message."""
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), *flags]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -212,11 +218,11 @@ def test_serve_reports_that_the_port_is_taken(two_versions: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7", "a..b", "x" * 80, ""])
-def test_serve_reports_an_address_that_it_cannot_listen_on(two_versions: Path, host: str) -> None:
+def test_serve_reports_an_address_that_it_cannot_use(two_versions: Path, host: str) -> None:
     assert "expected an address" in serve_error(two_versions, "--port", "0", "--host", host)
 
 
-def test_serve_reports_errors_of_the_store(store: Path, tmp_path: Path) -> None:
+def test_serve_reports_an_error_of_the_store(store: Path, tmp_path: Path) -> None:
     assert "run `recollect build`" in serve_error(tmp_path / "nowhere", "--port", "0")
     flip_bit(store / "bundles" / "v1" / "label_keys.faiss")
     assert "label_keys.faiss: expected SHA-256" in serve_error(store, "--port", "0")
@@ -226,7 +232,9 @@ def test_serve_reports_errors_of_the_store(store: Path, tmp_path: Path) -> None:
     assert "no version is current" in serve_error(store, "--port", "0")
 
 
-def test_versions_lists_versions_although_current_is_damaged(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_are_listed_even_if_the_current_file_is_damaged(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (store / "CURRENT").write_text("../x\n")
     ran = Ran(capsys, "versions", "--store", store)
     assert ran.status == 0
@@ -234,18 +242,20 @@ def test_versions_lists_versions_although_current_is_damaged(store: Path, capsys
     assert "CURRENT: expected a version's name" in ran.err
 
 
-def test_verify_accepts_current_as_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_accepts_the_word_current_as_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "verify", "current", "--store", store).out.startswith("v1: ")
 
 
-def test_predict_escapes_control_characters(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_escapes_control_characters_in_its_output(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_version(store, "v1", "v3", relabel([f"evil \x1b[2J{row}\nline" for row in range(8)]))
     ran = Ran(capsys, "predict", QUERY, "--store", store, "--version", "v3", "--top-k", 1)
     assert "evil \\x1b[2J1\\nline" in ran.out
     assert len(ran.out.splitlines()) == 1
 
 
-def test_predict_reports_that_the_query_was_cut(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_warns_if_the_query_is_longer_than_the_encoder_reads(
+    two_versions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran = Ran(capsys, "predict", QUERY * 100, "--store", two_versions)
     assert ran.err == "the query is longer than the 128 tokens that the encoder reads\n"
     assert '"truncated":true' in Ran(capsys, "predict", QUERY * 100, "--store", two_versions, "--json").out

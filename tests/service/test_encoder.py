@@ -32,30 +32,32 @@ def encode(encoder: QueryEncoder, texts: list[str]) -> np.ndarray:
     return encoder.encode(encoder.tokenise(texts))
 
 
-def test_vectors_are_finite_unit_vectors(encoder: QueryEncoder) -> None:
+def test_encoded_vectors_are_finite_unit_vectors(encoder: QueryEncoder) -> None:
     vectors = encode(encoder, TEXTS)
     assert vectors.shape == (len(TEXTS), encoder.dim)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_batch_of_mixed_lengths_equals_single_texts(encoder: QueryEncoder) -> None:
+def test_text_gets_the_same_vector_in_a_batch_of_mixed_lengths_as_alone(encoder: QueryEncoder) -> None:
     alone = np.concatenate([encode(encoder, [text]) for text in TEXTS[:8]])
     np.testing.assert_allclose(encode(encoder, TEXTS), np.tile(alone, (5, 1)), atol=1e-5)
 
 
-def test_empty_batch_gives_no_vector(encoder: QueryEncoder) -> None:
+def test_encoder_returns_no_vectors_for_an_empty_batch(encoder: QueryEncoder) -> None:
     assert encode(encoder, []).shape == (0, encoder.dim)
 
 
-def test_instance_texts_are_encoded_as_their_keys_in_the_memory(encoder: QueryEncoder, road: Any) -> None:
+def test_text_of_an_instance_is_encoded_as_the_key_of_this_instance(encoder: QueryEncoder, road: Any) -> None:
     memory = open_memory(road.run / "memory")
     lines = (memory.folder / "instances.jsonl").read_text(encoding="utf-8").splitlines()
     vectors = encode(encoder, [json.loads(line)["text"] for line in lines])
     np.testing.assert_allclose(vectors, memory.keys[: len(lines)], atol=1e-5)
 
 
-def test_text_is_truncated_only_beyond_the_limit_of_the_encoder(encoder: QueryEncoder, predictor: Predictor) -> None:
+def test_text_is_truncated_only_if_it_exceeds_the_token_limit_of_the_encoder(
+    encoder: QueryEncoder, predictor: Predictor
+) -> None:
     words = predictor.manifest.encoder.max_length - 2  # [CLS] and [SEP]
     tokens = encoder.tokenise(["tax " * words, "tax " * (words + 1), "tax"])
     assert tokens.truncated == [False, True, False]
@@ -63,12 +65,12 @@ def test_text_is_truncated_only_beyond_the_limit_of_the_encoder(encoder: QueryEn
     assert tokens.ids[0] == tokens.ids[1]
 
 
-def test_truncated_words_do_not_change_the_vector(encoder: QueryEncoder) -> None:
+def test_words_beyond_the_token_limit_do_not_change_the_vector(encoder: QueryEncoder) -> None:
     vectors = encode(encoder, ["tax " * 200, "tax " * 200 + "telescope"])
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
-def test_truncation_and_padding_in_the_tokenizer_file_are_ignored(
+def test_truncation_and_padding_settings_in_the_tokenizer_file_are_ignored(
     predictor: Predictor, encoder: QueryEncoder, tmp_path: Path
 ) -> None:
     for file in predictor.bundle.folder.iterdir():

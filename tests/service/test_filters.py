@@ -1,4 +1,4 @@
-"""Label filters, compared with the dense formula in float64 over all keys of a memory."""
+"""Answers with label filters equal the dense formula in float64 over all keys of a memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Open = Callable[..., Predictor]
 
 @pytest.fixture(scope="module")
 def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """Opens a bundle with chosen keys and votes and a tiny encoder."""
+    """Opens a bundle with the given keys and votes, and with a tiny encoder."""
 
     def open_(
         instance_keys: np.ndarray, label_keys: np.ndarray, votes: Sequence[Sequence[int]], kind: str
@@ -47,12 +47,12 @@ def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: 
 
 
 def random_votes(rng: np.random.Generator, instances: int, labels: int) -> list[list[int]]:
-    """Up to four labels for each instance; the last label gets no vote."""
+    """Random labels: up to four for each instance; the last label belongs to no instance."""
     return [np.unique(rng.integers(0, labels - 1, size=rng.integers(0, 5))).tolist() for _ in range(instances)]
 
 
 class Dense:
-    """A dense memory in float64, and the predictor of its bundle."""
+    """A memory as dense arrays in float64, and the predictor of its bundle."""
 
     def __init__(self, open_memory: Open, instances: int, labels: int, dim: int, kind: str) -> None:
         rng = np.random.default_rng(3)
@@ -67,7 +67,7 @@ class Dense:
         self.votes[instances:] = np.eye(labels)
 
     def answer(self, query: str, admitted: Sequence[int], lambda_: float, temperature: float, top_b: int) -> np.ndarray:
-        """The score of every label; NaN for a label that is not admitted or gets no vote."""
+        """The score of every label by the dense formula; NaN for a label that is not admitted or gets no vote."""
         voting = np.flatnonzero([lambda_ > 0] * self.instances + [lambda_ < 1] * self.labels)
         similarities = self.keys @ self.predictor.encode([query])[0].astype(np.float64)
         found = voting[np.argsort(-similarities[voting], kind="stable")[:top_b]]
@@ -90,7 +90,7 @@ def ask(predictor: Predictor, query: str = QUERY, **chosen: Any) -> Answer:
 
 
 def agrees(answer: Answer, scores: np.ndarray, top_k: int, tolerance: float) -> None:
-    """Check that the labels of an answer are the best k with their scores, in order except for near ties."""
+    """Check that an answer has the best k labels and their scores; nearly equal scores may change places."""
     found = [label.position for label in answer.labels]
     assert len(found) == len(set(found)) == min(top_k, int(np.isfinite(scores).sum()))
     assert answer.exhausted == (np.isfinite(scores).sum() < top_k)
@@ -106,11 +106,11 @@ def small(open_memory: Open) -> Dense:
 
 @pytest.fixture(scope="module")
 def dense(open_memory: Open) -> Callable[[str], Dense]:
-    """Builds a memory of 1,000 instances and 40 labels with an index of any kind; each kind once."""
+    """Builds a memory of 1,000 instances and 40 labels with an index of the given kind; each memory is built once."""
     return functools.cache(lambda kind: Dense(open_memory, 1_000, 40, 32, kind))
 
 
-lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # some labels do not exist
+lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # includes labels that do not exist
 
 
 @settings(max_examples=150, deadline=None)
@@ -155,7 +155,7 @@ def test_filtered_scores_equal_the_dense_formula_over_all_voting_keys(
 
 @pytest.fixture
 def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The top_b of each search of the small memory."""
+    """Record the top_b of each search of the small memory."""
     searched_top_b: list[int] = []
     search = small.predictor.searcher.search
 
@@ -168,7 +168,7 @@ def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_exhaustive_ranking_follows_if_the_largest_search_finds_too_few_labels(
+def test_exhaustive_ranking_runs_if_the_largest_search_finds_too_few_labels(
     small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
     monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
@@ -179,7 +179,7 @@ def test_exhaustive_ranking_follows_if_the_largest_search_finds_too_few_labels(
     assert searched_top_b == [1, 4, 5]
 
 
-def test_wide_filter_stops_at_the_first_search_that_finds_enough_labels(
+def test_search_with_a_filter_of_many_labels_stops_when_it_finds_enough_labels(
     small: Dense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
@@ -190,11 +190,11 @@ def test_wide_filter_stops_at_the_first_search_that_finds_enough_labels(
     assert not kept.exhausted
 
 
-def test_label_without_any_vote_does_not_enlarge_the_search(
+def test_allowed_label_without_any_vote_does_not_make_the_search_larger(
     small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
-    allow = uids([0, LABELS - 1])  # the last label has no instance
+    allow = uids([0, LABELS - 1])  # the last label belongs to no instance
     answer = ask(small.predictor, allow=allow, lambda_=1.0, top_b=60)
     assert [label.uid for label in answer.labels] == ["label 0"]
     assert (answer.exhausted, searched_top_b) == (True, [60])
@@ -214,7 +214,7 @@ def test_label_without_any_vote_does_not_enlarge_the_search(
     ],
 )
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_few_labels_get_the_scores_of_the_dense_formula_in_every_kind_of_index(
+def test_answer_with_few_allowed_labels_equals_the_dense_formula_for_every_kind_of_index(
     dense: Callable[[str], Dense], kind: str, tolerance: float, lambda_: float
 ) -> None:
     memory = dense(kind)
@@ -227,7 +227,7 @@ def test_few_labels_get_the_scores_of_the_dense_formula_in_every_kind_of_index(
 
 @pytest.fixture(scope="module")
 def far(open_memory: Open) -> Predictor:
-    """A memory of 12,000 instances near the query with label 0, and one dissimilar instance with label 1."""
+    """A memory: 12,000 instances near the query have label 0, and one dissimilar instance has label 1."""
     query = open_memory(np.eye(DIM, dtype=np.float32), np.eye(3, DIM, dtype=np.float32), [[]] * DIM, "flat")
     vector = query.encode([QUERY])[0]
     noise = np.random.default_rng(5).normal(size=(12_000, DIM)) / 4
@@ -237,7 +237,7 @@ def far(open_memory: Open) -> Predictor:
 
 
 @pytest.mark.parametrize("lambda_", [0.5, 1.0])
-def test_label_whose_only_voter_is_behind_ten_thousand_keys_is_found(far: Predictor, lambda_: float) -> None:
+def test_label_is_found_if_ten_thousand_keys_are_nearer_than_its_only_voter(far: Predictor, lambda_: float) -> None:
     for filter_ in ({"allow": uids([1])}, {"deny": uids([0, 2])}, {"deny": uids([0]), "allow": uids([0, 1])}):
         answer = ask(far, lambda_=lambda_, top_k=1, **filter_)
         assert ([label.uid for label in answer.labels], answer.exhausted) == (["label 1"], False)
@@ -245,7 +245,7 @@ def test_label_whose_only_voter_is_behind_ten_thousand_keys_is_found(far: Predic
 
 
 @pytest.mark.parametrize("lambda_", [0.5, 1.0])
-def test_label_behind_ten_thousand_keys_is_found_together_with_a_frequent_label(
+def test_label_with_one_distant_voter_is_found_together_with_a_frequent_label(
     far: Predictor, monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
     monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
@@ -270,7 +270,7 @@ def test_request_with_thousands_of_allowed_labels_is_answered(open_memory: Open)
 
 
 @pytest.mark.parametrize("filter_", [{"allow": uids([1, 5, 7])}, {"deny": uids(range(20))}])
-def test_filtered_batch_equals_single_queries(small: Dense, filter_: dict[str, Any]) -> None:
+def test_batch_with_a_filter_gets_the_same_answers_as_single_queries(small: Dense, filter_: dict[str, Any]) -> None:
     queries = [QUERY, "x", "Photographs of galaxies", "x"]
     options = resolve_options(small.predictor.defaults, top_b=3, temperature=0.3, **filter_)
     together = small.predictor.predict(queries, options).answers

@@ -1,4 +1,4 @@
-"""Golden queries: reading, writing, and the share of their labels that a bundle answers."""
+"""Golden queries are written, read and answered, and the fraction of golden labels in the answers is measured."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ def test_written_golden_queries_are_read_back_unchanged(tmp_path: Path) -> None:
         (b'[{"query": "x", "labels": ["1"], "more": 1}]', "Extra inputs are not permitted at 0.more"),
     ],
 )
-def test_error_names_a_file_without_golden_queries(tmp_path: Path, content: bytes, found: str) -> None:
+def test_error_for_a_file_without_golden_queries_names_the_file(tmp_path: Path, content: bytes, found: str) -> None:
     (tmp_path / GOLDEN).write_bytes(content)
     with pytest.raises(BundleError) as refused:
         read_golden(tmp_path)
-    expected = f"{tmp_path / GOLDEN}: expected queries with their labels, found: {found}"
+    expected = f"{tmp_path / GOLDEN}: expected golden queries with their labels, found: {found}"
     assert str(refused.value).startswith(expected)
     assert str(refused.value).endswith("; build the bundle again")
     assert "\n" not in str(refused.value)
 
 
-def test_real_bundle_answers_all_its_golden_labels(predictor: Predictor) -> None:
+def test_answers_of_the_real_bundle_contain_all_golden_labels(predictor: Predictor) -> None:
     golden = read_golden(predictor.bundle.folder)
     assert {len(each.labels) for each in golden} == {4}
     assert agreement(predictor, golden) == check_golden(predictor) == 1
 
 
-def test_agreement_compares_as_many_answers_as_a_query_has_golden_labels(predictor: Predictor) -> None:
+def test_agreement_counts_golden_labels_among_equally_many_best_answers(predictor: Predictor) -> None:
     best = [label.uid for label in predictor.predict([QUERY], resolve_options(predictor.defaults)).answers[0].labels]
     assert len(best) == 8
     for labels, kept in [
         (best[:1], 1),
-        (best[1:2], 0),  # among the answers, but not the best one
+        (best[1:2], 0),  # not the best label of the answer
         (best[:4][::-1], 4),  # in any order
         ([*best[:2], best[7]], 2),
         (["no such label"], 0),
@@ -80,13 +80,13 @@ def test_agreement_compares_as_many_answers_as_a_query_has_golden_labels(predict
     assert agreement(predictor, both) == 3 / 4
 
 
-def test_agreement_without_golden_queries_is_one(predictor: Predictor) -> None:
+def test_agreement_is_one_if_there_are_no_golden_queries(predictor: Predictor) -> None:
     assert agreement(predictor, []) == 1
 
 
 @pytest.fixture
 def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
-    """Opens the real bundle with other golden queries and another bound."""
+    """Opens the real bundle with the given golden queries and bound."""
 
     def forge(golden: list[GoldenQuery], checks: list[dict[str, Any]]) -> Predictor:
         def change(folder: Path, manifest: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
     return forge
 
 
-def test_agreement_below_the_bound_of_the_manifest_is_refused(
+def test_bundle_is_refused_if_agreement_is_below_the_bound_in_its_manifest(
     forged: Callable[..., Predictor],
 ) -> None:
     wrong = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
@@ -114,7 +114,7 @@ def test_agreement_below_the_bound_of_the_manifest_is_refused(
 
 
 @pytest.mark.parametrize("least", [0.5, None])
-def test_agreement_at_the_bound_or_without_a_bound_passes(
+def test_bundle_is_accepted_if_agreement_is_at_the_bound_or_without_a_bound(
     forged: Callable[..., Predictor], least: float | None
 ) -> None:
     golden = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
@@ -122,5 +122,5 @@ def test_agreement_at_the_bound_or_without_a_bound_passes(
     assert check_golden(forged(golden, checks)) == 0.5
 
 
-def test_bundle_without_golden_queries_passes(forged: Callable[..., Predictor]) -> None:
+def test_bundle_without_golden_queries_is_accepted(forged: Callable[..., Predictor]) -> None:
     assert check_golden(forged([], [])) == 1

@@ -1,4 +1,4 @@
-"""A requested GPU is used if there is one; else the CPU answers and gives the reason."""
+"""If a GPU is requested and exists, it is used; otherwise the CPU answers, and the reason is given."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_no_gpu = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 
 
 @needs_no_gpu
-def test_cpu_gives_the_same_answers_and_a_reason_if_there_is_no_gpu(road: Any) -> None:
+def test_without_a_gpu_the_cpu_gives_the_same_answers_and_a_reason(road: Any) -> None:
     bundle = Store(road.store).open(road.version)
     on_gpu, on_cpu = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
     assert on_cpu.cpu_reasons == []
@@ -42,7 +42,7 @@ def test_cpu_gives_the_same_answers_and_a_reason_if_there_is_no_gpu(road: Any) -
 
 
 @needs_no_gpu
-def test_error_names_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_gpu_support_that_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoGpuError, match=r"this faiss does not support GPUs; pip install 'recollect\[serve-gpu\]'"):
         GpuIndex(faiss.IndexFlatIP(4))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
@@ -52,7 +52,7 @@ def test_error_names_what_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_no_gpu
-def test_opener_logs_each_part_on_the_cpu_once_a_version(road: Any) -> None:
+def test_opener_logs_once_a_version_that_the_encoder_or_an_index_runs_on_the_cpu(road: Any) -> None:
     with structlog.testing.capture_logs() as logs:
         Opener(Store(road.store), 1, "cuda").open(road.version, [])
     events = [each for each in logs if each["event"] == "on_cpu"]
@@ -62,7 +62,7 @@ def test_opener_logs_each_part_on_the_cpu_once_a_version(road: Any) -> None:
 
 
 @pytest.mark.parametrize(("top_b", "lists", "can"), [(2_048, 0, True), (2_049, 0, False), (200, 2_049, False)])
-def test_search_beyond_the_limits_of_a_gpu_stays_on_the_cpu(top_b: int, lists: int, can: bool) -> None:
+def test_search_that_exceeds_the_limits_of_a_gpu_runs_on_the_cpu(top_b: int, lists: int, can: bool) -> None:
     assert GpuIndex.can_search(top_b, lists) == can
 
 
@@ -82,19 +82,21 @@ def written(keys: np.ndarray, factory: str, folder: Any) -> Any:
 
 @needs_gpu
 @pytest.mark.parametrize(("factory", "kind", "effort"), [("Flat", "flat", 0), ("IVF64,SQ8", "ivf", 16)])
-def test_gpu_finds_the_keys_of_the_cpu(keys: np.ndarray, tmp_path: Any, factory: str, kind: Any, effort: int) -> None:
+def test_gpu_search_finds_the_same_keys_as_the_cpu_search(
+    keys: np.ndarray, tmp_path: Any, factory: str, kind: Any, effort: int
+) -> None:
     path = written(keys, factory, tmp_path)
     info = IndexInfo(kind=kind, factory=factory, keys=5_000, effort=effort)
     there, here = KeyIndex(path, info, "cuda"), KeyIndex(path, info)
     assert there.cpu_reason == ""
-    for top_b in (1, 200, 3_000):  # the last exceeds the limit of a GPU
+    for top_b in (1, 200, 3_000):  # the last number exceeds the limit of a GPU
         first, second = there.search(keys[:50], top_b), here.search(keys[:50], top_b)
         np.testing.assert_allclose(first.similarities, second.similarities, atol=1e-3)
         assert (first.keys == second.keys).mean() > 0.98
 
 
 @needs_gpu
-def test_graph_stays_on_the_cpu(keys: np.ndarray, tmp_path: Any) -> None:
+def test_graph_index_runs_on_the_cpu(keys: np.ndarray, tmp_path: Any) -> None:
     info = IndexInfo(kind="hnsw", factory="HNSW16", keys=5_000, effort=64)
     index = KeyIndex(written(keys, "HNSW16", tmp_path), info, "cuda")
     assert "faiss cannot copy the index to the GPU" in index.cpu_reason

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.service.http_helpers import Server, add_version, copy_store, relabel, serving
 
 QUERY = "How doctors treat high blood pressure"
-# The topics' labels in their order, some under names that are awkward in a URL.
+# Labels of the test topics in their order. Some uids contain characters that must be escaped in a URL.
 UIDS = ["Taxation", "Medicine", "a/b//c", "q?x=1&y#z %41", "Football", "音楽", "Law", "Never seen"]
 
 
@@ -45,7 +45,7 @@ def is_problem(response: httpx.Response, status: int, code: str) -> dict[str, An
     return problem
 
 
-def test_answer_has_version_first_then_labels_in_falling_score(client: httpx.Client) -> None:
+def test_answer_starts_with_the_version_and_its_labels_are_sorted_by_falling_score(client: httpx.Client) -> None:
     response = client.post("/predict", json={"query": QUERY})
     assert response.status_code == 200
     answer = response.json()
@@ -57,7 +57,7 @@ def test_answer_has_version_first_then_labels_in_falling_score(client: httpx.Cli
     assert answer["labels"][0]["uid"] == "Medicine"
 
 
-def test_because_lists_the_terms_largest_first_and_they_add_up_to_the_score(client: httpx.Client) -> None:
+def test_because_lists_the_terms_of_a_score_and_their_sum_is_the_score(client: httpx.Client) -> None:
     labels = client.post("/predict", json={"query": QUERY, "explain": True, "top_k": 3}).json()["labels"]
     assert len(labels) == 3
     for label in labels:
@@ -68,7 +68,7 @@ def test_because_lists_the_terms_largest_first_and_they_add_up_to_the_score(clie
     assert {reason["kind"] for reason in labels[0]["because"]} == {"instance", "label"}
 
 
-def test_server_timing_lists_the_stages(client: httpx.Client) -> None:
+def test_server_timing_header_lists_the_stages_of_a_request(client: httpx.Client) -> None:
     def stages() -> dict[str, float]:
         header = client.post("/predict", json={"query": "asked here alone"}).headers["server-timing"].split(", ")
         return {stage: float(spent) for stage, spent in (each.split(";dur=") for each in header)}
@@ -80,20 +80,22 @@ def test_server_timing_lists_the_stages(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
-def test_request_id_is_echoed(client: httpx.Client, given: str) -> None:
+def test_response_repeats_the_request_id_of_the_client(client: httpx.Client, given: str) -> None:
     assert client.get("/version", headers={"X-Request-Id": given}).headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", [None, "", "has space", "x" * 129, "é"])
-def test_request_id_is_generated_if_absent_or_malformed(client: httpx.Client, given: str | None) -> None:
+def test_response_has_a_new_request_id_if_the_client_sends_none_or_a_malformed_one(
+    client: httpx.Client, given: str | None
+) -> None:
     headers = {} if given is None else {"X-Request-Id": given.encode()}
-    made = client.get("/version", headers=headers).headers.get_list("x-request-id")  # type: ignore[arg-type]
-    assert len(made) == 1
-    assert len(made[0]) == 32
-    assert made[0] != given
+    generated = client.get("/version", headers=headers).headers.get_list("x-request-id")  # type: ignore[arg-type]
+    assert len(generated) == 1
+    assert len(generated[0]) == 32
+    assert generated[0] != given
 
 
-def test_options_change_the_answer(client: httpx.Client) -> None:
+def test_each_request_option_changes_the_answer(client: httpx.Client) -> None:
     def ask(**options: Any) -> dict[str, Any]:
         response = client.post("/predict", json={"query": QUERY, **options})
         assert response.status_code == 200, response.text
@@ -112,7 +114,7 @@ def test_options_change_the_answer(client: httpx.Client) -> None:
     assert len({label["score"] for label in ask(temperature=100)["labels"]}) > 1
 
 
-def test_filters_as_long_as_the_body_limit_are_answered(client: httpx.Client) -> None:
+def test_request_with_filters_as_long_as_the_body_limit_is_answered(client: httpx.Client) -> None:
     unknown = [f"{number:06}" for number in range(100_000)]
     allowed = client.post("/predict", json={"query": QUERY, "allow": [*unknown, "Law", "Law"]})
     assert [label["uid"] for label in allowed.json()["labels"]] == ["Law"]
@@ -129,7 +131,7 @@ def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(road: A
         assert "keys that vote" in is_problem(refused, 422, "invalid_request")["detail"]
 
 
-def test_batch_equals_single_answers_and_has_one_version(client: httpx.Client) -> None:
+def test_batch_gets_the_same_answers_as_single_requests_and_one_version(client: httpx.Client) -> None:
     queries = [QUERY, "x", "交響楽団がベートーヴェンを演奏する", "word " * 500]
     batch = client.post("/predict/batch", json={"queries": queries, "top_k": 4, "explain": True})
     assert list(batch.json()) == ["version", "results"]
@@ -142,7 +144,7 @@ def test_batch_equals_single_answers_and_has_one_version(client: httpx.Client) -
             assert found["score"] == pytest.approx(expected["score"], abs=1e-5)
 
 
-def test_batch_has_a_limit(client: httpx.Client) -> None:
+def test_batch_with_too_many_queries_is_refused(client: httpx.Client) -> None:
     assert client.post("/predict/batch", json={"queries": ["x"] * 64}).status_code == 200
     is_problem(client.post("/predict/batch", json={"queries": ["x"] * 65}), 413, "batch_too_large")
     is_problem(client.post("/predict/batch", json={"queries": []}), 422, "invalid_request")
@@ -151,7 +153,7 @@ def test_batch_has_a_limit(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("uid", UIDS)
-def test_label_is_found_by_every_kind_of_uid(client: httpx.Client, uid: str) -> None:
+def test_label_path_finds_uids_that_need_escaping(client: httpx.Client, uid: str) -> None:
     response = client.get(f"/labels/{quote(uid, safe='')}")
     count = {"Never seen": 0, "Law": 6}.get(uid, 4)
     assert list(response.json()) == ["version", "uid", "text", "training_count"]
@@ -159,11 +161,11 @@ def test_label_is_found_by_every_kind_of_uid(client: httpx.Client, uid: str) -> 
 
 
 @pytest.mark.parametrize("path", ["nowhere", "", "%ED%A0%80", "%00", "a/b", "x" * 5000])
-def test_unknown_label_is_not_found(client: httpx.Client, path: str) -> None:
+def test_unknown_label_gets_404(client: httpx.Client, path: str) -> None:
     is_problem(client.get(f"/labels/{path}"), 404, "unknown_label")
 
 
-def test_version_describes_the_bundle_that_serves(client: httpx.Client) -> None:
+def test_version_path_describes_the_bundle_in_use(client: httpx.Client) -> None:
     about = client.get("/version").json()
     assert about["version"] == "v1"
     assert about["counts"] == {"instances": 28, "labels": 8, "pairs": 30}
@@ -175,12 +177,12 @@ def test_version_describes_the_bundle_that_serves(client: httpx.Client) -> None:
     assert "files" not in about
 
 
-def test_health_is_live_and_ready(client: httpx.Client) -> None:
+def test_health_paths_report_live_and_ready(client: httpx.Client) -> None:
     assert client.get("/health/live").json() == {"status": "live"}
     assert client.get("/health/ready").json() == {"status": "ready"}
 
 
-def test_docs_describe_every_error_as_a_problem(client: httpx.Client) -> None:
+def test_openapi_document_describes_every_error_as_a_problem(client: httpx.Client) -> None:
     assert client.get("/docs").status_code == 200
     described = client.get("/openapi.json").json()
     assert "Problem" in described["components"]["schemas"]
@@ -197,13 +199,13 @@ def test_docs_describe_every_error_as_a_problem(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("query", ["\ud83d", "ok \udc00"])
-def test_half_of_a_surrogate_pair_is_refused(client: httpx.Client, query: str) -> None:
+def test_query_with_half_of_a_surrogate_pair_is_refused(client: httpx.Client, query: str) -> None:
     problem = is_problem(client.post("/predict", content=json.dumps({"query": query})), 422, "invalid_request")
     assert problem["detail"].startswith("body: expected JSON: ")
 
 
 @pytest.mark.parametrize("query", ["", "  \n\t", "\x00\x01", "\u200b\u2060"])
-def test_query_without_words_is_refused(client: httpx.Client, query: str) -> None:
+def test_query_without_visible_characters_is_refused(client: httpx.Client, query: str) -> None:
     problem = is_problem(client.post("/predict", content=json.dumps({"query": query})), 422, "invalid_request")
     assert [error["field"] for error in problem["errors"]] == ["query"]
 
@@ -218,7 +220,9 @@ def test_query_without_words_is_refused(client: httpx.Client, query: str) -> Non
     + [("allow", "Law"), ("allow", [1]), ("deny", {"Law": 1}), ("query", 3), ("query", None), ("query", ["x"])]
     + [("lambda_", 0.5), ("topk", 3), ("", 1), ("queries", ["x"])],
 )
-def test_field_out_of_its_range_or_unknown_is_refused_by_name(client: httpx.Client, field: str, value: object) -> None:
+def test_error_names_a_field_that_is_unknown_or_out_of_its_range(
+    client: httpx.Client, field: str, value: object
+) -> None:
     body = json.dumps({"query": QUERY, field: value})
     problem = is_problem(client.post("/predict", content=body), 422, "invalid_request")
     assert [error["field"].split(".")[0] for error in problem["errors"]] == [field]
@@ -230,32 +234,34 @@ def test_field_out_of_its_range_or_unknown_is_refused_by_name(client: httpx.Clie
     [b"", b"[]", b'["x"]', b"null", b"3", b'"text"', b"{", b'{"query": "x"', b'{"query": "x"} y', b"\xff\xfe", b"{}"]
     + [b'{"query": "\xff"}', b"[" * 100_000, b'{"query": ' + b"[" * 100_000, b'{"top_k": ' + b"9" * 5000 + b"}"],
 )
-def test_invalid_body_is_refused(client: httpx.Client, body: bytes) -> None:
+def test_body_that_is_not_a_valid_request_is_refused(client: httpx.Client, body: bytes) -> None:
     is_problem(client.post("/predict", content=body), 422, "invalid_request")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_other_content_type_is_refused_and_the_message_names_json(client: httpx.Client, content_type: str) -> None:
+def test_content_type_other_than_json_is_refused_and_the_message_names_json(
+    client: httpx.Client, content_type: str
+) -> None:
     body, headers = json.dumps({"query": QUERY}), {"Content-Type": content_type}
     problem = is_problem(client.post("/predict", content=body, headers=headers), 422, "invalid_request")
     assert "application/json" in problem["detail"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_huge_body_gets_413_and_the_connection_stays_open(client: httpx.Client, chunked: bool) -> None:
+def test_body_over_the_limit_gets_413_and_the_connection_stays_open(client: httpx.Client, chunked: bool) -> None:
     body = b'{"query": "' + b"x" * 10_000_000 + b'"}'
     content = (body[start : start + 65_536] for start in range(0, len(body), 65_536)) if chunked else body
     is_problem(client.post("/predict", content=content), 413, "too_large")
     assert client.post("/predict", json={"query": QUERY}).status_code == 200
 
 
-def test_passed_deadline_gets_504(client: httpx.Client) -> None:
+def test_request_whose_deadline_passed_gets_504(client: httpx.Client) -> None:
     body = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
     is_problem(client.post("/predict/batch", json=body), 504, "deadline_passed")
     assert client.post("/predict", json={"query": QUERY, "timeout_ms": 60_000}).status_code == 200
 
 
-def test_wrong_method_and_unknown_path_are_problems(client: httpx.Client) -> None:
+def test_wrong_method_and_unknown_path_get_problem_details(client: httpx.Client) -> None:
     refused = client.get("/predict")
     is_problem(refused, 405, "method_not_allowed")
     assert refused.headers["allow"] == "POST"
@@ -269,13 +275,13 @@ def test_wrong_method_and_unknown_path_are_problems(client: httpx.Client) -> Non
     ["поиск", "αναζήτηση", "חיפוש", "بحث", "खोज", "ค้นหา", "搜索", "검색", "検索", "ፍለጋ", "ძიება", "որոնում", "తెలుగు"]
     + ["👩‍👩‍👧‍👦", "🇫🇷", "é", "e\u0301", "𝔘𝔫𝔦", "\U000e0041x", "\ufffd", "\ue000", "a\x00b", "?", "�" * 300],
 )
-def test_every_script_is_answered(client: httpx.Client, query: str) -> None:
+def test_query_in_any_script_is_answered(client: httpx.Client, query: str) -> None:
     answer = client.post("/predict", json={"query": query})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["labels"]) == 8
 
 
-def test_query_longer_than_the_encoder_reads_is_truncated_and_marked(client: httpx.Client) -> None:
+def test_query_longer_than_the_encoder_reads_is_marked_truncated(client: httpx.Client) -> None:
     answer = client.post("/predict", json={"query": "bread oven " * 20_000}).json()
     assert list(answer) == ["version", "labels", "truncated"]
     assert answer["truncated"] is True
@@ -291,12 +297,12 @@ JSON = st.recursive(
 
 @settings(max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=JSON | st.fixed_dictionaries({"query": st.text()}, optional=dict.fromkeys(FIELDS[2:], JSON)))
-def test_no_body_causes_a_server_error(client: httpx.Client, body: object) -> None:
+def test_random_bodies_never_cause_a_server_error(client: httpx.Client, body: object) -> None:
     for path in ("/predict", "/predict/batch"):
         assert client.post(path, content=json.dumps(body)).status_code in (200, 413, 422, 504)
 
 
-def test_misspelled_environment_variable_is_warned_about(server: Server) -> None:
+def test_warning_names_a_misspelled_environment_variable(server: Server) -> None:
     assert [event["name"] for event in server.events("unknown_environment_variable")] == ["RECOLLECT_MAX_BACH"]
 
 
@@ -315,7 +321,7 @@ def test_request_to_explain_too_many_keys_is_refused(client: httpx.Client) -> No
     assert client.post("/predict", json={"query": QUERY, "explain": True, "top_b": 2_000}).status_code == 200
 
 
-def test_problem_of_a_request_with_many_errors_stays_small(client: httpx.Client) -> None:
+def test_problem_details_stay_small_if_a_request_has_many_errors(client: httpx.Client) -> None:
     wrong = {f"{number}" + "x" * 500: 1 for number in range(1_000)}
     response = client.post("/predict", json={"query": QUERY, **wrong})
     assert len(is_problem(response, 422, "invalid_request")["errors"]) == 10

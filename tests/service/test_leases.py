@@ -1,4 +1,4 @@
-"""Leases: a retired version stays open until its last lease is released, then it is closed and unmapped."""
+"""Leases: a retired version stays open until its last lease is released; then the version is closed and unmapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service.http_helpers import copy_store
 
 
 class Closeable:
-    """A predictor that only records whether it is closed."""
+    """A predictor that only records whether it was closed."""
 
     closed = False
 
@@ -37,7 +37,7 @@ def test_no_version_can_be_leased_before_the_first_one_is_open() -> None:
         Leases().lease()
 
 
-def test_current_version_stays_open_without_leases() -> None:
+def test_current_version_stays_open_even_without_leases() -> None:
     current = Closeable()
     leases = leases_of(current)
     leases.lease().release()
@@ -59,7 +59,7 @@ def test_retired_version_is_closed_after_its_last_lease_is_released() -> None:
     assert leases.close_unused() == 0
 
 
-def test_shared_lease_keeps_the_version_open_after_the_first_lease_is_released() -> None:
+def test_second_lease_from_share_keeps_the_version_open_after_the_first_is_released() -> None:
     old = Closeable()
     leases = leases_of(old)
     lease = leases.lease()
@@ -72,7 +72,7 @@ def test_shared_lease_keeps_the_version_open_after_the_first_lease_is_released()
     assert leases.close_unused() == 1
 
 
-def test_released_lease_cannot_be_shared_and_a_second_release_does_nothing() -> None:
+def test_released_lease_cannot_be_shared_or_released_again() -> None:
     old = Closeable()
     leases = leases_of(old)
     lease, other = leases.lease(), leases.lease()
@@ -107,7 +107,7 @@ def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
         assert all(user.result() for user in users)
 
 
-def test_closing_a_predictor_unmaps_its_bundle_while_references_to_it_remain(road: Any, tmp_path: Path) -> None:
+def test_closing_a_predictor_unmaps_its_bundle_even_while_references_to_it_remain(road: Any, tmp_path: Path) -> None:
     store = Store(copy_store(road.store, tmp_path / "store"))
     predictor = Predictor.open(store.open(road.version), threads=1)
     assert str(tmp_path) in Path("/proc/self/maps").read_text()

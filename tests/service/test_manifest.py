@@ -59,7 +59,7 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.fixture
 def change(bundle_folder: Path) -> Callable[[str, Any], None]:
-    """Sets or removes one field of the manifest."""
+    """Creates a manifest with one field changed or removed."""
 
     def change(field: str, value: Any) -> None:
         path = bundle_folder / MANIFEST
@@ -78,7 +78,7 @@ def change(bundle_folder: Path) -> Callable[[str, Any], None]:
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
-def test_error_names_a_field_with_a_wrong_value(
+def test_error_names_the_manifest_field_with_a_wrong_value(
     bundle_folder: Path, change: Callable[[str, Any], None], field: str, value: Any
 ) -> None:
     change(field, value)
@@ -90,7 +90,7 @@ def test_error_names_a_field_with_a_wrong_value(
 
 
 @pytest.mark.parametrize("found", [0, 1, 2, 3.5, 4, "3", None, [], MISSING])
-def test_error_for_an_unknown_format_version_names_the_known_one(
+def test_error_for_an_unknown_format_version_names_the_known_version(
     bundle_folder: Path, change: Callable[[str, Any], None], found: Any
 ) -> None:
     change("format_version", found)
@@ -122,25 +122,25 @@ def test_manifest_of_two_megabytes_is_refused_before_it_is_parsed(bundle_folder:
         read_manifest(bundle_folder)
 
 
-def test_error_names_a_missing_manifest(tmp_path: Path) -> None:
+def test_error_for_a_missing_manifest_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"manifest\.json: expected a file of the bundle, found: No such file"):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["20260102-030405-abcdef", "v1", "A", "0", "a_b-c", "x" * 64])
-def test_plain_name_is_a_valid_version(name: str) -> None:
+def test_letters_digits_underscore_and_hyphen_are_a_valid_version_name(name: str) -> None:
     assert check_version(name) == name
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "-x", "_x", "a b", "a\n", "é", "a.b", "x" * 65]
 )
-def test_name_that_could_leave_the_store_is_not_a_valid_version(name: str) -> None:
+def test_name_that_could_be_a_path_out_of_the_store_is_not_a_valid_version(name: str) -> None:
     with pytest.raises(StoreError, match="expected letters, digits"):
         check_version(name)
 
 
-def test_error_shortens_a_long_version_name() -> None:
+def test_error_message_shortens_a_long_version_name() -> None:
     with pytest.raises(StoreError) as error:
         check_version("x" * 10_000)
     assert len(str(error.value)) < 200

@@ -1,4 +1,4 @@
-"""The memory check before a version is opened, and the free memory that it compares with."""
+"""The memory check runs before a version is opened, and compares the version with the free memory."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def folder_with(folder: Path, files: dict[str, str]) -> Path:
         "version 1",
     ],
 )
-def test_free_memory_is_the_least_that_machine_and_control_groups_leave(
+def test_free_memory_is_the_smallest_amount_that_machine_and_control_groups_leave(
     tmp_path: Path, files: dict[str, str], free: int
 ) -> None:
     assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
 
 
-def test_free_memory_comes_from_sysconf_where_the_kernel_has_no_meminfo(tmp_path: Path) -> None:
+def test_free_memory_is_read_from_sysconf_if_there_is_no_meminfo(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 1 << 20
 
 
@@ -91,7 +91,9 @@ def test_free_memory_of_this_machine_is_read() -> None:
     assert free_bytes() > 1 << 20
 
 
-def test_version_that_does_not_fit_is_refused_with_both_sizes(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_version_that_does_not_fit_names_needed_and_free_memory(
+    road: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = Store(road.store).manifest(road.version)
     require_memory(manifest)
     monkeypatch.setattr(memory_check, "free_bytes", lambda: private_bytes(manifest) - 1)

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's format, OpenTelemetry traces, and logs of requests and queries."""
+"""Metrics in Prometheus's format, traces with OpenTelemetry, and logs of requests and queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERY = {"query": "bread"}
 
 
 def samples(client: httpx.Client) -> dict[str, float]:
-    """All samples by name and labels, parsed as Prometheus does."""
+    """All metric values by name and labels, parsed with Prometheus's own parser."""
     response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {}
@@ -64,7 +64,7 @@ def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     assert "recollect_redis_up" not in found
 
 
-def test_versions_and_swaps_are_counted(client: httpx.Client, store: Path) -> None:
+def test_metrics_show_the_version_and_count_swaps(client: httpx.Client, store: Path) -> None:
     assert samples(client)["recollect_swaps_total{outcome=refused}"] == 0
     Store(store).activate("v5")
     until_serves(client, "v5")
@@ -81,7 +81,7 @@ def test_requests_dropped_at_their_deadline_are_counted(client: httpx.Client) ->
     assert samples(client)["recollect_dropped_total{why=deadline}"] == 1
 
 
-def test_queries_are_logged_only_with_log_queries(store: Path) -> None:
+def test_queries_are_logged_only_if_log_queries_is_set(store: Path) -> None:
     with serving(store, "--log-queries", "1") as server:
         answer = httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"}).json()
         logged = server.wait_for("query")
@@ -92,7 +92,7 @@ def test_queries_are_logged_only_with_log_queries(store: Path) -> None:
         assert "bread" not in server.log()
 
 
-def test_requests_are_logged_with_access_log(store: Path) -> None:
+def test_requests_are_logged_if_access_log_is_set(store: Path) -> None:
     with serving(store, "--access-log") as server:
         httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"})
         logged = server.wait_for("request")
@@ -102,7 +102,7 @@ def test_requests_are_logged_with_access_log(store: Path) -> None:
 
 
 class Collector:
-    """A real HTTP endpoint for traces, which stores the received bodies."""
+    """A real HTTP server for traces, which stores the bodies that it receives."""
 
     def __init__(self) -> None:
         received = self.received = []  # type: ignore[var-annotated]
@@ -155,7 +155,7 @@ def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path
     )
 
 
-def test_alert_rules_use_existing_metric_names(client: httpx.Client) -> None:
+def test_every_metric_named_in_the_alert_rules_exists(client: httpx.Client) -> None:
     alerts = Path(__file__).parents[2] / "deploy" / "alerts.yml"
     named = set(re.findall(r"recollect_\w+", alerts.read_text(encoding="utf-8")))
     exposed = set(re.findall(r"recollect_\w+", client.get("/metrics").text)) | {

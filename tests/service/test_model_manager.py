@@ -52,7 +52,7 @@ def following(root: Path, poll_seconds: float) -> ModelManager:
 
 
 class Load:
-    """Threads that send requests without pause; `wrong` collects every answer that does not fit its version."""
+    """Threads that send requests continuously; `wrong` collects every answer that does not fit the version it names."""
 
     def __init__(self, url: str, threads: int = 4) -> None:
         self._url, self._stop = url, threading.Event()
@@ -81,7 +81,7 @@ class Load:
         return self
 
     def stop(self) -> None:
-        """Send no more requests after the current ones."""
+        """Finish the requests in progress, and send no more requests."""
         self._stop.set()
 
     def __exit__(self, *_: object) -> None:
@@ -90,7 +90,7 @@ class Load:
             thread.join()
 
 
-def test_fifty_activations_under_load_fail_no_request_and_mix_no_versions(store: Path, server: Server) -> None:
+def test_during_fifty_activations_no_request_fails_and_no_answer_mixes_versions(store: Path, server: Server) -> None:
     with Load(server.url) as load, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
         for nth in range(50):
             version = ("v5", "v3")[nth % 2]
@@ -103,7 +103,7 @@ def test_fifty_activations_under_load_fail_no_request_and_mix_no_versions(store:
     assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
 
 
-def test_retired_versions_are_unmapped_without_any_request(store: Path, server: Server) -> None:
+def test_retired_versions_are_unmapped_even_if_no_requests_arrive(store: Path, server: Server) -> None:
     def mapped() -> set[str]:
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         return set(re.findall(r"/bundles/(v\d)/", maps))
@@ -130,7 +130,7 @@ current.StoreCurrent.version = failing_version
 """
 
 
-def test_error_while_following_is_logged_and_following_continues(store: Path) -> None:
+def test_error_in_the_version_check_is_logged_and_the_checks_continue(store: Path) -> None:
     with serving(store, *POLL, prelude=FAILING_STORE) as server, httpx.Client(base_url=server.url) as client:
         assert "KeyError" in server.wait_for("store_unreadable")["exception"]
         Store(store).activate("v5")
@@ -151,7 +151,7 @@ def no_onnx(folder: Path, manifest: dict[str, Any]) -> None:
     rehash(folder, manifest)
 
 
-def test_broken_version_is_refused_once_and_a_later_good_one_is_served(store: Path, server: Server) -> None:
+def test_broken_version_is_refused_once_and_a_later_valid_version_is_served(store: Path, server: Server) -> None:
     breaks = {"bit_flipped": "label_keys.faiss", "wrong_dim": "383", "no_onnx": ""}
     with httpx.Client(base_url=server.url) as client:
         for nth, (name, reason) in enumerate(breaks.items(), start=1):
@@ -168,7 +168,7 @@ def test_broken_version_is_refused_once_and_a_later_good_one_is_served(store: Pa
 
 
 @pytest.mark.parametrize("garbage", [b"../v5\n", b"/etc\n", b"\xff\xfe", b"", b"v5\nv3\n", b"a" * 5000])
-def test_invalid_current_file_is_logged_and_the_old_version_stays(store: Path, server: Server, garbage: bytes) -> None:
+def test_server_logs_an_invalid_current_file_and_keeps_its_version(store: Path, server: Server, garbage: bytes) -> None:
     (store / "CURRENT").write_bytes(garbage)
     unreadable = server.wait_for("store_unreadable")
     assert unreadable["serving"] == "v3"
@@ -178,20 +178,20 @@ def test_invalid_current_file_is_logged_and_the_old_version_stays(store: Path, s
         until_serves(client, "v5")
 
 
-def test_missing_version_is_refused(store: Path, server: Server) -> None:
+def test_current_file_that_names_a_missing_version_is_refused(store: Path, server: Server) -> None:
     (store / "CURRENT").write_text("nowhere\n")
     assert "nowhere" in server.wait_for("bundle_refused")["error"]
     (store / "CURRENT").write_text("v5\n")
     assert server.wait_for("bundle_swapped")["version"] == "v5"
 
 
-def test_missing_current_file_changes_nothing(store: Path, server: Server) -> None:
+def test_server_keeps_its_version_if_the_current_file_is_missing(store: Path, server: Server) -> None:
     (store / "CURRENT").unlink()
     time.sleep(0.3)
     assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
 
 
-def test_sigterm_stops_the_server_after_its_last_answer(server: Server) -> None:
+def test_server_answers_all_requests_before_it_stops_on_sigterm(server: Server) -> None:
     httpx.get(f"{server.url}/health/ready").raise_for_status()
     answers: list[int] = []
 
@@ -220,7 +220,7 @@ Predictor.predict_together = predict_together
 """
 
 
-def test_internal_error_is_logged_once_without_the_query(store: Path) -> None:
+def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(store: Path) -> None:
     with serving(store, prelude=ERROR) as server:
         query = {"query": "zyzzyva, in private"}
         failed = httpx.post(f"{server.url}/predict", json=query, headers={"X-Request-Id": "r-1"})
@@ -235,7 +235,7 @@ def test_internal_error_is_logged_once_without_the_query(store: Path) -> None:
         assert server.log().count("Traceback") == 1
 
 
-def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
+def test_service_without_an_open_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
     app = create_app(following(tmp_path, poll_seconds=1), ServeSettings(store=tmp_path), Metrics())
 
     async def ask() -> list[httpx.Response]:
@@ -251,7 +251,7 @@ def test_service_without_a_bundle_is_alive_but_not_ready(tmp_path: Path) -> None
     assert alive.json() == {"status": "live"}
 
 
-def test_log_has_one_json_event_a_line(server: Server) -> None:
+def test_every_log_line_is_one_json_event(server: Server) -> None:
     lines = [json.loads(line) for line in server.log().splitlines()]
     assert [line["event"] for line in lines] == ["bundle_opened", "thread_budget", "serving"]
     assert all({"timestamp", "level"} <= line.keys() for line in lines)
@@ -278,9 +278,9 @@ def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.M
         manager.close()
 
 
-# A full queue, and clients that disconnect.
+# Tests of a full queue, and of clients that disconnect.
 
-# Slows every batch down, and writes its queries to a file.
+# Program of a server that slows every batch down, and writes the queries of the batch to a file.
 SLOW = """
 import pathlib, time
 from service.predictor import predictor
@@ -294,7 +294,9 @@ predictor.Predictor.predict_together = predict_slowly
 """
 
 
-def test_requests_beyond_the_queue_get_503_and_the_others_are_answered(store: Path, tmp_path: Path) -> None:
+def test_requests_that_exceed_the_queue_limit_get_503_and_the_other_requests_are_answered(
+    store: Path, tmp_path: Path
+) -> None:
     prelude = SLOW.format(queries_file=str(tmp_path / "queries"), seconds=0.3)
     flags = ("--max-queue", "2")
     with serving(store, *flags, prelude=prelude) as server, httpx.Client(timeout=PATIENCE_SECONDS) as client:
@@ -308,7 +310,7 @@ def test_requests_beyond_the_queue_get_503_and_the_others_are_answered(store: Pa
         assert client.post(f"{server.url}/predict", json={"query": "later"}).status_code == 200
 
 
-def test_query_of_a_disconnected_client_is_not_computed(store: Path, tmp_path: Path) -> None:
+def test_query_is_not_computed_if_its_client_has_disconnected(store: Path, tmp_path: Path) -> None:
     queries_file = tmp_path / "queries"
     with serving(store, prelude=SLOW.format(queries_file=str(queries_file), seconds=1.5)) as server:
         host, port = server.url.removeprefix("http://").split(":")
@@ -321,7 +323,7 @@ def test_query_of_a_disconnected_client_is_not_computed(store: Path, tmp_path: P
                 body = b'{"query": "leaving"}'
                 head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 leaving.sendall(b"POST /predict HTTP/1.1\r\n" + head.encode() + body)
-                time.sleep(0.4)  # the request waits behind the first one, long enough for a look at its connection
+                time.sleep(0.4)  # long enough for a check of the waiting client
             assert first.result().status_code == 200
             assert client.post("/predict", json={"query": "last"}).status_code == 200
         assert queries_file.read_text().split() == ["first", "last"]

@@ -60,13 +60,13 @@ def test_scores_equal_the_dense_formula_over_the_keys_of_the_memory(
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
-def test_test_queries_get_their_own_label_first(predictor: Predictor, road: Any) -> None:
+def test_queries_get_their_true_label_as_the_best_label(predictor: Predictor, road: Any) -> None:
     rows = [json.loads(line) for line in (road.dataset / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     answers = predictor.predict([row["text"] for row in rows], resolve_options(predictor.defaults, top_k=1)).answers
     assert [[answer.labels[0].uid] for answer in answers] == [row["labels"] for row in rows]
 
 
-def test_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor: Predictor) -> None:
+def test_answer_has_top_k_labels_sorted_by_falling_score(predictor: Predictor) -> None:
     labels = ask(predictor, QUERIES[0], top_k=3).labels
     assert [label.uid for label in labels] == [predictor.bundle.labels.uids[label.position] for label in labels]
     assert [label.score for label in labels] == sorted((label.score for label in labels), reverse=True)
@@ -74,7 +74,7 @@ def test_answer_has_top_k_labels_in_falling_score_with_uid_and_text(predictor: P
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_explanation_terms_sum_to_the_score_largest_first(predictor: Predictor, lambda_: float) -> None:
+def test_explanation_lists_terms_by_size_and_their_sum_is_the_score(predictor: Predictor, lambda_: float) -> None:
     options = resolve_options(predictor.defaults, lambda_=lambda_, explain=True)
     for answer in predictor.predict(QUERIES, options).answers:
         for label in answer.labels:
@@ -86,14 +86,14 @@ def test_explanation_terms_sum_to_the_score_largest_first(predictor: Predictor, 
             assert kinds <= {0.0: {"label"}, 1.0: {"instance"}}.get(lambda_, {"label", "instance"})
 
 
-def test_explanation_names_the_instances_that_voted(predictor: Predictor) -> None:
+def test_explanation_names_the_instances_that_voted_for_the_label(predictor: Predictor) -> None:
     best = ask(predictor, "A bill to lower the income tax of small farms", explain=True).labels[0].because
     assert best is not None
     assert (best[0].kind, best[0].uid) == ("instance", "Taxation/0")
     assert best[0].text == "A bill to lower the income tax of small farms"
 
 
-def test_labels_below_the_threshold_are_left_out(predictor: Predictor) -> None:
+def test_labels_with_a_score_below_the_threshold_are_not_returned(predictor: Predictor) -> None:
     everything = scores(ask(predictor, QUERIES[0]))
     assert scores(ask(predictor, QUERIES[0], threshold=0.05)) == {u: s for u, s in everything.items() if s >= 0.05}
     assert ask(predictor, QUERIES[0], threshold=1.0).labels == []
@@ -101,7 +101,7 @@ def test_labels_below_the_threshold_are_left_out(predictor: Predictor) -> None:
     assert "Law" in scores(ask(predictor, QUERIES[0], threshold=exactly))
 
 
-def test_denied_labels_are_replaced_by_less_similar_labels(predictor: Predictor) -> None:
+def test_denied_labels_are_replaced_by_the_next_best_labels(predictor: Predictor) -> None:
     first = ask(predictor, QUERIES[0], top_b=1, lambda_=1.0)
     assert list(scores(first)) == ["Taxation"]
     denied = ask(predictor, QUERIES[0], top_b=1, lambda_=1.0, top_k=3, deny=("Taxation",))
@@ -134,9 +134,9 @@ def test_answer_without_a_filter_is_never_exhausted(predictor: Predictor) -> Non
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_batch_equals_single_queries(predictor: Predictor, filtered: bool) -> None:
+def test_batch_gets_the_same_answers_as_single_queries(predictor: Predictor, filtered: bool) -> None:
     chosen: dict[str, Any] = {"explain": True}
-    if filtered:  # the first query finds its label at once, the others need more keys
+    if filtered:  # the first query finds its label at once, the other queries need more keys
         chosen |= {"top_b": 1, "top_k": 1, "allow": ("Taxation",)}
     together = predictor.predict(QUERIES, resolve_options(predictor.defaults, **chosen)).answers
     for query, answer in zip(QUERIES, together, strict=True):
@@ -145,22 +145,22 @@ def test_batch_equals_single_queries(predictor: Predictor, filtered: bool) -> No
         assert list(scores(answer)) == list(scores(alone))
 
 
-def test_query_beyond_the_limit_of_the_encoder_is_marked_truncated(predictor: Predictor) -> None:
+def test_query_that_exceeds_the_token_limit_of_the_encoder_is_marked_truncated(predictor: Predictor) -> None:
     answers = predictor.predict(["tax", "tax " * 500], resolve_options(predictor.defaults)).answers
     assert [answer.truncated for answer in answers] == [False, True]
 
 
-def test_empty_batch_gets_no_answer(predictor: Predictor) -> None:
+def test_predictor_returns_no_answers_for_an_empty_batch(predictor: Predictor) -> None:
     assert predictor.predict([], resolve_options(predictor.defaults)).answers == []
 
 
-def test_every_stage_is_timed(predictor: Predictor) -> None:
+def test_times_of_all_stages_are_returned(predictor: Predictor) -> None:
     stages = predictor.predict(QUERIES, resolve_options(predictor.defaults)).milliseconds
     assert list(stages) == ["tokenize", "encode", "search", "combine"]
     assert min(stages.values()) >= 0
 
 
-def test_concurrent_threads_get_the_answers_of_one_thread(predictor: Predictor) -> None:
+def test_concurrent_threads_get_the_same_answers_as_one_thread(predictor: Predictor) -> None:
     options = resolve_options(predictor.defaults, explain=True)
     alone = [predictor.predict([query], options).answers[0] for query in QUERIES]
     with ThreadPoolExecutor(2) as pool:
@@ -168,7 +168,7 @@ def test_concurrent_threads_get_the_answers_of_one_thread(predictor: Predictor) 
     assert answers == alone * 10
 
 
-def test_every_calling_thread_searches_with_the_given_number_of_threads(predictor: Predictor) -> None:
+def test_every_calling_thread_sets_the_number_of_search_threads(predictor: Predictor) -> None:
     found: list[int] = []
 
     def search() -> None:
@@ -182,7 +182,7 @@ def test_every_calling_thread_searches_with_the_given_number_of_threads(predicto
     assert found == [1]
 
 
-def test_options_that_are_not_chosen_come_from_the_bundle(predictor: Predictor) -> None:
+def test_options_that_the_caller_does_not_choose_come_from_the_bundle(predictor: Predictor) -> None:
     options = resolve_options(predictor.defaults, top_k=3, lambda_=None)
     assert (options.lambda_, options.temperature, options.top_b, options.top_k) == (0.5, 0.04, 200, 3)
 
@@ -191,21 +191,23 @@ def test_options_that_are_not_chosen_come_from_the_bundle(predictor: Predictor) 
     ("change", "file"),
     [({"dim": 383}, "encoder.onnx"), ({"counts": {"instances": 27}}, "instance_keys.faiss")],
 )
-def test_bundle_with_parts_of_different_shapes_is_refused(
+def test_bundle_is_refused_if_encoder_and_indexes_have_different_dimensions(
     predictor: Predictor, change: dict[str, Any], file: str
 ) -> None:
     manifest = predictor.manifest
     if "counts" in change:
         change = {"counts": manifest.counts.model_copy(update=change["counts"])}
     bundle = dataclasses.replace(open_bundle(predictor.bundle.folder), manifest=manifest.model_copy(update=change))
-    with pytest.raises(BundleError, match=rf"{file}: manifest expects shape .*, found .*; rebuild"):
+    with pytest.raises(BundleError, match=rf"{file}: the manifest states the shape .*, found .*; rebuild"):
         Predictor(bundle, threads=1)
 
 
-def test_large_batch_is_ranked_in_blocks(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_is_ranked_in_blocks_of_limited_memory(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queries = [f"a query about taxes, number {number}" for number in range(9)]
     whole = predictor.predict(queries, resolve_options(predictor.defaults)).answers
-    monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # two queries of 200 keys each
+    monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # one block has two queries of 200 keys each
     for parts, expected in zip(
         predictor.predict(queries, resolve_options(predictor.defaults)).answers, whole, strict=True
     ):

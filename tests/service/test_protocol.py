@@ -1,4 +1,4 @@
-"""Limits of one connection: size of a head, time of a request, idle time, unanswered requests; and their errors."""
+"""Limits of one connection, and their errors: head size, request time, idle time, unanswered requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHOLE = HEAD + b"\r\n" + BODY
 CHUNKED = HEAD.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n"
 SHORT_REQUEST_TIME = "from service.process import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
 SHORT_IDLE_TIME = "from service.process import uvicorn_server\nuvicorn_server._KEEP_ALIVE_SECONDS = 1\n"
-# Answers to the query "bread" take far longer than a request may.
+# Program of a server whose answers take far longer than the time limit for receiving a request.
 SLOW = f"""{SHORT_REQUEST_TIME}
 import time
 from service.predictor import predictor
@@ -66,7 +66,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def next_status(connection: socket.socket) -> int:
-    """Read the next answer to its end, and return its status."""
+    """Read the next answer completely, and return its status."""
     answer = HTTPResponse(connection)
     answer.begin()
     answer.read()
@@ -103,7 +103,7 @@ def assert_refused(server: Server, sent: bytes, status: int, code: str) -> None:
 
 
 def still_answers(server: Server) -> bool:
-    """Whether another client gets an answer."""
+    """Whether another client still gets an answer."""
     return httpx.post(f"{server.url}/predict", content=BODY, headers={"content-type": "application/json"}).is_success
 
 
@@ -117,7 +117,7 @@ def still_answers(server: Server) -> bool:
     ],
     ids=["endless header", "long header", "many headers", "long path"],
 )
-def test_endless_head_is_refused(server: Server, head: bytes) -> None:
+def test_head_without_an_end_is_refused(server: Server, head: bytes) -> None:
     assert_refused(server, head, 431, "head_too_large")
     assert still_answers(server)
 
@@ -127,17 +127,17 @@ def test_endless_head_is_refused(server: Server, head: bytes) -> None:
     [b"POST /pre", HEAD, HEAD + b"\r\n", HEAD + b"\r\n" + BODY[:5]],
     ids=["line", "head", "no body", "half a body"],
 )
-def test_incomplete_request_times_out(server: Server, half: bytes) -> None:
+def test_incomplete_request_gets_408_after_its_time_limit(server: Server, half: bytes) -> None:
     assert_refused(server, half, 408, "request_timeout")
     assert still_answers(server)
 
 
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), b"hello\r\n\r\n"])
-def test_other_protocol_is_refused(server: Server, noise: bytes) -> None:
+def test_bytes_of_another_protocol_are_refused(server: Server, noise: bytes) -> None:
     assert_refused(server, noise, 400, "invalid_http")
 
 
-def test_slow_request_is_answered_if_it_ends_in_time(server: Server) -> None:
+def test_slow_request_is_answered_if_its_last_byte_arrives_in_time(server: Server) -> None:
     with connect(server) as connection:
         for byte in HEAD + b"\r\n" + BODY:
             connection.sendall(bytes([byte]))
@@ -149,7 +149,7 @@ def test_slow_request_is_answered_if_it_ends_in_time(server: Server) -> None:
     [b"0\r\nX-Long: " + b"x" * 40_000, b"0\r\n" + b"X: y\r\n" * 8_000, b"1;" + b"x" * 40_000],
     ids=["endless trailer", "many trailers", "endless chunk extension"],
 )
-def test_endless_lines_after_the_head_are_refused(short_idle_server: Server, lines: bytes) -> None:
+def test_chunk_lines_and_trailers_without_an_end_are_refused(short_idle_server: Server, lines: bytes) -> None:
     with connect(short_idle_server) as connection:
         connection.sendall(CHUNKED.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -158,7 +158,7 @@ def test_endless_lines_after_the_head_are_refused(short_idle_server: Server, lin
     assert still_answers(short_idle_server)
 
 
-def test_body_in_many_small_chunks_is_accepted(server: Server) -> None:
+def test_body_of_many_small_chunks_is_accepted(server: Server) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY.ljust(10_000))
     with connect(server) as connection:
         connection.sendall(CHUNKED + chunks + b"0\r\n\r\n")
@@ -176,7 +176,7 @@ def test_trailers_do_not_become_headers(server: Server) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"], ids=["nothing", "an empty line"])
 @pytest.mark.parametrize("before", [b"", WHOLE], ids=["new", "used"])
-def test_idle_connection_is_closed_without_an_answer(short_idle_server: Server, before: bytes, sent: bytes) -> None:
+def test_idle_connection_is_closed_without_a_response(short_idle_server: Server, before: bytes, sent: bytes) -> None:
     with connect(short_idle_server) as connection:
         if before:
             connection.sendall(before)
@@ -185,7 +185,7 @@ def test_idle_connection_is_closed_without_an_answer(short_idle_server: Server, 
         assert connection.recv(65536) == b""
 
 
-def test_connection_is_idle_after_a_request_that_was_answered_before_its_end(
+def test_connection_counts_as_idle_if_a_request_was_answered_before_its_last_byte(
     light_versions: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -200,19 +200,19 @@ def test_connection_is_idle_after_a_request_that_was_answered_before_its_end(
         assert connection.recv(65536) == b""
 
 
-# Pipelining: a client sends requests before it has received the answers to earlier ones.
+# Pipelining: a client sends further requests before it has received the answers to its earlier requests.
 
 
 @pytest.mark.parametrize("half", [HEAD, HEAD + b"\r\n", HEAD + b"\r\n" + BODY[:5]], ids=["head", "no body", "half"])
-def test_incomplete_second_request_times_out(server: Server, half: bytes) -> None:
+def test_incomplete_second_request_closes_the_connection_after_its_time_limit(server: Server, half: bytes) -> None:
     assert statuses(received_for(server, WHOLE + half)) == [200, 408]
 
 
-def test_slow_answer_does_not_time_out(slow_server: Server) -> None:
+def test_request_does_not_time_out_while_the_server_computes_a_slow_answer(slow_server: Server) -> None:
     with connect(slow_server) as connection:
         connection.sendall(WHOLE)
         while not select.select([connection], [], [], 0.05)[0]:
-            connection.sendall(b"\r\n")  # an empty line does not begin a request
+            connection.sendall(b"\r\n")  # an empty line is not the start of a request
         assert next_status(connection) == 200
 
 
@@ -228,19 +228,19 @@ def test_slow_answer_does_not_time_out(slow_server: Server) -> None:
     ],
     ids=["no HTTP", "endless head", "half a head", "no body", "third", "no chunk"],
 )
-def test_refusal_is_not_sent_in_place_of_an_earlier_answer(slow_server: Server, wrong: bytes) -> None:
+def test_error_response_is_not_sent_before_an_earlier_answer(slow_server: Server, wrong: bytes) -> None:
     received = received_for(slow_server, WHOLE + wrong)
     assert statuses(received) == [200] * (WHOLE + wrong).count(WHOLE)
     assert b"connection: close" in received
 
 
-def test_requests_after_a_refused_one_are_ignored(slow_server: Server, server: Server) -> None:
+def test_requests_that_follow_a_refused_request_are_ignored(slow_server: Server, server: Server) -> None:
     long = HEAD + b"X-Long: " + b"x" * 40_000 + b"\r\n\r\n" + BODY
     assert statuses(received_for(server, long + WHOLE)) == [431]
     assert statuses(received_for(slow_server, WHOLE + long + WHOLE)) == [200]
 
 
-def test_request_does_not_time_out_while_the_server_reads_nothing(slow_server: Server) -> None:
+def test_request_does_not_time_out_while_the_server_has_stopped_reading(slow_server: Server) -> None:
     size = 900_000
     large = HEAD.replace(b"Length: %d" % len(BODY), b"Length: %d" % size) + b"\r\n" + BODY.ljust(size)
     with connect(slow_server) as connection:
@@ -253,10 +253,10 @@ def test_request_does_not_time_out_while_the_server_reads_nothing(slow_server: S
     assert statuses(received) == [200, 200]
 
 
-def test_too_many_unanswered_requests_close_the_connection_after_the_answers(slow_server: Server) -> None:
+def test_connection_with_too_many_unanswered_requests_is_closed_after_the_answers(slow_server: Server) -> None:
     quick = WHOLE.replace(b"bread", b"flour")
     received = received_for(slow_server, WHOLE + quick * 1_000)
-    # The request in progress, and the requests that may wait behind it.
+    # Number of accepted requests: the request in progress, and the requests that may wait.
     assert statuses(received) == [200] * (1 + protocol._MAX_PIPELINED)
     assert received.count(b"connection: close") == 1
 
@@ -267,17 +267,17 @@ def peak_memory_mb(server: Server) -> int:
     return int(kilobytes) >> 10
 
 
-def test_client_that_reads_no_answers_cannot_queue_requests_without_end(server: Server) -> None:
+def test_client_that_reads_no_answers_cannot_send_an_unlimited_number_of_requests(server: Server) -> None:
     assert still_answers(server)
     before = peak_memory_mb(server)
-    # Without the limit, these 11 MB of requests take 700 MB.
+    # Without the limit, these 11 MB of requests make the server use 700 MB.
     with connect(server) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 300_000)
     assert still_answers(server)
     assert peak_memory_mb(server) - before < 100
 
 
-def test_service_answers_beside_thousands_of_idle_connections(server: Server) -> None:
+def test_service_answers_while_thousands_of_idle_connections_are_open(server: Server) -> None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     idle = [connect(server) for _ in range(min(2_000, limit // 4))]
@@ -289,7 +289,7 @@ def test_service_answers_beside_thousands_of_idle_connections(server: Server) ->
 
 
 class RecordingTransport(asyncio.Transport):
-    """A transport that records whether the protocol stops reading or closes."""
+    """A transport that records whether the protocol pauses reading or closes the connection."""
 
     stopped = False
 

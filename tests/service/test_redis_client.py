@@ -1,4 +1,4 @@
-"""Replicas that share a real Redis: the current version, cached answers, rate limits, and a Redis that fails."""
+"""Replicas that share a real Redis server: the current version, cached answers, rate limits, and failures of Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.redis_server import PASSWORD, RedisServer, needs_redis, runni
 
 pytestmark = needs_redis
 
-# Such a replica looks at the current version only after an announcement.
+# With this setting, a replica checks the current version only after an announcement in Redis.
 NEVER_POLLS = ("--poll-seconds", "600")
 POLLS = ("--poll-seconds", "0.05")
 
@@ -58,7 +58,7 @@ def metric(client: httpx.Client, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_activation_reaches_a_replica_with_its_own_store(
+def test_activation_reaches_a_replica_with_its_own_copy_of_the_store(
     store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = copy_store(store, tmp_path / "elsewhere")
@@ -76,7 +76,7 @@ def test_activation_reaches_a_replica_with_its_own_store(
         assert {client.get("/version").json()["version"] for client in (near, far)} == {"v3"}
 
 
-def test_wait_names_the_replica_whose_store_lacks_the_version(
+def test_activation_error_names_the_replica_whose_store_lacks_the_version(
     store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.service.http_helpers import add_version, answers_with
@@ -92,7 +92,7 @@ def test_wait_names_the_replica_whose_store_lacks_the_version(
         assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
 
 
-def test_lost_announcement_is_found_by_polling_and_empty_redis_is_filled_again(
+def test_replica_finds_a_missed_activation_by_polling_and_restores_an_empty_redis(
     store: Path, redis_server: RedisServer
 ) -> None:
     with replica(store, redis_server, *POLLS) as (_, client), redis_server.client() as redis_client:
@@ -102,14 +102,16 @@ def test_lost_announcement_is_found_by_polling_and_empty_redis_is_filled_again(
         until(lambda: redis_client.get("recollect:current") == "v5")
 
 
-def test_service_answers_without_redis_reports_it_and_recovers(store: Path, redis_server: RedisServer) -> None:
+def test_service_answers_and_reports_a_problem_while_redis_is_down_and_then_recovers(
+    store: Path, redis_server: RedisServer
+) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
         redis_server.stop()
         degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
         assert "Redis does not answer: it cannot be reached" in degraded[0]
         assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
         assert metric(client, "recollect_redis_up") == 0
-        Store(store).activate("v5")  # replicas follow the store
+        Store(store).activate("v5")  # replicas read the store
         until_serves(client, "v5")
         redis_server.start()
         until(lambda: "degraded" not in client.get("/health/ready").json())
@@ -120,7 +122,9 @@ def test_service_answers_without_redis_reports_it_and_recovers(store: Path, redi
         assert PASSWORD not in server.log()
 
 
-def test_version_activated_while_redis_was_unreachable_stays_current(store: Path, redis_server: RedisServer) -> None:
+def test_version_activated_while_redis_was_unreachable_stays_current_afterwards(
+    store: Path, redis_server: RedisServer
+) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
         until(lambda: redis_server.client().get("recollect:current") == "v3")
         redis_server.suspend()  # Redis still contains v3
@@ -132,7 +136,7 @@ def test_version_activated_while_redis_was_unreachable_stays_current(store: Path
         assert client.get("/version").json()["version"] == "v5"
 
 
-def test_redis_that_hangs_delays_no_request_for_long(store: Path, redis_server: RedisServer) -> None:
+def test_redis_that_hangs_delays_requests_only_briefly(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *NEVER_POLLS) as (server, client):
         redis_server.suspend()
         for number in range(5):
@@ -142,11 +146,11 @@ def test_redis_that_hangs_delays_no_request_for_long(store: Path, redis_server: 
 
 def test_cached_answers_are_shared_between_replicas(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *POLLS) as (_, first), replica(store, redis_server, *POLLS) as (_, second):
-        made = first.post("/predict", json={"query": "bread", "top_k": 2})
+        computed = first.post("/predict", json={"query": "bread", "top_k": 2})
         until(lambda: redis_server.client().keys("recollect:answer:*"))
-        kept = second.post("/predict", json={"query": "bread", "top_k": 2})
-        assert kept.headers["server-timing"].startswith("cache;")
-        assert (kept.json(), kept.headers["x-index-version"]) == (made.json(), "v3")
+        cached = second.post("/predict", json={"query": "bread", "top_k": 2})
+        assert cached.headers["server-timing"].startswith("cache;")
+        assert (cached.json(), cached.headers["x-index-version"]) == (computed.json(), "v3")
         assert metric(second, 'recollect_cache_requests_total{outcome="hit",tier="redis"}') == 1
         assert 0 < redis_server.client().ttl(redis_server.client().keys("recollect:answer:*")[0]) <= 600
         Store(store).activate("v5")
@@ -154,7 +158,7 @@ def test_cached_answers_are_shared_between_replicas(store: Path, redis_server: R
         assert len(second.post("/predict", json={"query": "bread"}).json()["labels"]) == TOP_K["v5"]
 
 
-def test_rate_limit_counts_all_replicas_or_each_one_without_redis(
+def test_rate_limit_counts_all_replicas_with_redis_and_each_replica_without_redis(
     store: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -174,14 +178,16 @@ def test_rate_limit_counts_all_replicas_or_each_one_without_redis(
         assert 200 in [ask(first).status_code for _ in range(3)]
 
 
-def test_replica_starts_if_redis_names_a_version_that_its_store_lacks(store: Path, redis_server: RedisServer) -> None:
+def test_replica_starts_even_if_redis_names_a_version_that_its_store_lacks(
+    store: Path, redis_server: RedisServer
+) -> None:
     redis_server.client().set("recollect:current", "removed")
     with replica(store, redis_server, *POLLS) as (server, client):
         assert client.get("/version").json()["version"] == "v3"
         assert "removed" not in [event["version"] for event in server.events("bundle_opened")]
 
 
-def test_full_redis_is_logged_without_the_answers(store: Path, redis_server: RedisServer) -> None:
+def test_error_of_a_full_redis_is_logged_without_the_cached_answers(store: Path, redis_server: RedisServer) -> None:
     with redis_server.client() as owner, replica(store, redis_server, *NEVER_POLLS) as (server, client):
         owner.config_set("maxmemory", "1")
         answer = client.post("/predict", json={"query": "bread"}).json()
@@ -193,7 +199,7 @@ def test_full_redis_is_logged_without_the_answers(store: Path, redis_server: Red
         assert metric(client, "recollect_redis_errors_total") >= 1
 
 
-def test_many_concurrent_requests_share_the_connections(store: Path, redis_server: RedisServer) -> None:
+def test_many_concurrent_requests_share_a_few_redis_connections(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *NEVER_POLLS) as (server, client), ThreadPoolExecutor(150) as pool:
         limits = httpx.Limits(max_connections=200)
         with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, limits=limits) as many:
@@ -203,20 +209,22 @@ def test_many_concurrent_requests_share_the_connections(store: Path, redis_serve
         assert metric(client, "recollect_redis_errors_total") == 0
 
 
-@pytest.mark.parametrize("kept", ["", '{"labels":1', "[]", "\x00"])
-def test_invalid_cached_answer_in_redis_is_computed_again(store: Path, redis_server: RedisServer, kept: str) -> None:
+@pytest.mark.parametrize("cached", ["", '{"labels":1', "[]", "\x00"])
+def test_invalid_cached_answer_in_redis_is_computed_again(store: Path, redis_server: RedisServer, cached: str) -> None:
     with (
         replica(store, redis_server, "--cache-seconds", "1", *NEVER_POLLS) as (_, client),
         redis_server.client() as owner,
     ):
-        made = client.post("/predict", json={"query": "bread"})
+        computed = client.post("/predict", json={"query": "bread"})
         key = until(lambda: owner.keys("recollect:answer:*"))[0]
-        owner.set(key, kept)
-        time.sleep(1.1)  # until the answer in the cache of the process expires
-        assert client.post("/predict", json={"query": "bread"}).json() == made.json()
+        owner.set(key, cached)
+        time.sleep(1.1)  # until the answer expires in the cache of the process
+        assert client.post("/predict", json={"query": "bread"}).json() == computed.json()
 
 
-def test_rate_limit_works_if_the_clock_is_set_back(store: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+def test_rate_limit_works_after_the_clock_of_redis_is_set_back(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text("front 0123456789abcdef 2\n")
     with replica(store, redis_server, "--api-keys", str(keys)) as (_, client):
@@ -228,7 +236,7 @@ def test_rate_limit_works_if_the_clock_is_set_back(store: Path, redis_server: Re
 
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
-def test_wrong_password_is_refused_at_the_start_and_never_printed(
+def test_wrong_redis_password_is_refused_at_the_start_and_never_printed(
     store: Path,
     redis_server: RedisServer,
     url: str,
@@ -249,14 +257,16 @@ def test_wrong_password_is_refused_at_the_start_and_never_printed(
 
 
 @pytest.mark.parametrize("url", ["http://x:secret-word@host", "redis://user:secret/word@host:6379", "secret-word"])
-def test_malformed_url_is_refused_and_not_printed(store: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_redis_url_is_refused_and_not_printed(
+    store: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("activate", "v5", "--store", str(store), "--redis-url", url) == 2
     error = capsys.readouterr().err
     assert "--redis-url: expected redis://" in error
     assert "secret" not in error
 
 
-def test_activation_without_redis_explains_its_effect(
+def test_error_of_an_activation_explains_its_effect_while_redis_is_down(
     store: Path, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redis_server.stop()
@@ -267,7 +277,7 @@ def test_activation_without_redis_explains_its_effect(
     assert Store(store).current() == "v5"
 
 
-def test_malformed_version_in_redis_is_logged_and_the_old_version_stays(store: Path, redis_server: RedisServer) -> None:
+def test_server_logs_a_malformed_version_in_redis_and_keeps_its_version(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
         redis_server.client().set("recollect:current", "../v5")
         assert "expected a version's name" in server.wait_for("store_unreadable")["error"]

@@ -1,4 +1,4 @@
-"""Reports of replicas in the folder of their store, and `wait`, which reads them."""
+"""Replicas write reports to the folder of their store, and `wait` reads the reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(version: str = "v3", **changes: object) -> Report:
     return Report(replica=replica_name(), state="serving", version=version, since=SINCE).model_copy(update=changes)
 
 
-def test_last_report_replaces_a_longer_one(tmp_path: Path) -> None:
+def test_new_report_replaces_a_longer_old_report_completely(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path / "replicas")
     assert replicas.reports() == []
     for written in (report(refused=Refusal(version="v5", error=shorten("\x01" * 9_000), at=SINCE)), report("v5")):
@@ -37,7 +37,7 @@ def test_last_report_replaces_a_longer_one(tmp_path: Path) -> None:
     assert list((tmp_path / "replicas").iterdir()) == []
 
 
-def test_report_file_that_was_removed_is_written_again(tmp_path: Path) -> None:
+def test_replica_writes_its_report_again_if_the_file_was_removed(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path)
     replicas.report(report())
     for path in tmp_path.iterdir():
@@ -46,7 +46,7 @@ def test_report_file_that_was_removed_is_written_again(tmp_path: Path) -> None:
     assert FolderReplicas(tmp_path).reports() == [report()]
 
 
-def test_wait_ignores_the_refusal_of_a_version_that_was_repaired(store: Path) -> None:
+def test_wait_ignores_an_old_refusal_of_a_version_that_was_repaired(store: Path) -> None:
     encoder = store / "bundles" / "v5" / "encoder.onnx"
     content = encoder.read_bytes()
     encoder.write_bytes(b"broken")
@@ -61,7 +61,7 @@ def test_wait_ignores_the_refusal_of_a_version_that_was_repaired(store: Path) ->
         assert [each.version for each in again.wait("v5", PATIENCE_SECONDS)] == ["v5"]
 
 
-def test_report_of_a_killed_replica_is_removed(tmp_path: Path) -> None:
+def test_report_file_of_a_killed_replica_is_removed(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from datetime import datetime, UTC
@@ -81,14 +81,14 @@ time.sleep(600)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_file_that_is_not_a_report_is_ignored(tmp_path: Path) -> None:
+def test_file_that_is_not_a_valid_report_is_ignored(tmp_path: Path) -> None:
     replicas = FolderReplicas(tmp_path)
     replicas.report(report())
     (tmp_path / "noise.json").write_text("{")
     assert replicas.reports() == [report()]
 
 
-def test_wait_names_the_replica_that_refuses_and_its_reason(store: Path) -> None:
+def test_wait_error_names_the_replica_that_refuses_the_version_and_its_reason(store: Path) -> None:
     flip_bit(store / "bundles" / "v5" / "label_keys.faiss")
     with serving(store, *POLLS):
         activation = Activation(Store(store), None)
@@ -101,13 +101,13 @@ def test_wait_names_the_replica_that_refuses_and_its_reason(store: Path) -> None
         assert [each.version for each in activation.wait("v3", PATIENCE_SECONDS)] == ["v3"]
 
 
-def test_wait_reports_that_no_replica_is_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_error_says_that_no_replica_is_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.versions.activation._NO_REPLICA_SECONDS", 0.2)
     with pytest.raises(NotServedError, match="v5 is current, but no replica reports"):
         Activation(Store(store), None).wait("v5", PATIENCE_SECONDS)
 
 
-def test_wait_names_the_replica_that_has_not_opened_the_version_in_time(store: Path) -> None:
+def test_wait_error_names_the_replica_that_does_not_open_the_version_in_time(store: Path) -> None:
     with serving(store, "--poll-seconds", "600"):
         activation = Activation(Store(store), None)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -118,7 +118,7 @@ def test_wait_names_the_replica_that_has_not_opened_the_version_in_time(store: P
             activation.wait("v5", 0.3)
 
 
-def test_store_that_cannot_store_reports_is_served(store: Path) -> None:
+def test_store_is_served_even_if_reports_cannot_be_written_to_it(store: Path) -> None:
     (store / "replicas").write_text("in the way")
     with serving(store, *POLLS) as server:
         assert "replicas" in server.wait_for("report_unwritable")["error"]
@@ -126,7 +126,7 @@ def test_store_that_cannot_store_reports_is_served(store: Path) -> None:
         assert server.wait_for("bundle_swapped")["version"] == "v5"
 
 
-def test_stopping_replica_withdraws_its_report(store: Path) -> None:
+def test_replica_removes_its_report_when_it_stops(store: Path) -> None:
     with serving(store, *POLLS) as server:
         while not (store / "replicas").is_dir() or not list((store / "replicas").iterdir()):
             time.sleep(0.02)

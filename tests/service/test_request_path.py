@@ -1,4 +1,4 @@
-"""The files of the service that a request crosses, from the HTTP layers to the JSON of its answer."""
+"""A request uses the source files of the service in the order that the documentation lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_FILES = 12
 
 
 class Recorder:
-    """Records the files of the service in the order in which functions in them are first called, on all threads."""
+    """Records the source files of the service in the order of the first call of a function in each file."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -57,7 +57,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = None, **options: Any) -> list[str]:
-    """Files that one request crosses after another one, in order; with an API key if `rate` is given."""
+    """The source files that a second request uses, in order; with an API key if `rate` is given."""
     opened, metrics = Store(store), Metrics()
     manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), metrics, 60)
     manager.open_current()
@@ -74,30 +74,30 @@ def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = Non
 
 
 def wait_until_idle(name: str) -> None:
-    """Wait until a thread of the batcher waits for the next request."""
+    """Wait until a thread of the batcher is idle."""
     (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
     while sys._current_frames()[thread.ident or 0].f_code.co_name != "wait":
         time.sleep(0.01)
 
 
 def documented_files() -> list[str]:
-    """The numbered list under the heading `## A request`."""
+    """The source files in the numbered list under the heading `## A request` of the documentation."""
     text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = text.partition("\n## A request\n")[2].partition("\n## ")[0]
     return re.findall(r"^\d+\. `(service/[\w/]+\.py)`", section, flags=re.MULTILINE)
 
 
-def test_documentation_lists_the_files_of_a_request_in_order(store: Path, recorder: Recorder) -> None:
+def test_documentation_lists_the_source_files_of_a_request_in_order(store: Path, recorder: Recorder) -> None:
     assert files_of_a_request(store, recorder) == documented_files()
     assert len(documented_files()) <= MAX_FILES
 
 
-def test_request_without_the_cache_crosses_one_file_less(store: Path, recorder: Recorder) -> None:
+def test_request_without_an_answer_cache_uses_one_source_file_less(store: Path, recorder: Recorder) -> None:
     files = files_of_a_request(store, recorder, cache_mb=0)
     assert files == [name for name in documented_files() if name != "service/serving/answer_cache.py"]
 
 
-def test_api_key_adds_no_file_and_its_rate_limit_adds_one(store: Path, recorder: Recorder) -> None:
+def test_api_key_adds_no_source_file_and_its_rate_limit_adds_one(store: Path, recorder: Recorder) -> None:
     assert files_of_a_request(store, recorder, rate=0.0) == documented_files()
     recorder.files = []
     limited = files_of_a_request(store, recorder, rate=100.0)

@@ -21,7 +21,7 @@ class Memory(NamedTuple):
 
 
 def random_memory(seed: int) -> Memory:
-    """Instances with zero or more labels; queries with few or no retrieved keys; float32 similarities with ties."""
+    """Random instances with zero or more labels, queries with few or no keys, and similarities with ties."""
     rng = np.random.default_rng(seed)
     instances, labels, queries = rng.integers(1, 12), rng.integers(1, 9), rng.integers(1, 5)
     rows = [np.flatnonzero(rng.random(labels) < rng.choice([0, 0.3, 1])) for _ in range(instances)]
@@ -72,7 +72,7 @@ def test_scores_equal_the_dense_formula(seed: int, lambda_: float, temperature: 
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), lambda_=st.sampled_from(LAMBDAS), temperature=st.sampled_from(TEMPERATURES))
-def test_labels_are_sorted_by_score_then_by_position(seed: int, lambda_: float, temperature: float) -> None:
+def test_labels_are_sorted_by_falling_score(seed: int, lambda_: float, temperature: float) -> None:
     values, neighbours = random_memory(seed)
     ranking = rank(cast_votes(neighbours, temperature, lambda_, values), values)
     rows = list(zip(ranking.query, -ranking.score, ranking.label, strict=True))
@@ -88,7 +88,7 @@ def test_equal_scores_are_ordered_by_label_position() -> None:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_scores_sum_to_one_if_every_retrieved_key_has_one_vote(temperature: float) -> None:
+def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperature: float) -> None:
     rng = np.random.default_rng(0)
     values = Values(np.arange(7), rng.integers(5, size=6).astype(np.int32), 5)
     neighbours = Neighbours(rng.uniform(-1, 1, size=(3, 6)).astype(np.float32), np.tile(np.arange(6), (3, 1)))
@@ -97,7 +97,7 @@ def test_scores_sum_to_one_if_every_retrieved_key_has_one_vote(temperature: floa
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_weights_sum_to_one_and_missing_keys_have_no_weight(temperature: float) -> None:
+def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: float) -> None:
     weights = key_weights(np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]]), temperature)
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-15)
     assert weights[0, 0] == weights[0, 1]
@@ -117,7 +117,7 @@ def test_temperature_that_is_not_positive_is_refused(temperature: float) -> None
         key_weights(np.zeros((1, 1)), temperature)
 
 
-def test_memory_does_not_grow_with_the_number_of_labels() -> None:
+def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None:
     labels = 10**9
     values = Values(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32), labels)
     keys = np.tile([0, 1 + 7, 1 + labels - 1], (64, 1))

@@ -26,14 +26,14 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def exact(queries: np.ndarray, keys: np.ndarray, top_b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The joint top b; equal similarities are sorted by row."""
+    """The b best keys of both indexes; keys with equal similarity are sorted by row."""
     similarities = queries @ keys.T
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]
     return np.take_along_axis(similarities, order, axis=1), order
 
 
 def top(similarities: np.ndarray, first_key: int, top_b: int) -> Neighbours:
-    """The result of an exact index: its best keys, and -1 for missing keys."""
+    """The result of an exact search in one index: its best keys, and -1 for missing keys."""
     best, order = exact(similarities, np.eye(similarities.shape[1]), top_b)
     missing = top_b - best.shape[1]
     pad = ((0, 0), (0, max(0, missing)))
@@ -42,7 +42,9 @@ def top(similarities: np.ndarray, first_key: int, top_b: int) -> Neighbours:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), first=st.integers(1, 12), second=st.integers(1, 12), top_b=st.integers(1, 30))
-def test_two_lists_merge_into_the_exact_joint_top_b(seed: int, first: int, second: int, top_b: int) -> None:
+def test_results_of_both_indexes_are_merged_into_the_exact_top_b_keys(
+    seed: int, first: int, second: int, top_b: int
+) -> None:
     similarities = np.random.default_rng(seed).integers(-2, 3, size=(4, first + second)) / 2.0  # with many ties
     merged = merge(top(similarities[:, :first], 0, top_b), top(similarities[:, first:], first, top_b), top_b)
     expected = top(similarities, 0, top_b)
@@ -70,7 +72,7 @@ def searcher(
     ("lambda_", "part"),
     [(0.0, slice(INSTANCES, None)), (1e-9, slice(None)), (0.5, slice(None)), (1.0, slice(INSTANCES))],
 )
-def test_only_the_parts_to_which_lambda_gives_weight_are_searched(
+def test_lambda_1_searches_only_instances_and_lambda_0_only_labels(
     searcher: Searcher, memory: tuple[np.ndarray, np.ndarray], lambda_: float, part: slice, top_b: int
 ) -> None:
     keys, queries = memory
@@ -80,11 +82,12 @@ def test_only_the_parts_to_which_lambda_gives_weight_are_searched(
     np.testing.assert_allclose(found.similarities, similarities, atol=1e-6)
 
 
-def test_number_of_keys_is_the_sum_of_both_parts(searcher: Searcher) -> None:
+def test_number_of_keys_is_the_sum_of_instance_keys_and_label_keys(searcher: Searcher) -> None:
     assert (searcher.keys, searcher.instances.keys, searcher.labels.shape) == (85, INSTANCES, (LABELS, DIM))
 
 
-# Factory strings of all kinds of indexes that are served: transforms, refinements, lists, graphs and flat codes.
+# Factory strings of all kinds of faiss indexes that the service supports: transforms, refinements, lists, graphs and
+# flat codes.
 FACTORIES = [
     "Flat",
     "SQ8",
@@ -110,17 +113,17 @@ FACTORIES = [
 
 
 class Built(NamedTuple):
-    """A written index of the clustered keys."""
+    """An index of the clustered keys, written to a file."""
 
     path: Path
     info: IndexInfo
 
     def opened(self, **changes: float) -> KeyIndex:
-        """The index, opened with another effort."""
+        """The same index, opened with another search effort."""
         return KeyIndex(self.path, self.info.model_copy(update=changes))
 
     def faiss_index(self, effort: int, refine: float) -> Any:
-        """The faiss index with its parameters set by `faiss.ParameterSpace`, instead of given to each search."""
+        """The faiss index with parameters set by `faiss.ParameterSpace` instead of passed to each search."""
         index, space = faiss.read_index(str(self.path)), faiss.ParameterSpace()
         for kind, name in (("ivf", "nprobe"), ("hnsw", "efSearch")):
             if self.info.kind == kind:
@@ -140,7 +143,7 @@ def clustered() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def build(clustered: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Built]:
-    """Builds an index of the clustered keys; each kind once."""
+    """Builds an index of the clustered keys; an index of each kind is built once."""
     folder = tmp_path_factory.mktemp("indexes")
 
     @functools.cache
@@ -167,7 +170,7 @@ def test_every_kind_of_index_finds_most_of_the_exact_keys(
 @pytest.mark.parametrize("refine", [2, 4])
 @pytest.mark.parametrize("effort", [4, 16, 160])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_every_layer_of_an_index_gets_its_parameters(
+def test_every_layer_of_an_index_gets_its_search_parameters(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str, effort: int, refine: float
 ) -> None:
     built, queries = build(factory), clustered[1]
@@ -181,9 +184,9 @@ def test_every_layer_of_an_index_gets_its_parameters(
 @pytest.mark.parametrize(
     "factory",
     ["IVF40,Flat", "IVF40,SQ8", "IVF40_HNSW32,SQ8", "IVF40,PQ16x4fs,Refine(SQ8)", "OPQ16,IVF40,PQ16x4fs,RFlat"]
-    + ["HNSW16", "HNSW16,SQ8", "HNSW16,SQ8,Refine(Flat)"],  # with coarser codes, recall can fall
+    + ["HNSW16", "HNSW16,SQ8", "HNSW16,SQ8,Refine(Flat)"],  # with coarser codes, recall can decrease
 )
-def test_recall_rises_with_effort(
+def test_recall_increases_with_search_effort(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
 ) -> None:
     (keys, queries), built = clustered, build(factory)
@@ -196,7 +199,7 @@ def test_recall_rises_with_effort(
 
 
 @pytest.mark.parametrize("factory", [factory for factory in FACTORIES if "Refine" in factory or "RFlat" in factory])
-def test_recall_rises_with_refinement(
+def test_recall_increases_with_the_number_of_refined_candidates(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
 ) -> None:
     (keys, queries), built = clustered, build(factory)
@@ -215,19 +218,19 @@ def test_search_for_all_keys_finds_all_keys(
     built = build(factory)
     found = built.opened(effort=1).search(clustered[1][:5], 10_000).keys
     assert found.shape == (5, 2000)
-    within_reach = 0.995 if built.info.kind == "hnsw" else 1  # of a search from the entry point of a graph
+    within_reach = 0.995 if built.info.kind == "hnsw" else 1  # a graph search may not reach all keys
     for row in found:
         assert len(np.unique(row[row >= 0])) == (row >= 0).sum() >= within_reach * 2000
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_search_finds_b_keys_at_any_effort(
+def test_search_finds_b_keys_at_any_search_effort(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], kind: str
 ) -> None:
     assert (build(kind).opened(effort=1).search(clustered[1], 300).keys >= 0).sum(axis=1).min() >= 150
 
 
-def test_list_shorter_than_b_is_padded_with_missing_keys(
+def test_result_with_fewer_than_b_keys_is_padded_with_missing_keys(
     build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray]
 ) -> None:
     found = build("ivf").opened(effort=1).search(clustered[1], 60)

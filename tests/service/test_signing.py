@@ -1,4 +1,4 @@
-"""Signatures: which keys are read, what is refused, and which verbs verify signatures."""
+"""Signatures: keys are read from files, wrong signatures are refused, and every command verifies signatures."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def refuses(folder: Path, keys: Pair, name: str, message: str) -> None:
     assert str(error.value).startswith(f"{folder / name}: ")
 
 
-def test_signed_bundle_opens_with_and_without_a_key(signed: Path, keys: Pair) -> None:
+def test_signed_bundle_opens_with_and_without_a_public_key(signed: Path, keys: Pair) -> None:
     assert open_bundle(signed, read_verify_key(keys.public)).manifest.version == "v1"
     assert open_bundle(signed).manifest.version == "v1"
 
 
-def test_unsigned_bundle_opens_only_without_a_key(bundle_folder: Path, keys: Pair) -> None:
+def test_unsigned_bundle_opens_only_if_no_public_key_is_given(bundle_folder: Path, keys: Pair) -> None:
     assert open_bundle(bundle_folder).manifest.version == "v1"
     refuses(bundle_folder, keys, SIGNATURE, "expected a signature for .*, found none; build .* --sign")
 
@@ -77,13 +77,13 @@ def test_signature_of_another_bundle_is_refused(
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 65, 1 << 20])
-def test_signature_of_wrong_length_is_refused(signed: Path, keys: Pair, size: int) -> None:
+def test_signature_of_a_wrong_length_is_refused(signed: Path, keys: Pair, size: int) -> None:
     (signed / SIGNATURE).write_bytes(((signed / SIGNATURE).read_bytes() * (size // 64 + 1))[:size])
     name = MANIFEST if size <= 64 else SIGNATURE
     refuses(signed, keys, name, "expected")
 
 
-def test_change_of_white_space_in_a_manifest_breaks_its_signature(signed: Path, keys: Pair) -> None:
+def test_signed_manifest_with_changed_white_space_is_refused(signed: Path, keys: Pair) -> None:
     content = (signed / MANIFEST).read_bytes()
     for altered in (content + b"\n", b" " + content, content.replace(b",", b", ", 1)):
         (signed / MANIFEST).write_bytes(altered)
@@ -93,7 +93,9 @@ def test_change_of_white_space_in_a_manifest_breaks_its_signature(signed: Path, 
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
-def test_link_to_a_signed_manifest_is_refused(signed: Path, keys: Pair, tmp_path: Path, name: str) -> None:
+def test_manifest_that_is_a_link_to_a_signed_manifest_is_refused(
+    signed: Path, keys: Pair, tmp_path: Path, name: str
+) -> None:
     (signed / name).rename(tmp_path / "elsewhere")
     (signed / name).symlink_to(tmp_path / "elsewhere")
     refuses(signed, keys, name, "found a link")
@@ -101,7 +103,7 @@ def test_link_to_a_signed_manifest_is_refused(signed: Path, keys: Pair, tmp_path
 
 @pytest.fixture
 def opened(bundle_folder: Path) -> Iterator[list[str]]:
-    """The names of the files of the bundle that Python opens during the test."""
+    """Record the names of the bundle's files that Python opens during the test."""
     names: list[str] = []
     watching = True
 
@@ -114,7 +116,7 @@ def opened(bundle_folder: Path) -> Iterator[list[str]]:
     watching = False
 
 
-def test_only_manifest_and_signature_are_opened_before_the_signature_is_verified(
+def test_no_file_except_manifest_and_signature_is_opened_before_verification(
     signed: Path, keys: Pair, opened: list[str]
 ) -> None:
     key = read_verify_key(keys.public)
@@ -130,7 +132,7 @@ def test_only_manifest_and_signature_are_opened_before_the_signature_is_verified
 
 
 @pytest.mark.parametrize("name", NO_PUBLIC_KEY)
-def test_error_for_a_file_without_a_public_key_names_its_kind(every_sort: Path, name: str) -> None:
+def test_error_for_a_file_without_a_public_key_names_the_kind_of_its_content(every_sort: Path, name: str) -> None:
     with pytest.raises(KeyFileError) as error:
         read_verify_key(every_sort / name)
     message = str(error.value)
@@ -141,7 +143,7 @@ def test_error_for_a_file_without_a_public_key_names_its_kind(every_sort: Path, 
     assert not any(secret in message for secret in secrets(every_sort / name))
 
 
-def test_key_is_read_from_a_file_with_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
+def test_public_key_is_read_from_a_file_that_also_contains_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
     path = tmp_path / "commented"
     path.write_bytes(b"# the key of 2026\n\n" + keys.public.read_bytes())
     assert open_bundle(signed, read_verify_key(path))
@@ -149,7 +151,7 @@ def test_key_is_read_from_a_file_with_other_text(keys: Pair, tmp_path: Path, sig
 
 @pytest.fixture(scope="module")
 def signed_store(road: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with signed versions v1 and v2 and unsigned version v3; version vN answers with N labels."""
+    """A store with the signed versions v1 and v2 and the unsigned version v3. Version vN answers with N labels."""
     store = copy_store(road.store, tmp_path_factory.mktemp("signed") / "store")
     add_version(store, road.version, "light", light_encoder)
     for top_k in (1, 2, 3):
@@ -180,7 +182,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_refuses_an_unsigned_version(
+def test_every_command_refuses_an_unsigned_version(
     store: Path, keys: Pair, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     command = (*VERBS[verb], "--store", store)
@@ -201,7 +203,9 @@ def test_rollback_refuses_an_unsigned_version(store: Path, keys: Pair, capsys: p
     assert (store / "CURRENT").read_text() == "v1\n"
 
 
-def test_versions_marks_unsigned_versions(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_command_marks_unsigned_versions_as_broken(
+    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("versions", "--store", store, "--verify-key", keys.public) == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert "28 instances" in first
@@ -210,12 +214,14 @@ def test_versions_marks_unsigned_versions(store: Path, keys: Pair, capsys: pytes
     assert "expected a signature" in third
 
 
-def test_verify_reports_the_checked_signature(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_command_reports_that_the_signature_was_checked(
+    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("verify", "v1", "--store", store, "--verify-key", keys.public) == 0
-    assert capsys.readouterr().out.startswith("v1: signed, 19 files as published, and it answers ")
+    assert capsys.readouterr().out.startswith("v1: signed, 19 files as published; ")
 
 
-def test_key_can_come_from_the_environment(
+def test_public_key_can_be_set_by_an_environment_variable(
     store: Path, keys: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_VERIFY_KEY", str(keys.public))
@@ -224,7 +230,7 @@ def test_key_can_come_from_the_environment(
 
 
 @pytest.mark.parametrize("word", ["", "null", "None", "the bundle's own"])
-def test_empty_key_is_refused_instead_of_trusting_everyone(
+def test_empty_path_of_the_public_key_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     assert run("verify", "v1", "--store", store, "--verify-key", word) == 2
@@ -250,7 +256,7 @@ def refused_to_serve(store: Path, key: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["private", "rsa-public", "missing"])
-def test_serve_names_the_kind_of_a_wrong_key(store: Path, every_sort: Path, name: str) -> None:
+def test_serve_error_names_the_kind_of_a_wrong_key_file(store: Path, every_sort: Path, name: str) -> None:
     message = refused_to_serve(store, every_sort / name)
     assert message.startswith(f"recollect serve: {every_sort / name}: expected an Ed25519 public key in PEM, found: ")
     assert NO_PUBLIC_KEY[name] in message

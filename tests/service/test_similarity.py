@@ -23,7 +23,7 @@ def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, opened(KEYS, request.param, tmp_path_factory.mktemp("index"))
 
 
-def test_similarities_equal_those_that_a_search_reports(index: tuple[str, KeyIndex]) -> None:
+def test_computed_similarities_equal_the_similarities_that_a_search_reports(index: tuple[str, KeyIndex]) -> None:
     factory, opened_index = index
     exhaustive = opened_index.at(opened_index._info.model_copy(update={"effort": 2_000}))
     rows = np.arange(0, 2_000, 3)
@@ -33,12 +33,12 @@ def test_similarities_equal_those_that_a_search_reports(index: tuple[str, KeyInd
         expected = np.full(2_000, np.nan, dtype=np.float32)
         expected[found.keys[0, known]] = found.similarities[0, known]
         similarities = opened_index.similarities(query, rows)
-        reached = np.isfinite(expected[rows])  # all keys, except in a graph
+        reached = np.isfinite(expected[rows])  # a search reaches all keys, except in a graph
         assert reached.mean() > 0.99
         np.testing.assert_allclose(similarities[reached], expected[rows][reached], atol=ROUNDED.get(factory, 1e-5))
 
 
-def test_no_keys_give_no_similarities(index: tuple[str, KeyIndex]) -> None:
+def test_no_similarities_are_returned_for_no_keys(index: tuple[str, KeyIndex]) -> None:
     assert index[1].similarities(QUERIES[0], np.array([], dtype=np.int64)).tolist() == []
 
 
@@ -48,7 +48,9 @@ def test_similarity_of_one_key_does_not_depend_on_other_keys(index: tuple[str, K
         np.testing.assert_allclose(index[1].similarities(QUERIES[0], np.array([key])), together[[key]], atol=1e-6)
 
 
-def test_block_size_does_not_change_the_similarities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_keys_decoded_together_does_not_change_the_similarities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
     whole = index.similarities(QUERIES[0], rows)
     monkeypatch.setattr("service.predictor.similarity._BLOCK_KEYS", 64)

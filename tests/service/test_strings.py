@@ -21,20 +21,20 @@ def test_strings_in_any_script_are_read_back_unchanged(tmp_path: Path) -> None:
     assert list(write_table(tmp_path, "texts", SCRIPTS)) == SCRIPTS
 
 
-def test_empty_strings_keep_their_rows(tmp_path: Path) -> None:
+def test_empty_strings_are_read_back_as_rows(tmp_path: Path) -> None:
     strings = ["", "a", "", "", "b", ""]
     table = write_table(tmp_path, "texts", strings)
     assert (len(table), list(table)) == (6, strings)
 
 
 @pytest.mark.parametrize("strings", [[], [""], ["", ""]])
-def test_table_without_any_byte_opens(tmp_path: Path, strings: list[str]) -> None:
+def test_table_of_empty_strings_can_be_opened(tmp_path: Path, strings: list[str]) -> None:
     table = write_table(tmp_path, "texts", strings)
     assert list(table) == strings
     assert table.find("a", table.sorted_rows()) is None
 
 
-def test_many_rows_are_streamed_and_read_back(tmp_path: Path) -> None:
+def test_strings_from_a_stream_are_read_back(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", (f"row {row}" * (row % 4) for row in range(50_000)))
     table = StringTable.open(tmp_path, "texts", 50_000)
     assert len(table) == 50_000
@@ -43,7 +43,7 @@ def test_many_rows_are_streamed_and_read_back(tmp_path: Path) -> None:
         table[50_000]
 
 
-def test_opening_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
+def test_opening_a_table_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", ["a"])
     table = StringTable.open(tmp_path, "texts", 1)
     assert isinstance(table._utf8.obj, np.memmap)
@@ -66,7 +66,7 @@ def test_opening_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None
         ("app\udfff", None),
     ],
 )
-def test_find_returns_the_row_of_an_equal_string_only(tmp_path: Path, wanted: str, row: int | None) -> None:
+def test_find_returns_only_the_row_of_an_equal_string(tmp_path: Path, wanted: str, row: int | None) -> None:
     table = write_table(tmp_path, "uids", ["app", "zebra", "apple", "日本", ""])
     assert table.find(wanted, table.sorted_rows()) == row
 
@@ -78,7 +78,7 @@ def test_find_returns_the_first_row_of_a_repeated_string(tmp_path: Path) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(strings=st.lists(texts, max_size=30, unique=True), others=st.lists(st.text(), max_size=10))
-def test_find_agrees_with_a_dict(strings: list[str], others: list[str]) -> None:
+def test_find_returns_the_same_rows_as_a_dict(strings: list[str], others: list[str]) -> None:
     rows = {string: row for row, string in enumerate(strings)}
     with tempfile.TemporaryDirectory() as folder:
         table = write_table(Path(folder), "uids", strings)
@@ -90,7 +90,7 @@ def test_find_agrees_with_a_dict(strings: list[str], others: list[str]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(strings=st.lists(texts, max_size=30), others=st.lists(st.text(), max_size=30))
-def test_find_all_finds_the_same_rows_as_find(strings: list[str], others: list[str]) -> None:
+def test_find_all_returns_the_same_rows_as_find(strings: list[str], others: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = write_table(Path(folder), "uids", strings)
         order = table.sorted_rows()

@@ -1,4 +1,4 @@
-"""The supervisor over workers that do almost nothing: it restarts, reaps, stops and kills them."""
+"""The supervisor with minimal workers: it starts, restarts, stops and kills worker processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def work(number, heartbeat):
 
 @contextlib.contextmanager
 def supervising(program: str, tmp_path: Path) -> Iterator[Server]:
-    """A supervisor whose workers have all been ready."""
+    """A running supervisor whose workers have all been ready."""
     log = tmp_path / "log"
     with log.open("wb") as stderr:
         process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(program)], stderr=stderr)
@@ -47,7 +47,7 @@ def supervising(program: str, tmp_path: Path) -> Iterator[Server]:
 
 
 def run_to_end(program: str) -> subprocess.CompletedProcess[str]:
-    """Run a supervisor that ends by itself."""
+    """Run a supervisor until it ends by itself."""
     command = [sys.executable, "-c", PROGRAM.format(program)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
@@ -57,14 +57,14 @@ def stop(server: Server) -> int:
     return server.process.wait(timeout=PATIENCE_SECONDS)
 
 
-def test_inherited_process_is_ignored_when_it_exits(tmp_path: Path) -> None:
+def test_supervisor_ignores_the_exit_of_a_process_that_is_not_its_worker(tmp_path: Path) -> None:
     inherited = "if not os.fork():\n    os._exit(7)\n"
     with supervising(inherited + IDLE, tmp_path) as server:
         assert server.events("worker_died") == []
         assert stop(server) == 0
 
 
-def test_second_signal_kills_workers_that_ignore_the_first(tmp_path: Path) -> None:
+def test_second_signal_kills_workers_that_ignore_the_first_signal(tmp_path: Path) -> None:
     program = """
 def work(number, heartbeat):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -81,7 +81,7 @@ def on_stop():
         assert {event["worker"] for event in server.events("worker_killed")} == {0, 1}
 
 
-def test_first_worker_killed_at_start_is_logged() -> None:
+def test_log_reports_that_the_first_worker_was_killed_at_its_start() -> None:
     failed = run_to_end("def work(number, heartbeat):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     assert failed.returncode == 1
     (event,) = map(json.loads, failed.stderr.splitlines())
@@ -89,7 +89,7 @@ def test_first_worker_killed_at_start_is_logged() -> None:
 
 
 @pytest.mark.parametrize("status", [1, 2])
-def test_error_of_first_worker_is_printed_once(status: int) -> None:
+def test_error_of_the_first_worker_is_printed_once(status: int) -> None:
     program = (
         "def work(number, heartbeat):\n    error = ServiceError('no')\n    error.exit_status = {}\n    raise error\n"
     )
@@ -97,7 +97,7 @@ def test_error_of_first_worker_is_printed_once(status: int) -> None:
     assert (failed.returncode, failed.stderr) == (status, "recollect serve: no\n")
 
 
-def test_signal_between_fork_and_handlers_of_the_worker_is_kept() -> None:
+def test_signal_that_arrives_before_a_worker_has_its_handlers_is_not_lost() -> None:
     program = """
 fork = os.fork
 def fork_and_send_signal():
@@ -115,7 +115,7 @@ def work(number, heartbeat):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_stop_waits_without_polling_when_a_restart_was_due(tmp_path: Path) -> None:
+def test_stopping_supervisor_does_not_poll_if_a_restart_was_due(tmp_path: Path) -> None:
     program = """
 def work(number, heartbeat):
     heartbeat()
@@ -153,15 +153,15 @@ def restart_delays(program: str, tmp_path: Path, deaths: int) -> list[float]:
         return [event["again_in_seconds"] for event in server.events("worker_died")[:deaths]]
 
 
-def test_restart_delay_doubles_for_a_worker_that_dies_at_once(tmp_path: Path) -> None:
+def test_restart_delay_doubles_if_a_worker_dies_directly_after_its_start(tmp_path: Path) -> None:
     assert restart_delays(DIES_AT_ONCE, tmp_path, 4) == [0.1, 0.2, 0.4, 0.8]
 
 
-def test_restart_delay_stays_short_for_a_worker_that_was_stable(tmp_path: Path) -> None:
+def test_restart_delay_stays_short_if_a_worker_was_ready_for_a_long_time(tmp_path: Path) -> None:
     assert restart_delays("supervisor._STABLE_SECONDS = 0.0\n" + DIES_AT_ONCE, tmp_path, 3) == [0.1, 0.1, 0.1]
 
 
-def test_service_is_not_ready_while_a_worker_has_never_been_ready() -> None:
+def test_service_is_not_ready_until_every_worker_has_been_ready() -> None:
     program = """
 def work(number, heartbeat):
     if number == 0:
@@ -191,7 +191,7 @@ def work(number, heartbeat):
         assert stop(server) == 0
 
 
-def test_worker_that_starts_slowly_is_not_killed(tmp_path: Path) -> None:
+def test_worker_that_needs_a_long_time_to_start_is_not_killed(tmp_path: Path) -> None:
     program = """
 supervisor._HANG_SECONDS = 0.2
 def work(number, heartbeat):
@@ -205,7 +205,7 @@ def work(number, heartbeat):
         assert server.events("worker_hung") == []
 
 
-def test_suspended_service_kills_no_worker_when_it_resumes(tmp_path: Path) -> None:
+def test_no_worker_is_killed_when_a_suspended_service_resumes(tmp_path: Path) -> None:
     program = """
 supervisor._HANG_SECONDS = 2.0
 def work(number, heartbeat):

@@ -1,4 +1,4 @@
-"""Tampering: a signed bundle is refused after any change of any file, and the error names the file."""
+"""A signed bundle is refused after any change of any file, and the error names the file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def lengthen(path: Path) -> list[str]:
 
 
 def swap(path: Path) -> list[str]:
-    """Exchange the content of two files; the manifest is exchanged with its signature."""
+    """Exchange the content of two files. If one file is the manifest, exchange its signature too."""
     content = path.read_bytes()
     others = sorted(BUNDLE_FILES if path.name in BUNDLE_FILES else {MANIFEST, SIGNATURE})
     other = next(other for other in map(path.with_name, others) if other.read_bytes() != content)
@@ -134,7 +134,7 @@ def test_error_names_the_file_that_was_tampered_with(
     published: Published, capsys: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
     touched = DAMAGES[damage](published.bundle / name)
-    # A wrong signature can be reported for the manifest.
+    # The error for a wrong signature may name the manifest instead of the signature.
     named = {MANIFEST if each == SIGNATURE else each for each in touched} | set(touched)
     with pytest.raises(BundleError) as error:
         open_bundle(published.bundle, read_verify_key(published.key))
@@ -145,14 +145,16 @@ def test_error_names_the_file_that_was_tampered_with(
     assert (printed.out, printed.err) == ("", f"recollect verify: {error.value}\n")
 
 
-def test_untouched_bundle_is_verified(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unchanged_bundle_is_accepted(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
     assert published.verify() == 0
     assert "signed, 19 files as published" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
-def test_checksums_detect_tampering_without_a_signature(published: Published, name: str, damage: str) -> None:
+def test_changed_file_of_an_unsigned_bundle_is_detected_by_its_checksum(
+    published: Published, name: str, damage: str
+) -> None:
     touched = DAMAGES[damage](published.bundle / name)
     with pytest.raises(BundleError) as error:
         open_bundle(published.bundle)

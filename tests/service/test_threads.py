@@ -1,4 +1,4 @@
-"""The thread budget: respects a container's quota, shares cores, and limits libraries before they load."""
+"""The thread budget respects the quota of a container, divides the cores, and limits libraries before they load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.service.http_helpers import serving
         ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
     ],
 )
-def test_usable_cores_respect_the_quota(
+def test_number_of_usable_cores_respects_the_cpu_quota_of_the_container(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -40,7 +40,7 @@ def test_usable_cores_respect_the_quota(
 @pytest.mark.parametrize(
     ("workers", "threads", "each", "exceeded"), [(1, 0, 8, False), (4, 0, 2, False), (20, 0, 1, False), (4, 3, 3, True)]
 )
-def test_workers_share_the_cores(
+def test_cores_are_divided_among_the_workers(
     workers: int, threads: int, each: int, exceeded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.threads.usable_cores", lambda: 8)
@@ -48,16 +48,16 @@ def test_workers_share_the_cores(
     assert (budget.threads, budget.exceeded) == (each, exceeded)
 
 
-def test_libraries_use_one_thread_unless_the_user_says_otherwise(store: Path) -> None:
+def test_libraries_use_one_thread_unless_the_user_sets_another_number(store: Path) -> None:
     with serving(store, OMP_NUM_THREADS="3") as server:
         event = server.wait_for("thread_budget")
         assert (event["workers"], event["threads"], event["OMP_NUM_THREADS"]) == (1, 1, "3")
         assert (event["OPENBLAS_NUM_THREADS"], event["TOKENIZERS_PARALLELISM"]) == ("1", "false")
         threads = Path(f"/proc/{server.process.pid}/task").iterdir()
-        assert len(list(threads)) <= 16  # event loop, batcher and follower, but no thread pool of a library
+        assert len(list(threads)) <= 16  # event loop, batcher and version check, but no thread pool of a library
 
 
-def test_numerical_libraries_load_after_the_variables_are_set() -> None:
+def test_thread_variables_are_set_before_numerical_libraries_load() -> None:
     code = (
         "import service.process.server, sys; "
         "print([each for each in ('numpy', 'faiss', 'onnxruntime') if each in sys.modules])"

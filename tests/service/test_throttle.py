@@ -14,7 +14,10 @@ from service.versions.throttle import CancelledWorkError, Throttle
 
 
 class Clock(threading.Event):
-    """A clock on which each reading is two seconds later. A wait returns at once and records its length."""
+    """A clock on which each reading is two seconds later than the reading before.
+
+    A wait on this clock returns at once and records its length.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,13 +52,13 @@ def test_pause_does_not_sleep_while_no_request_arrives(clock: Clock) -> None:
     assert sum(clock.waited) == 0
 
 
-def test_pause_raises_once_the_work_is_cancelled(clock: Clock) -> None:
+def test_pause_raises_an_error_if_the_work_is_cancelled(clock: Clock) -> None:
     clock.set()
     with pytest.raises(CancelledWorkError):
         Throttle(lambda: False, clock).pause()
 
 
-def test_opening_a_version_ends_once_it_is_cancelled(road: Any) -> None:
+def test_cancelled_opening_of_a_version_ends_with_an_error(road: Any) -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(CancelledWorkError):

@@ -29,7 +29,10 @@ def reporting_processes(store: Path) -> set[int]:
 
 
 def two_workers(store: Path, killed: int = 0) -> set[int]:
-    """Process ids of two workers, once both report the version that they serve; `killed` is not one of them."""
+    """Wait until two workers report the version that they serve; return their process ids.
+
+    `killed` must not be one of them.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while len(found := reporting_processes(store)) < 2 or killed in found:
         assert time.monotonic() < deadline
@@ -42,7 +45,7 @@ def metric_sum(server: Server, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_all_workers_swap_and_no_answer_mixes_versions(store: Path) -> None:
+def test_all_workers_swap_versions_and_no_answer_mixes_versions(store: Path) -> None:
     with serving(store, *POLLS) as server, Load(server.url) as load:
         activation = Activation(Store(store), None)
         for version in ("v5", "v3", "v5"):
@@ -55,16 +58,16 @@ def test_all_workers_swap_and_no_answer_mixes_versions(store: Path) -> None:
     assert set(load.versions) == set(TOP_K)
 
 
-def test_metrics_add_up_over_workers(store: Path) -> None:
+def test_metrics_are_the_sums_over_all_workers(store: Path) -> None:
     with serving(store, *POLLS) as server:
-        for number in range(20):  # a new connection for each, so that both workers receive some
+        for number in range(20):  # each request has a new connection, so that both workers receive requests
             httpx.post(f"{server.url}/predict", json={"query": f"bread {number}"}).raise_for_status()
         assert metric_sum(server, 'recollect_requests_total{path="/predict",status="200"}') == 20
         assert metric_sum(server, "recollect_ready") == 2
         assert metric_sum(server, 'recollect_bundle_info{version="v3"}') == 2
 
 
-def test_killed_worker_is_replaced_while_the_other_answers(store: Path) -> None:
+def test_killed_worker_is_replaced_while_the_other_worker_answers(store: Path) -> None:
     with serving(store, *POLLS) as server:
         killed = min(two_workers(store))
         os.kill(killed, signal.SIGKILL)
@@ -84,7 +87,7 @@ supervisor._HANG_SECONDS = 1.0
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first worker", "second worker"])
-def test_stopped_worker_is_killed_and_replaced(store: Path, first: bool) -> None:
+def test_suspended_worker_is_killed_and_replaced(store: Path, first: bool) -> None:
     with serving(store, *POLLS, prelude=BLOCKED) as server:
         stopped = sorted(two_workers(store))[0 if first else 1]
         os.kill(stopped, signal.SIGSTOP)
@@ -112,7 +115,7 @@ server._work = work_and_block
 """
 
 
-def test_worker_with_blocked_event_loop_is_killed_and_replaced(store: Path) -> None:
+def test_worker_with_a_blocked_event_loop_is_killed_and_replaced(store: Path) -> None:
     with serving(store, *POLLS, prelude=BLOCKS_EVENT_LOOP) as server:
         before = two_workers(store)
         with pytest.raises(httpx.RemoteProtocolError):
@@ -122,7 +125,7 @@ def test_worker_with_blocked_event_loop_is_killed_and_replaced(store: Path) -> N
         two_workers(store, hung)
 
 
-def test_sigterm_stops_all_workers_after_their_last_answer(store: Path) -> None:
+def test_workers_answer_all_requests_before_they_stop_on_sigterm(store: Path) -> None:
     with serving(store, *POLLS) as server, Load(server.url) as load:
         workers = two_workers(store)
         while len(load.versions) < 50:
@@ -133,10 +136,10 @@ def test_sigterm_stops_all_workers_after_their_last_answer(store: Path) -> None:
         for worker in workers:
             with pytest.raises(ProcessLookupError):
                 os.kill(worker, 0)
-    assert load.wrong == []  # each request was answered
+    assert load.wrong == []  # every request was answered correctly
 
 
-# The answer to the query "slow" waits for a file.
+# Program of a server whose answer to the query "slow" waits until a file exists.
 SLOW = """
 import os, time
 from pathlib import Path
@@ -157,7 +160,7 @@ server._work = work_slowly
 """
 
 
-def test_signal_to_all_processes_interrupts_no_answer(store: Path, tmp_path: Path) -> None:
+def test_signal_to_supervisor_and_workers_at_once_interrupts_no_answer(store: Path, tmp_path: Path) -> None:
     started, go = tmp_path / "started", tmp_path / "go"
     with serving(store, *POLLS, prelude=SLOW, STARTED=str(started), GO=str(go)) as server, ThreadPoolExecutor() as pool:
         workers = two_workers(store)
@@ -169,7 +172,7 @@ def test_signal_to_all_processes_interrupts_no_answer(store: Path, tmp_path: Pat
             for process in (*workers, server.process.pid):
                 os.kill(process, signal.SIGTERM)
             server.wait_for("draining", count=2)
-            for _ in range(30):  # by then the supervisor's own signal has reached the busy worker
+            for _ in range(30):  # meanwhile the supervisor's own signal reaches the busy worker
                 assert httpx.get(f"{server.url}/health/ready").status_code == 503
         finally:
             go.touch()
@@ -177,7 +180,7 @@ def test_signal_to_all_processes_interrupts_no_answer(store: Path, tmp_path: Pat
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_workers_stop_when_the_supervisor_is_killed(store: Path) -> None:
+def test_all_workers_stop_when_the_supervisor_is_killed(store: Path) -> None:
     with serving(store, *POLLS) as server:
         workers = two_workers(store)
         server.process.kill()
@@ -190,7 +193,7 @@ def test_workers_stop_when_the_supervisor_is_killed(store: Path) -> None:
                     time.sleep(0.02)
 
 
-def test_store_that_cannot_be_served_is_reported_once(tmp_path: Path, store: Path, road: Any) -> None:
+def test_error_for_a_store_that_cannot_be_served_is_printed_once(tmp_path: Path, store: Path, road: Any) -> None:
     (store / "bundles" / "v3" / "tokenizer.json").write_bytes(b"{}")
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0", "--workers", "3"]
     failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)

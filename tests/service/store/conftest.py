@@ -1,4 +1,4 @@
-"""Stores at URLs, and the command line."""
+"""Fixtures: stores at URLs, and the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.service.store.servers import WebServer, create_bucket, s3_server
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """The address of an S3 server."""
+    """The URL of a local S3 server."""
     with s3_server() as address:
         yield address
 
@@ -28,7 +28,7 @@ def url(s3: str, tmp_path: Path) -> str:
 
 @pytest.fixture
 def origin(tmp_path: Path, write_bundle: Callable[..., Path]) -> Store:
-    """The folder that `web` serves: versions A to E; A is current."""
+    """The store folder that the fixture `web` serves: versions A to E; A is current."""
     store = Store(tmp_path / "origin")
     for version in "ABCDE":
         write_bundle(store.bundles / version, version)
@@ -44,13 +44,13 @@ def web(origin: Store) -> Iterator[WebServer]:
 
 @pytest.fixture
 def store(web: WebServer, tmp_path: Path) -> Store:
-    """The store at the URL of `web`."""
+    """The store at the URL of the fixture `web`."""
     return open_store(web.url, None, tmp_path / "cache")
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must succeed; return its output."""
+    """Run a command that must succeed; return the command's output."""
 
     def run(*arguments: object) -> str:
         assert recollect.main([str(each) for each in arguments]) == 0, capsys.readouterr().err
@@ -61,7 +61,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail; return its error message, which must be one line."""
+    """Run a command that must fail; return its error message, which must have one line."""
 
     def error_of(*arguments: object) -> str:
         assert recollect.main([str(each) for each in arguments]) == 2

@@ -1,4 +1,4 @@
-"""Servers for stores at URLs, on this machine: S3 by moto, and a plain web server for a folder."""
+"""Local servers for stores at URLs: S3 by moto, and a plain web server for a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 60
 
 
 def publish(store: Store, bundle: Path, version: str) -> None:
-    """Publish a copy of a bundle's folder, as a builder does."""
+    """Publish a copy of a bundle's folder in the same way as a builder."""
     with store.incoming() as folder:
         shutil.copytree(bundle, folder, dirs_exist_ok=True)
         store.publish(folder, version)
@@ -28,7 +28,7 @@ def publish(store: Store, bundle: Path, version: str) -> None:
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
-    """Run an S3 server and set the environment variables that lead obstore to it; yield its address."""
+    """Run an S3 server, set the environment variables with which obstore finds it, and yield its URL."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -54,14 +54,16 @@ def create_bucket(address: str, name: str) -> str:
 
 
 class WebServer:
-    """A web server for a folder. It supports neither ranges, nor uploads, nor folder listings.
+    """A web server for the files of a folder.
+
+    The web server supports neither range requests, nor uploads, nor folder listings.
 
     Attributes:
         requests: The path of every GET request.
         authorization: The `Authorization` header of the last GET request.
-        denied: Whether every request gets status 401.
-        paused_file: The name of a file that is sent half; the other half is sent after `resumed` is set.
-        paused: Set when the first half was sent.
+        denied: If true, every request gets status 401.
+        paused_file: The name of a file whose first half is sent at once; the other half is sent after `resumed` is set.
+        paused: Event that is set when the first half was sent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +80,7 @@ class WebServer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[WebServer]:
-        """Serve the folder, each time at the same port."""
+        """Serve the folder; after a stop, use the same port again."""
         handler = partial(_Handler, self, directory=str(self.folder))
         with ThreadingHTTPServer(("127.0.0.1", self.port), handler) as server:
             self.port = server.server_port
@@ -107,7 +109,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
         content = source.read()
-        with contextlib.suppress(ConnectionError):  # the client was killed
+        with contextlib.suppress(ConnectionError):  # a test killed the client process
             if self._web.paused_file and self.path.endswith(self._web.paused_file):
                 outputfile.write(content[: len(content) // 2])
                 outputfile.flush()

@@ -1,4 +1,4 @@
-"""The cache of a store at a URL: what is downloaded, checked, kept, shared and removed."""
+"""The cache of a store at a URL: downloads, checks, removal, and use by several processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import TIMEOUT_SECONDS, WebServer
 
 REPOSITORY = Path(__file__).parents[3]
-# Print "started", then open a version of a store at a URL.
+# Program of a process: print "started", then open a version of a store at a URL.
 OPENER = """
 import sys
 from pathlib import Path
@@ -67,20 +67,20 @@ def test_version_that_was_published_anew_is_downloaded_again(
     assert store.open("A").manifest.metrics == {}
 
 
-def test_changed_current_is_never_read_from_a_cache(origin: Store, store: Store) -> None:
+def test_current_file_is_read_from_the_server_each_time_and_never_from_a_cache(origin: Store, store: Store) -> None:
     for version in "BCA":
         origin.activate(version)
         assert store.current() == version
 
 
-def test_damaged_copy_in_cache_is_downloaded_again(store: Store) -> None:
+def test_damaged_bundle_in_the_cache_is_downloaded_again(store: Store) -> None:
     flip_bit(store.path("A") / "label_keys.faiss")
     assert store.open("A").manifest.version == "A"
     (store.path("A") / "golden.json").unlink()
     assert store.open("A").manifest.version == "A"
 
 
-def test_version_that_is_damaged_in_store_is_refused_with_its_url_and_not_cached(
+def test_bundle_that_is_damaged_in_the_store_is_refused_with_its_url_and_not_cached(
     web: WebServer, origin: Store, store: Store
 ) -> None:
     flip_bit(origin.path("A") / "label_keys.faiss")
@@ -99,7 +99,7 @@ def test_version_that_is_damaged_in_store_is_refused_with_its_url_and_not_cached
     assert cached(store) == []
 
 
-def test_bundle_that_does_not_fit_on_disk_is_not_downloaded(web: WebServer, origin: Store, store: Store) -> None:
+def test_bundle_larger_than_the_free_disk_space_is_not_downloaded(web: WebServer, origin: Store, store: Store) -> None:
     change_manifest(origin, "A", lambda manifest: manifest["files"]["label_keys.faiss"].update(size=10**18))
     with pytest.raises(
         StoreError, match=r"expected 1,000,.* bytes of free space in .*, found .*or choose another --bundle-cache"
@@ -108,7 +108,7 @@ def test_bundle_that_does_not_fit_on_disk_is_not_downloaded(web: WebServer, orig
     assert not [path for path in web.requests if path.endswith(".faiss")]
 
 
-def test_file_larger_than_in_manifest_is_refused(web: WebServer, origin: Store, store: Store) -> None:
+def test_file_larger_than_stated_in_the_manifest_is_refused(web: WebServer, origin: Store, store: Store) -> None:
     with (origin.path("A") / "label_keys.faiss").open("ab") as file:
         file.write(b"more")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/label_keys.faiss: expected .* bytes, found more"):
@@ -116,10 +116,10 @@ def test_file_larger_than_in_manifest_is_refused(web: WebServer, origin: Store, 
     assert cached(store) == []
 
 
-def test_file_that_does_not_belong_to_a_bundle_is_not_downloaded(origin: Store, store: Store, tmp_path: Path) -> None:
+def test_manifest_with_an_unexpected_file_name_is_refused(origin: Store, store: Store, tmp_path: Path) -> None:
     name = "../../../escaped"
     change_manifest(origin, "A", lambda manifest: manifest["files"].update({name: {"sha256": "0" * 64, "size": 1}}))
-    with pytest.raises(BundleError, match=r"differs in ../../../escaped"):
+    with pytest.raises(BundleError, match=r"missing or unexpected: ../../../escaped"):
         store.open("A")
     with pytest.raises(StoreError, match="expected letters, digits"):
         store.open("../A")
@@ -127,7 +127,7 @@ def test_file_that_does_not_belong_to_a_bundle_is_not_downloaded(origin: Store, 
 
 
 @pytest.mark.parametrize("name", ["CURRENT", "bundles/A/manifest.json"])
-def test_small_file_over_one_mebibyte_is_refused(origin: Store, store: Store, name: str) -> None:
+def test_small_file_of_a_store_is_refused_if_it_is_over_one_mebibyte(origin: Store, store: Store, name: str) -> None:
     (origin.root / name).write_bytes(b"A" * (2 << 20))
     with pytest.raises(StoreError, match=f"/{name}: expected at most 1,048,576 bytes, found more"):
         store.open(store.require_current())
@@ -149,13 +149,15 @@ def test_signature_is_checked_before_other_files_are_downloaded(
     assert not [path for path in web.requests if path.endswith(".faiss")]
     open_store(web.url, None, tmp_path / "cache").open("A")
     sign_manifest(origin.path("A"), read_signing_key(keys.private))
-    assert store.open("A").manifest.version == "A"  # although the unsigned version is in the cache
+    assert store.open("A").manifest.version == "A"  # the unsigned copy in the cache is not used
     change_manifest(origin, "A", lambda manifest: manifest["defaults"].update(top_k=3))
     with pytest.raises(BundleError, match=r"manifest\.sig"):
         store.open("A")
 
 
-def test_killed_download_leaves_no_version_and_next_download_removes_its_files(web: WebServer, store: Store) -> None:
+def test_killed_download_leaves_no_cached_version_and_the_next_download_removes_its_files(
+    web: WebServer, store: Store
+) -> None:
     web.paused_file = "instance_keys.faiss"
     with start_opener(web.url, store.root.parent, "A") as opener:
         assert web.paused.wait(TIMEOUT_SECONDS)
@@ -167,7 +169,7 @@ def test_killed_download_leaves_no_version_and_next_download_removes_its_files(w
     assert cached(store) == ["A"]
 
 
-def test_processes_that_open_the_same_version_share_one_download(web: WebServer, store: Store) -> None:
+def test_two_processes_that_open_the_same_version_download_it_once(web: WebServer, store: Store) -> None:
     web.paused_file = "instance_keys.faiss"
     openers = [start_opener(web.url, store.root.parent, "A") for _ in range(2)]
     for opener in openers:
@@ -181,14 +183,14 @@ def test_processes_that_open_the_same_version_share_one_download(web: WebServer,
     assert cached(store) == ["A"]
 
 
-def test_current_version_and_latest_opened_versions_stay_in_cache(store: Store) -> None:
+def test_current_version_and_the_versions_opened_last_stay_in_the_cache(store: Store) -> None:
     for version in "ABCDE":
         store.open(version)
         gc.collect()
     assert cached(store) == ["A", "C", "D", "E"]
 
 
-def test_version_in_use_is_never_removed_from_cache(store: Store, origin: Store) -> None:
+def test_version_that_a_process_has_open_is_never_removed_from_the_cache(store: Store, origin: Store) -> None:
     bundle = store.open("B")
     for version in "CDE":
         store.open(version)
@@ -199,21 +201,23 @@ def test_version_in_use_is_never_removed_from_cache(store: Store, origin: Store)
     assert cached(store) == ["A", "D", "E"]
 
 
-def test_download_stops_when_service_shuts_down(web: WebServer, store: Store) -> None:
+def test_download_stops_with_an_error_when_the_service_shuts_down(web: WebServer, store: Store) -> None:
     store.close()
     with pytest.raises(StoreError, match=f"^{web.url}: the download was stopped because the service is shutting down"):
         store.open("A")
     assert cached(store) == []
 
 
-def test_store_with_and_without_credentials_has_one_cache(tmp_path: Path) -> None:
+def test_url_with_and_url_without_credentials_use_the_same_cache_folder(tmp_path: Path) -> None:
     stores = [open_store(f"https://{user}host/store/", None, tmp_path) for user in ("", "jane:a@", "jane:b@")]
     (folder,) = {store.root for store in stores}
     assert folder.name.startswith("https-host-store-")
     assert open_store("https://host/store2", None, tmp_path).root != folder
 
 
-def test_cache_is_in_users_cache_folder_unless_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_in_the_cache_folder_of_the_user_unless_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path / "recollect"
     assert open_store("s3://bucket/store").root.parent == default_cache()

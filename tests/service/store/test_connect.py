@@ -1,4 +1,4 @@
-"""URLs, credentials and errors of object stores."""
+"""URLs of object stores, their credentials, and their error messages."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SECOND = timedelta(seconds=1)
         ("az://container/store?sig=secret", "az://container/store"),
     ],
 )
-def test_name_of_url_has_no_credentials(url: str, name: str) -> None:
+def test_store_name_does_not_contain_the_credentials_in_its_url(url: str, name: str) -> None:
     assert without_credentials(url) == name
 
 
 @pytest.mark.parametrize("password", ["hush%40hush", "hush/hush", "hush@hush"])
-def test_credentials_are_sent_and_never_printed(
+def test_credentials_in_a_url_are_sent_to_the_server_and_never_printed(
     web: WebServer, tmp_path: Path, error_of: Callable[..., str], password: str
 ) -> None:
     web.denied = True
@@ -69,7 +69,9 @@ def test_credentials_are_sent_and_never_printed(
         ("abfss://container@account.dfs.core.windows.net/store", "AzureStore", "store"),
     ],
 )
-def test_every_scheme_has_its_client(url: str, client: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_url_scheme_selects_its_obstore_client(
+    url: str, client: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     if "@" not in url:
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
@@ -77,12 +79,12 @@ def test_every_scheme_has_its_client(url: str, client: str, prefix: str, monkeyp
     assert (type(connected).__name__, connected.prefix) == (client, prefix)
 
 
-def test_client_of_web_server_keeps_percent_encoding_and_gets_no_password() -> None:
+def test_web_server_client_keeps_percent_encoding_and_its_url_contains_no_password() -> None:
     assert repr(connect("https://jane:hush@host/my%20store", SECOND)) == 'HTTPStore("https://host/my%20store")'
 
 
 @pytest.mark.parametrize("scheme", ["s4", "ftp"])
-def test_unknown_scheme_is_refused_with_the_known_ones(
+def test_error_for_an_unknown_url_scheme_lists_the_known_schemes(
     tmp_path: Path, error_of: Callable[..., str], scheme: str
 ) -> None:
     line = error_of("versions", "--store", f"{scheme}://host/store", "--bundle-cache", tmp_path)
@@ -90,7 +92,7 @@ def test_unknown_scheme_is_refused_with_the_known_ones(
     assert f"{scheme}://host/store: expected a URL with one of {known}, found {scheme}://" in line
 
 
-def test_missing_obstore_is_named(tmp_path: Path) -> None:
+def test_error_names_obstore_if_it_is_not_installed(tmp_path: Path) -> None:
     code = "import sys; sys.modules['obstore'] = None; import recollect; sys.exit(recollect.main())"
     command = [sys.executable, "-c", code, "versions", "--store", "s3://bucket/store"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
@@ -100,7 +102,7 @@ def test_missing_obstore_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_aws_keys(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials in the environment, in a profile, or in the machine's metadata service."""
+    """Remove all credentials: from the environment, from profiles, and from the machine's metadata service."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -126,7 +128,7 @@ def test_missing_aws_credentials_are_reported_in_one_line(
     )
 
 
-def test_aws_profile_gives_credentials(
+def test_credentials_are_read_from_an_aws_profile(
     url: str, no_aws_keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "credentials").write_text("[team]\naws_access_key_id = someone\naws_secret_access_key = very-secret\n")
@@ -136,14 +138,16 @@ def test_aws_profile_gives_credentials(
     assert folder.read("CURRENT") == b"A\n"
 
 
-def test_plain_http_needs_an_endpoint_that_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_without_tls_is_used_only_if_the_endpoint_url_is_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     with pytest.raises(StoreError, match="CURRENT: expected an answer, found: .*Connection refused; check the URL"):
         ObjectFolder(url).read("CURRENT")
 
 
-def test_stalled_download_ends_with_an_error(web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_that_stalls_ends_with_an_error(
+    web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.store.object_folder._READ_TIMEOUT", SECOND / 4)
     web.paused_file = "instance_keys.faiss"
     folder = ObjectFolder(web.url)
@@ -151,7 +155,7 @@ def test_stalled_download_ends_with_an_error(web: WebServer, origin: object, mon
         list(folder.pieces("bundles/A/instance_keys.faiss"))
 
 
-def test_fork_after_first_use_is_an_error_instead_of_a_hang(web: WebServer, tmp_path: Path) -> None:
+def test_store_used_before_a_fork_raises_an_error_in_the_child_process(web: WebServer, tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
@@ -171,10 +175,10 @@ os.wait()
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     first, error = done.stdout.splitlines()
     assert first == "A"
-    assert error.startswith(f"{web.url}: expected a process that first uses stores at URLs after its fork")
+    assert error.startswith(f"{web.url}: this process was forked after a store at a URL was used")
 
 
-def test_store_that_is_opened_but_not_used_survives_a_fork(web: WebServer, tmp_path: Path) -> None:
+def test_store_opened_but_not_used_before_a_fork_works_in_the_child_process(web: WebServer, tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
@@ -190,10 +194,10 @@ os.wait()
     assert done.stdout == "A\n"
 
 
-def test_store_without_home_or_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_at_a_url_is_refused_without_a_home_folder_and_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", _no_home)
-    with pytest.raises(StoreError, match="expected a home folder to keep bundles in, found none; choose"):
+    with pytest.raises(StoreError, match="expected a home folder for downloaded bundles, found none; choose"):
         open_store("s3://bucket/store")
 
 

@@ -1,4 +1,4 @@
-"""Stores at URLs: S3, which is read and written, and a plain web server, which is only read."""
+"""Stores at URLs: an S3 server, which allows reading and writing, and a plain web server, which allows only reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL = ("--poll-seconds", "0.05")
 
 @pytest.fixture(scope="module")
 def light_bundles(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions v3 and v5, which answer with 3 and 5 labels and open quickly."""
+    """A store with versions v3 and v5, which answer with 3 and 5 labels and open quickly."""
     store = copy_store(road.store, tmp_path_factory.mktemp("light") / "store")
     add_version(store, road.version, "light", light_encoder)
     for version, top_k in {"v3": 3, "v5": 5}.items():
@@ -34,7 +34,7 @@ def light_bundles(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])
-def test_store_in_folder_opens_without_obstore(origin: Store, prefix: str) -> None:
+def test_store_in_a_folder_opens_if_obstore_is_not_installed(origin: Store, prefix: str) -> None:
     code = """
 import sys
 from service.store.locations import open_store
@@ -50,7 +50,7 @@ print(type(open_store(sys.argv[1])).__name__, open_store(sys.argv[1]).current(),
     assert done.stdout.split() == ["Store", "A", "False"]
 
 
-def test_store_in_s3_is_published_served_swapped_and_rolled_back(
+def test_versions_in_s3_can_be_published_served_swapped_and_rolled_back(
     url: str, light_bundles: Path, tmp_path: Path, run: Callable[..., str]
 ) -> None:
     cache = tmp_path / "cache"
@@ -62,7 +62,9 @@ def test_store_in_s3_is_published_served_swapped_and_rolled_back(
     assert run("activate", "v3", *flags) == "v3\n"
     listed = json.loads(run("versions", "--json", *flags))
     assert (listed["current"], [row["version"] for row in listed["versions"]]) == ("v3", ["v3", "v5"])
-    assert not any(path.is_dir() for path in open_store(url, None, cache).bundles.iterdir())  # only manifests were read
+    assert not any(
+        path.is_dir() for path in open_store(url, None, cache).bundles.iterdir()
+    )  # no bundle was downloaded, only manifests
     with serving(url, *POLL, "--bundle-cache", str(cache)) as server, httpx.Client(base_url=server.url) as client:
 
         def label_count() -> int:
@@ -79,7 +81,9 @@ def test_store_in_s3_is_published_served_swapped_and_rolled_back(
     assert json.loads(run("predict", "bread", "--version", "v5", "--json", *flags))["version"] == "v5"
 
 
-def test_killed_upload_leaves_no_version_and_is_overwritten(url: str, origin: Store, tmp_path: Path) -> None:
+def test_killed_upload_leaves_no_version_and_the_next_upload_replaces_its_files(
+    url: str, origin: Store, tmp_path: Path
+) -> None:
     store = open_store(url, None, tmp_path / "cache")
     publish(store, origin.path("A"), "A")
     ObjectFolder(url).write("bundles/B/encoder.onnx", b"half")
@@ -90,8 +94,8 @@ def test_killed_upload_leaves_no_version_and_is_overwritten(url: str, origin: St
     assert store.open("B").manifest.version == "B"
 
 
-def test_upload_and_download_of_large_file_keep_its_content(url: str, tmp_path: Path) -> None:
-    content = bytes(range(256)) * (40 << 12)  # 40 MiB: three parts, five pieces
+def test_large_file_has_the_same_content_after_upload_and_download(url: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * (40 << 12)  # 40 MiB: uploaded in three parts, downloaded in five pieces
     (tmp_path / "large").write_bytes(content)
     folder = ObjectFolder(url)
     folder.upload(tmp_path / "large", "large")
@@ -100,7 +104,9 @@ def test_upload_and_download_of_large_file_keep_its_content(url: str, tmp_path: 
     assert b"".join(pieces) == content
 
 
-def test_activation_and_rollback_write_the_same_files_as_in_a_folder(url: str, origin: Store, tmp_path: Path) -> None:
+def test_activation_and_rollback_write_the_same_files_as_in_a_local_store(
+    url: str, origin: Store, tmp_path: Path
+) -> None:
     store, remote = open_store(url, None, tmp_path / "cache"), ObjectFolder(url)
     for version in "ABC":
         publish(store, origin.path(version), version)
@@ -117,7 +123,7 @@ def test_activation_and_rollback_write_the_same_files_as_in_a_folder(url: str, o
     assert store.current() == "B"
 
 
-def test_missing_bucket_missing_store_and_missing_current_have_different_errors(
+def test_missing_bucket_and_missing_store_and_missing_current_file_have_different_errors(
     url: str, origin: Store, tmp_path: Path, error_of: Callable[..., str]
 ) -> None:
     for where in (url, "s3://no-such-bucket/store"):
@@ -135,7 +141,7 @@ def test_missing_bucket_missing_store_and_missing_current_have_different_errors(
     assert "no version is current; `recollect activate` one of: A" in line
 
 
-def test_store_behind_plain_web_server_is_read_but_neither_listed_nor_changed(
+def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(
     web: WebServer, store: Store, tmp_path: Path, run: Callable[..., str], error_of: Callable[..., str]
 ) -> None:
     flags = ("--store", web.url, "--bundle-cache", tmp_path / "cache")
@@ -150,7 +156,7 @@ def test_store_behind_plain_web_server_is_read_but_neither_listed_nor_changed(
     assert f"{web.url}/HISTORY: expected an answer, found: 501 Not Implemented; check the URL" in line
 
 
-def test_web_server_without_store_has_no_store(tmp_path: Path) -> None:
+def test_web_server_without_a_store_is_reported_as_no_store(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with WebServer(tmp_path / "empty").running() as web:
         store = open_store(web.url, None, tmp_path / "cache")
@@ -158,7 +164,7 @@ def test_web_server_without_store_has_no_store(tmp_path: Path) -> None:
             store.require_current()
 
 
-def test_server_keeps_serving_while_new_version_is_damaged_and_swaps_to_repaired_one(
+def test_server_keeps_serving_while_the_new_version_is_damaged_and_swaps_after_its_repair(
     light_bundles: Path, tmp_path: Path
 ) -> None:
     origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))
@@ -176,7 +182,7 @@ def test_server_keeps_serving_while_new_version_is_damaged_and_swaps_to_repaired
         assert "Traceback" not in server.log()
 
 
-def test_server_keeps_serving_while_store_is_unreachable_and_swaps_afterwards(
+def test_server_keeps_serving_while_the_store_is_unreachable_and_swaps_later(
     light_bundles: Path, tmp_path: Path
 ) -> None:
     origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))

@@ -16,7 +16,7 @@ from service.errors import BundleError, StoreError
 from service.store.store import Store
 
 REPOSITORY = Path(__file__).parents[3]
-# Start to write a bundle, print "started", then wait to be killed.
+# Program of a builder: begin to write a bundle, print "started", then wait to be killed.
 BUILDER = """
 import sys, time
 from pathlib import Path
@@ -26,7 +26,7 @@ with Store(Path(sys.argv[1])).incoming() as folder:
     print("started", flush=True)
     time.sleep(60)
 """
-# Fail in the middle of a file, as on a full disk: a file cannot grow beyond 1,000 bytes.
+# Program of a builder whose files cannot grow beyond 1,000 bytes: it fails in the middle of a file, as on a full disk.
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def history(store: Store) -> list[str]:
     return (store.root / "HISTORY").read_text().split()
 
 
-def test_bundle_is_listed_only_after_it_is_complete(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
+def test_bundle_is_listed_only_after_it_is_published(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
     store = Store(tmp_path / "new" / "store")
     with store.incoming() as folder:
         for file in write_bundle(tmp_path / "bundle").iterdir():
@@ -73,32 +73,32 @@ def test_bundle_is_listed_only_after_it_is_complete(tmp_path: Path, write_bundle
     assert temporary_files(store) == []
 
 
-def test_exception_while_writing_leaves_no_files(store: Store) -> None:
+def test_exception_while_a_bundle_is_written_leaves_no_files(store: Store) -> None:
     with pytest.raises(FileNotFoundError), store.incoming() as folder:
         (folder / "missing" / "keys").write_bytes(b"half")
     assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
-def test_unpublished_bundle_is_removed(store: Store) -> None:
+def test_bundle_that_is_written_but_not_published_is_removed(store: Store) -> None:
     with store.incoming():
         pass
     assert temporary_files(store) == []
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".incoming-x", "x" * 65])
-def test_version_that_is_a_path_is_refused(store: Store, name: str) -> None:
+def test_version_name_that_is_a_path_is_refused(store: Store, name: str) -> None:
     with store.incoming() as folder, pytest.raises(StoreError, match="expected letters, digits"):
         store.publish(folder, name)
     assert store.versions() == ["A", "B", "C"]
 
 
-def test_published_version_is_never_overwritten(store: Store) -> None:
+def test_published_version_cannot_be_published_again(store: Store) -> None:
     with store.incoming() as folder, pytest.raises(StoreError, match="expected a new version, found one already"):
         store.publish(folder, "B")
     assert store.manifest("B").version == "B"
 
 
-def test_builders_publish_at_the_same_time(store: Store) -> None:
+def test_several_builders_can_publish_at_the_same_time(store: Store) -> None:
     def publish(version: str) -> None:
         with store.incoming() as folder:
             (folder / "keys").write_text(version)
@@ -111,7 +111,7 @@ def test_builders_publish_at_the_same_time(store: Store) -> None:
     assert [(store.bundles / name / "keys").read_text() for name in names] == names
 
 
-def test_folder_of_running_builder_stays_and_folder_of_killed_builder_is_removed(store: Store) -> None:
+def test_temporary_folder_stays_while_its_builder_runs_and_is_removed_if_its_builder_was_killed(store: Store) -> None:
     store.activate("A")
     with subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(store.root)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
@@ -130,7 +130,7 @@ def test_folder_of_running_builder_stays_and_folder_of_killed_builder_is_removed
         assert not unfinished.exists()
 
 
-def test_full_disk_is_reported_and_leaves_no_files(store: Store) -> None:
+def test_full_disk_is_reported_while_a_bundle_is_written_and_leaves_no_files(store: Store) -> None:
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(store.root)], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
@@ -138,7 +138,7 @@ def test_full_disk_is_reported_and_leaves_no_files(store: Store) -> None:
     assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
-def test_repeated_rollback_goes_back_through_the_history(store: Store) -> None:
+def test_each_rollback_activates_the_version_before_in_the_history(store: Store) -> None:
     for version in "ABC":
         store.activate(version)
     assert [store.rollback(), store.rollback(), store.current()] == ["B", "A", "A"]
@@ -147,19 +147,19 @@ def test_repeated_rollback_goes_back_through_the_history(store: Store) -> None:
     assert store.current() == "A"
 
 
-def test_version_that_was_current_twice_is_in_the_history_twice(store: Store) -> None:
+def test_version_that_was_activated_twice_is_in_the_history_twice(store: Store) -> None:
     for version in "ABA":
         store.activate(version)
     assert [store.rollback(), store.rollback()] == ["B", "A"]
 
 
-def test_activating_the_current_version_leaves_the_history_unchanged(store: Store) -> None:
+def test_activation_of_the_current_version_leaves_the_history_unchanged(store: Store) -> None:
     for version in "AABB":
         store.activate(version)
     assert history(store) == ["A", "B"]
 
 
-def test_rollback_skips_removed_versions(store: Store) -> None:
+def test_rollback_skips_versions_whose_bundle_was_removed(store: Store) -> None:
     for version in "ABC":
         store.activate(version)
     store.path("B").rename(store.root / "removed")
@@ -167,7 +167,7 @@ def test_rollback_skips_removed_versions(store: Store) -> None:
     assert history(store) == ["A"]
 
 
-def test_rollback_never_selects_the_version_that_is_current(store: Store) -> None:
+def test_rollback_never_activates_the_version_that_is_already_current(store: Store) -> None:
     for version in "CABA":
         store.activate(version)
     store.path("B").rename(store.root / "removed")
@@ -179,7 +179,7 @@ def test_rollback_never_selects_the_version_that_is_current(store: Store) -> Non
     [("A B", "A", None), ("A B", "C", "B"), ("B A C", "A", "B"), ("", "C", None), ("A B A", "B", "A")],
     ids=["activating", "rolling back", "activating after two", "no history", "activating again"],
 )
-def test_store_is_valid_after_a_crash_between_writing_history_and_current(
+def test_store_is_valid_after_a_crash_between_writing_the_files_history_and_current(
     store: Store, lines: str, current: str, rolled_back: str | None
 ) -> None:
     (store.root / "HISTORY").write_text(lines.replace(" ", "\n"))
@@ -192,7 +192,7 @@ def test_store_is_valid_after_a_crash_between_writing_history_and_current(
         assert store.rollback() == store.current() == rolled_back
 
 
-def test_version_with_broken_manifest_is_not_activated(store: Store) -> None:
+def test_version_with_a_broken_manifest_is_not_activated(store: Store) -> None:
     store.activate("A")
     (store.path("B") / MANIFEST).write_text("{}")
     with pytest.raises(BundleError, match="expected format_version"):
@@ -203,13 +203,15 @@ def test_version_with_broken_manifest_is_not_activated(store: Store) -> None:
     assert (store.current(), history(store)) == ("A", ["A"])
 
 
-def test_unknown_version_is_refused_with_the_latest_versions(store: Store) -> None:
+def test_error_for_an_unknown_version_lists_the_latest_versions(store: Store) -> None:
     with pytest.raises(StoreError, match="expected a published version, found no 'D'; the latest: A, B, C"):
         store.activate("D")
     assert store.current() is None
 
 
-def test_missing_store_missing_versions_and_missing_current_have_different_errors(store: Store, tmp_path: Path) -> None:
+def test_missing_store_and_missing_versions_and_missing_current_file_have_different_errors(
+    store: Store, tmp_path: Path
+) -> None:
     with pytest.raises(StoreError, match="expected a bundle store, found none; run `recollect build`"):
         Store(tmp_path / "none").require_current()
     with pytest.raises(StoreError, match="expected a bundle store, found none; run `recollect build`"):
@@ -221,7 +223,7 @@ def test_missing_store_missing_versions_and_missing_current_have_different_error
 
 
 @pytest.mark.parametrize("content", [b"", b"../A\n", b"\xff\xfe", b"A\nB\n"])
-def test_damaged_current_is_reported_and_activate_repairs_it(store: Store, content: bytes) -> None:
+def test_damaged_current_file_is_reported_and_the_next_activation_repairs_it(store: Store, content: bytes) -> None:
     store.activate("B")
     (store.root / "CURRENT").write_bytes(content)
     with pytest.raises(StoreError, match="CURRENT: expected a version's name; run `recollect activate`"):
@@ -230,7 +232,7 @@ def test_damaged_current_is_reported_and_activate_repairs_it(store: Store, conte
     assert store.current() == "B"
 
 
-def test_only_folders_named_like_a_version_are_listed(store: Store) -> None:
+def test_folders_whose_name_is_not_a_version_name_are_not_listed(store: Store) -> None:
     for name in ("lost+found", ".incoming-x", ".nfs"):
         (store.bundles / name).mkdir()
     (store.bundles / "notes").write_text("not a bundle")
