@@ -1,6 +1,6 @@
 """The run folder, and the checks whether `recollect train` may write into it.
 
-run/   training.json   the recipe, and whether the training is done
+run/   training.json   the recipe, and whether the training is finished
        metrics.jsonl   loss, speed and validation scores over time
        tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
@@ -95,8 +95,7 @@ class RunFolder:
             resume: Allow an unfinished training with the same recipe to continue.
             overwrite: Remove the files of any previous run.
 
-        Returns:
-            Whether the training is still to be done.
+        Returns: Whether the training is not finished yet.
 
         Raises:
             TrainingError: If the folder holds another training, an unfinished training without `resume`, or files of

@@ -25,10 +25,13 @@ class TrainSettings(
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> TrainSettings:
-        """Refuse contradictory flags before a file is read or removed. Ignored flags are refused only if given.
+        """Refuse contradictory flags before a file is read or removed.
+
+        A flag without effect is refused only if the user gives it.
 
         Raises:
-            TrainingError: Naming the flag and what it needs. It is no ValueError, so pydantic passes it on unchanged.
+            TrainingError: If flags contradict each other. The message names the flag and its requirement. The error is
+                no ValueError, so pydantic passes it on unchanged.
         """
         for message in _contradictions(self):
             raise TrainingError(message)
@@ -78,7 +81,7 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
 
 
 def _ignored(settings: TrainSettings, flags: tuple[str, ...], switch: str, needed: str) -> Iterator[str]:
-    """Yield a message for each given flag that has no effect, because `switch` is 0, as given or by the method."""
+    """Yield a message for each given flag that has no effect because the flag `switch` is 0 (given, or by default)."""
     by_method = getattr(settings, switch) is None
     found = f"--method {settings.method} without any" if by_method else f"{_flag(switch)} 0"
     for name in flags:
