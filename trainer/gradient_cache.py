@@ -45,7 +45,8 @@ class Embedder:
     Attributes:
         model: The model in training.
         device: Where the model is.
-        autocast: Whether matrix products are in bfloat16. micro_tokens: Tokens of a micro-batch, padding included.
+        autocast: Whether matrix products are in bfloat16.
+        micro_tokens: Tokens of a micro-batch, padding included.
         micro_rows: Rows of a micro-batch.
         cache: Whether each micro-batch is encoded twice, so that only one graph is in memory at a time.
     """

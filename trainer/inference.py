@@ -55,7 +55,7 @@ def predict(
     Args:
         instances: The nearest instances of each query: as many as the largest b, or all instances.
         labels: The nearest labels of each query: as many as the largest b, or all labels.
-        values: Y, "instance label".
+        values: The relevance matrix Y, with the axes (instance, label).
         settings: The settings. Put settings that differ only in lambda next to each other: they share most of the work.
         depth: Number of labels to return.
     """

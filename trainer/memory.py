@@ -157,7 +157,7 @@ def check_same_plan(folder: Path, plan: MemoryPlan, saved: MemoryPlan) -> None:
 
 
 def write_defaults(folder: Path, plan: MemoryPlan, defaults: dict[str, float]) -> None:
-    """Write `memory.json`. This file completes a memory; writing it again changes the defaults of a complete memory."""
+    """Write `memory.json`. The file completes a memory. Writing it again changes only the defaults."""
     write_json(folder / "memory.json", header(plan) | {"defaults": defaults})
 
 

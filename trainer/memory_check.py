@@ -1,4 +1,4 @@
-"""The memory check: training starts only if its weights fit into memory, and keeps only as many autograd graphs as fit."""
+"""The memory check: training starts only if its weights fit into memory, and keeps as many autograd graphs as fit."""
 
 from __future__ import annotations
 

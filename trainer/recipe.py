@@ -204,7 +204,7 @@ class Recipe:
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.
 
-        With `max_seconds`, the fraction of time spent replaces the fraction of steps done whenever it is larger.
+        With `max_seconds`, the fraction of time spent replaces the fraction of steps done if the time is further.
         """
         if self.max_seconds:
             step = max(step, min(self.steps - 1, int(seconds / self.max_seconds * self.steps)))

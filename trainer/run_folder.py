@@ -95,7 +95,8 @@ class RunFolder:
             resume: Allow an unfinished training with the same recipe to continue.
             overwrite: Remove the files of any previous run.
 
-        Returns: Whether the training is not finished yet.
+        Returns:
+            Whether the training is not finished yet.
 
         Raises:
             TrainingError: If the folder holds another training, an unfinished training without `resume`, or files of

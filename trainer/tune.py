@@ -172,9 +172,8 @@ def _instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b:
     keys = memory.instance_keys
     similarities, found = nearest(np.asarray(keys[rows]), keys, top_b + 1)
     itself = found == rows[:, None]
-    itself[~itself.any(axis=1), -1] = (
-        True  # many equal keys may push the query out of the list: drop the last key instead
-    )
+    # Many equal keys may push the query itself out of the list. Then drop the last key instead.
+    itself[~itself.any(axis=1), -1] = True
     shape = (len(rows), found.shape[1] - 1)
     return Neighbours(similarities[~itself].reshape(shape), found[~itself].reshape(shape))
 
@@ -184,9 +183,8 @@ def _label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: fl
     keys = memory.label_keys(alpha)
     queries = np.asarray(memory.instance_keys[rows], dtype=np.float32)
     own = memory.label_sets.to_csr(len(keys))[rows]
-    extra = (
-        int(np.diff(own.indptr).max()) if alpha else 0
-    )  # the query's labels may lose ranks when their means lose the query
+    # A label may lose its rank when the query is left out of the label's mean: search for more labels.
+    extra = int(np.diff(own.indptr).max()) if alpha else 0
     similarities, found = nearest(queries, keys.filled(), top_b + extra)
     if alpha:
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))

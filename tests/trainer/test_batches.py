@@ -241,7 +241,7 @@ class TestClusteredBatches:
         assert len(set(map(tuple, seen))) == len(asked)
 
     def test_instance_without_a_cluster_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="expected one for each instance to train on, found -1"):
+        with pytest.raises(ValueError, match="expected a cluster for each instance to train on, found -1"):
             self.batches().at(0, None, np.append(-1, self.CLUSTERS[1:]))
 
 
