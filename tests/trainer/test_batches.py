@@ -106,7 +106,7 @@ def test_positives_are_distinct_labels_of_their_query(case: Case) -> None:
 
 @few
 @given(case=cases())
-def test_pool_contains_exactly_positives_and_drawn_negatives(case: Case) -> None:
+def test_pool_contains_exactly_the_drawn_positives_and_the_drawn_negatives(case: Case) -> None:
     for batch in case.epoch(1):
         pool = batch.pool.tolist()
         assert len(set(pool)) == len(pool)
@@ -148,7 +148,7 @@ def test_disjoint_instances_share_no_label_and_exclude_the_query_itself(case: Ca
 
 @few
 @given(case=cases(), data=st.data())
-def test_mask_marks_the_pairs_in_its_ranges(case: Case, data: st.DataObject) -> None:
+def test_mask_marks_the_pairs_within_the_given_ranges_of_queries_and_keys(case: Case, data: st.DataObject) -> None:
     for batch in case.epoch(0):
         queries, keys = (
             tuple(sorted(data.draw(st.tuples(*2 * [st.integers(0, size)]))))
@@ -181,7 +181,7 @@ def test_every_label_of_a_query_is_drawn_equally_often() -> None:
     np.testing.assert_allclose(counts, steps * share, atol=5 * np.sqrt(steps * share * (1 - share)))
 
 
-def test_order_differs_by_epoch_and_seed() -> None:
+def test_order_of_queries_differs_between_epochs_and_between_seeds() -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         case = Case([{0}] * 50, 1, list(range(50)), 10, 1, 0, seed, None)
         return tuple(row for batch in case.epoch(epoch) for row in batch.rows.tolist())
@@ -197,7 +197,7 @@ def test_each_step_draws_new_negatives() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_purposes_have_separate_random_numbers(seed: int) -> None:
+def test_each_purpose_has_its_own_random_numbers(seed: int) -> None:
     assert len({generator(seed, purpose, number).random() for purpose in Purpose for number in range(5)}) == 5 * len(
         Purpose
     )
@@ -221,12 +221,12 @@ class TestClusteredBatches:
             np.testing.assert_array_equal(np.sort(rows), self.ROWS)
             assert np.count_nonzero(np.diff(self.CLUSTERS[rows])) == 7
 
-    def test_whole_clusters_share_a_batch_where_they_fit(self) -> None:
+    def test_queries_of_a_cluster_share_a_batch_if_the_cluster_fits(self) -> None:
         batches = self.batches()
         for step in range(8):
             assert np.unique(self.CLUSTERS[batches.at(step, None, self.CLUSTERS).rows]).size == 2
 
-    def test_each_epoch_shuffles_clusters_and_their_rows(self) -> None:
+    def test_each_epoch_shuffles_the_clusters_and_the_rows_of_each_cluster(self) -> None:
         batches = self.batches(40)
         orders = [batches.at(epoch, None, self.CLUSTERS).rows for epoch in range(4)]
         assert len({tuple(self.CLUSTERS[order].tolist()) for order in orders}) == 4
@@ -272,15 +272,15 @@ class TestWeightedPositives:
             count = sum(tuple(labels) == pair for labels in drawn)
             assert abs(count - self.STEPS * probability) < 4.5 * np.sqrt(self.STEPS * probability * (1 - probability))
 
-    def test_query_with_few_labels_has_all_of_them_drawn(self) -> None:
+    def test_all_labels_of_a_query_with_few_labels_are_drawn(self) -> None:
         assert set(map(tuple, self.drawn(np.ones(5), 3, [{1, 4}]))) == {(1, 4)}
 
-    def test_labels_without_weight_are_drawn_last(self) -> None:
+    def test_labels_of_weight_0_are_drawn_last(self) -> None:
         weights = np.array([0.0, -1.0, 1.0, 1.0, 1.0])
         assert set(map(tuple, self.drawn(weights, 2))) == {(2, 3)}
         assert {0, 1} < {label for labels in self.drawn(weights, 3) for label in labels}
 
-    def test_draws_without_weights_are_unchanged(self) -> None:
+    def test_positives_without_label_weights_are_the_first_in_a_uniformly_random_order(self) -> None:
         for step, labels in enumerate(self.drawn(None, 2)[:50]):
             order = np.argsort(generator(3, Purpose.POSITIVES, step).random(4), kind="stable")
             assert labels == sorted(order[:2].tolist())

@@ -172,13 +172,13 @@ def test_all_ranks_succeed(group: Group) -> None:
     }, group.log
 
 
-def test_ranks_know_their_number(group: Group) -> None:
+def test_each_rank_gets_its_own_number(group: Group) -> None:
     assert [found["rank"] for found in group.found("exchanges")] == [
         (rank, group.size, rank == 0) for rank in range(group.size)
     ]
 
 
-def test_all_reduce_sum_and_max_are_over_all_ranks(group: Group) -> None:
+def test_all_reduce_sum_and_max_include_the_values_of_all_ranks(group: Group) -> None:
     found = group.found("exchanges")
     parts = torch.stack([rank["all_reduce_sum"][1] for rank in found])
     for rank in found:
@@ -198,13 +198,13 @@ def test_all_gather_concatenates_unequal_and_empty_shares(group: Group) -> None:
             np.testing.assert_array_equal(array, whole)
 
 
-def test_gather_arrays_concatenates_shares_on_rank_0_only(group: Group) -> None:
+def test_gather_arrays_concatenates_the_shares_on_rank_0_only(group: Group) -> None:
     for rank, found in enumerate(group.found("exchanges")):
         for rows, array in zip(ROWS, found["gather_arrays"], strict=True):
             np.testing.assert_array_equal(array, np.arange(3 * rows).reshape(rows, 3)[: None if rank == 0 else 0])
 
 
-def test_log_sum_exp_and_its_gradient_are_over_all_ranks(group: Group) -> None:
+def test_log_sum_exp_and_its_gradient_include_the_values_of_all_ranks(group: Group) -> None:
     found = [rank["log_sum_exp"] for rank in group.found("exchanges")]
     values = torch.stack([value for value, _, _ in found]).requires_grad_()
     total = torch.logsumexp(values, dim=0)
@@ -214,7 +214,7 @@ def test_log_sum_exp_and_its_gradient_are_over_all_ranks(group: Group) -> None:
         torch.testing.assert_close(gradient, values.grad[rank])
 
 
-def test_top_k_is_over_all_ranks_and_its_gradient_returns_to_the_own_columns(group: Group) -> None:
+def test_top_k_includes_all_ranks_and_the_gradient_of_a_value_returns_to_its_rank(group: Group) -> None:
     found = [rank["top_k"] for rank in group.found("exchanges")]
     own = [part.clone().requires_grad_() for part in BEST[: group.size]]
     top = torch.cat(own, dim=1).topk(3, dim=1).values
@@ -224,7 +224,7 @@ def test_top_k_is_over_all_ranks_and_its_gradient_returns_to_the_own_columns(gro
         assert torch.equal(gradient, part.grad)
 
 
-def test_all_reduce_gradients_gives_all_ranks_the_sum(group: Group) -> None:
+def test_all_reduce_gradients_gives_every_rank_the_sum_of_the_gradients(group: Group) -> None:
     numbers = range(group.size)
     for found in group.found("exchanges"):
         weight, bias = found["gradients"]
@@ -234,7 +234,9 @@ def test_all_reduce_gradients_gives_all_ranks_the_sum(group: Group) -> None:
 
 @pytest.mark.parametrize("keys", ["seven keys", "two keys"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_loss_over_a_shared_pool_equals_the_loss_over_the_whole_pool(group: Group, keys: str, loss: str) -> None:
+def test_loss_over_a_pool_split_between_ranks_equals_the_loss_of_a_single_process(
+    group: Group, keys: str, loss: str
+) -> None:
     found = [rank[loss] for rank in group.found(keys)]
     value, gradient = alone(keys)[loss]
     for result, _ in found:
@@ -244,7 +246,7 @@ def test_loss_over_a_shared_pool_equals_the_loss_over_the_whole_pool(group: Grou
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("method", ALL)
-def test_all_ranks_have_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
+def test_each_rank_gets_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
     expected = alone(batch)[method]
     assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all are in the top 5
     for found in group.found(batch):
@@ -252,7 +254,7 @@ def test_all_ranks_have_the_loss_and_gradient_of_a_single_process(group: Group, 
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_all_ranks_have_the_centroids_of_a_single_process(group: Group, batch: str) -> None:
+def test_each_rank_gets_the_centroids_of_a_single_process(group: Group, batch: str) -> None:
     expected = alone(batch)["centroids"]
     for found in group.found(batch):
         torch.testing.assert_close(found["centroids"], expected)
@@ -260,7 +262,7 @@ def test_all_ranks_have_the_centroids_of_a_single_process(group: Group, batch: s
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [0, 1, 5, 8, 1_000_003])
-def test_shares_cover_all_rows_and_differ_by_at_most_one(size: int, rows: int) -> None:
+def test_shares_of_the_ranks_cover_all_rows_and_differ_by_at_most_one_row(size: int, rows: int) -> None:
     bounds = [Ranks(rank, size).bounds(rows) for rank in range(size)]
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == rows
@@ -268,7 +270,7 @@ def test_shares_cover_all_rows_and_differ_by_at_most_one(size: int, rows: int) -
     assert Ranks(0, size).bounds(rows, size - 1) == bounds[-1]
 
 
-def test_process_without_torchrun_is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_started_without_torchrun_is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with process_group("cpu") as ranks:
         assert ranks == ALONE
@@ -289,7 +291,9 @@ class TestRefused:
         assert not dist.is_initialized()
         return str(refused.value)
 
-    def test_world_size_without_the_other_variables_of_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_world_size_without_the_other_variables_of_torchrun_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("RANK", "MASTER_PORT"):
             monkeypatch.delenv(name)
         assert self.refusal("cpu") == (
@@ -297,7 +301,7 @@ class TestRefused:
             "no RANK, MASTER_PORT; start with torchrun, or unset WORLD_SIZE"
         )
 
-    def test_more_processes_than_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_more_processes_than_gpus_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         assert self.refusal("cuda") == (
             "LOCAL_RANK=2: expected a GPU for each process, found 2; start torchrun --nproc-per-node 2, or use "
@@ -305,7 +309,7 @@ class TestRefused:
         )
 
 
-def test_single_rank_gets_its_own_values_back() -> None:
+def test_collective_operations_of_a_single_rank_return_its_own_values() -> None:
     values = torch.arange(3.0)
     assert ALONE.first
     assert ALONE.broadcast_object("value") == "value"

@@ -122,7 +122,7 @@ def test_equal_scores_are_ordered_by_label_position() -> None:
         assert predicted_labels(memory, setting, 5) == served_labels(memory, setting, 5) == [[0, 1, 2, 3, 4]]
 
 
-def test_label_with_a_vote_of_only_a_distant_key_is_returned() -> None:
+def test_label_is_returned_even_if_only_a_distant_key_votes_for_it() -> None:
     labels = Neighbours(np.array([[0.9, -0.3]], dtype=np.float32), np.array([[0, 1]]))
     memory = Memory(labels, labels, sparse.csr_matrix((2, 2), dtype=np.float32))
     setting = InferenceSetting(0.0, 0.01, 2)
@@ -160,7 +160,7 @@ def test_label_keys_alone_decide_if_no_query_of_a_block_has_an_instance(lambda_:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_settings_give_the_same_labels_as_one_setting_at_a_time(seed: int) -> None:
+def test_predicting_many_settings_at_once_gives_the_labels_of_one_setting_at_a_time(seed: int) -> None:
     memory = random_memory(seed)
     many = [
         InferenceSetting(lambda_, temperature, top_b)
@@ -174,7 +174,7 @@ def test_many_settings_give_the_same_labels_as_one_setting_at_a_time(seed: int) 
         assert best.tolist() == predicted_labels(memory, setting, 6)
 
 
-def test_repeated_setting_is_returned_once() -> None:
+def test_setting_that_is_given_twice_is_returned_once() -> None:
     memory = random_memory(1)
     setting = InferenceSetting(0.5, 0.04, 5)
     ((_, best),) = predict(*memory, [setting, setting], 3)
