@@ -1,4 +1,4 @@
-"""The index benchmark: one JSON line with every figure, and errors for bad input."""
+"""The index benchmark prints one JSON line with every figure, and reports bad input as an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proofs, on data that is small enough for a test."""
+"""The proofs of `benchmarks.proofs`, on data that is small enough for a test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_best_lambda_is_between_0_and_1(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in children of a small process, because the peak of a process includes its parent's memory."""
+    """Measure memory in children of a small process, because the peak of a process includes its parent's memory."""
     monkeypatch.setattr(cache_memory.multiprocessing, "get_context", lambda _: CHILDREN)
 
 

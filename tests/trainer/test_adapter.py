@@ -34,7 +34,7 @@ def vectors() -> torch.Tensor:
 
 @pytest.fixture
 def adapted(tiny_encoder: Encoder) -> Encoder:
-    """The tiny encoder with an adapter that changes its vectors."""
+    """The tiny encoder with an adapter that changes the encoder's vectors."""
     return tiny_encoder.with_adapter(learned())
 
 

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw instances with none to many labels, some of them held out, and mined labels that are not their own."""
+    """Draw instances with zero to many labels, some instances held out, and mined labels that are no true labels."""
     labels = draw(st.integers(1, 8))
     sets = draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=1, max_size=14))
     rows = sorted(draw(st.sets(st.integers(0, len(sets) - 1), min_size=1)))
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def labels_of(pairs: Pairs, batch: Batch) -> list[list[int]]:
-    """Return the labels of each query in the pairs, with repetitions."""
+    """Return a list of labels for each query that occurs in the pairs. A label of several pairs is repeated."""
     return [batch.pool[pairs.key[pairs.query == query]].tolist() for query in range(len(batch.rows))]
 
 
@@ -255,7 +255,7 @@ class TestWeightedPositives:
         return [batches.at(step, None).pool.tolist() for step in range(self.STEPS)]
 
     def test_one_positive_is_drawn_in_proportion_to_its_weight(self) -> None:
-        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the last label is not the query's
+        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the query does not have the last label
         counts = np.bincount(np.concatenate(self.drawn(weights, 1)), minlength=5)
         expected = self.STEPS * weights[:4] / weights[:4].sum()
         assert counts[4] == 0

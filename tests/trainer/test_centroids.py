@@ -9,7 +9,7 @@ from trainer.batches import Batch, Batches
 from trainer.heads.centroids import Centroids
 
 DIM, LABELS, INSTANCES = 8, 10, 30
-WITHOUT_INSTANCE, HELD_OUT = 9, 4  # a label that nobody has, and an instance whose labels are not to be known
+WITHOUT_INSTANCE, HELD_OUT = 9, 4  # label without instances, held-out instance without labels in `values`
 TEXTS = random_units(np.random.default_rng(1), LABELS)
 VECTORS = random_units(np.random.default_rng(2), INSTANCES)
 _random = np.random.default_rng(3)
@@ -38,7 +38,7 @@ def read(centroids: Centroids, labels: np.ndarray | None = None) -> np.ndarray:
 
 
 def written(vectors: np.ndarray, label: int, left_out: np.ndarray | None = None) -> np.ndarray:
-    """Return the unit mean of a label's instances without those left out, or the text vector if there are none."""
+    """Return the unit mean of a label's instances without `left_out`, or the text vector if no instance remains."""
     gone = set() if left_out is None else set(left_out.tolist())
     own = [vectors[row] for row in range(INSTANCES) if label in OWN[row] and row not in gone]
     if not own:
@@ -73,7 +73,8 @@ def test_queries_of_a_batch_are_left_out_of_the_centroids_of_the_pool(
         expected = written(VECTORS, label, step.rows)
         np.testing.assert_allclose(centroid, expected, atol=2e-3)
         if size == INSTANCES:
-            np.testing.assert_array_equal(centroid, TEXTS[label])  # to the bit: no rounding is left of a query
+            # Bit for bit: a query that is left out leaves no rounding error.
+            np.testing.assert_array_equal(centroid, TEXTS[label])
     assert np.abs(found - before[step.pool]).max() > 0.01
 
 

@@ -26,7 +26,8 @@ HEADS: dict[str, Callable[[], Head]] = {
 
 
 class TestSavedCheckpoint:
-    # AutoTokenizer would rebuild other tokenizers for distilbert (cased) and roberta (no byte-level BPE).
+    # AutoTokenizer would build tokenizers that differ from these for distilbert (cased) and roberta (no byte-level
+    # BPE).
     @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
     @pytest.mark.parametrize("pooling", ["mean", "cls"])
     def test_loaded_checkpoint_gives_the_vectors_of_the_saved_encoder(

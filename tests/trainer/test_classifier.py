@@ -22,7 +22,7 @@ TEXTS, VECTORS = units(LABELS, 1), units(QUERIES, 2)
 
 
 def started(rows: list[list[int]], instances: Tensor) -> Classifier:
-    """Make a classifier that starts with instances of these labels."""
+    """Make a classifier whose label vectors are initialised from instances of these labels."""
     head = Classifier(DIM, LABELS).eval()
     head.start(TEXTS.numpy(), instances.numpy(), label_sets(rows).to_csr(LABELS), seed=0)
     return head

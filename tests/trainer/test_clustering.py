@@ -19,7 +19,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def planted(clusters: int, size: int, noise: float, seed: int = 0, dim: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Return shuffled vectors around random directions, and the direction of each."""
+    """Return shuffled vectors around random directions, and the number of the direction of each vector."""
     random = np.random.default_rng(seed)
     own = random.permutation(np.repeat(np.arange(clusters), size))
     centres = unit(random.standard_normal((clusters, dim)))
@@ -43,7 +43,8 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("size", [20, 200])  # with inner products stored, and computed in each round
+# With stored inner products, and with inner products computed in each round.
+@pytest.mark.parametrize("size", [20, 200])
 def test_planted_clusters_are_found(size: int) -> None:
     vectors, own = planted(2, size, 0.3)
     found = cluster(vectors, 2)

@@ -1,4 +1,7 @@
-"""Ranks that `torchrun` starts: each process runs `work` of this file, and the tests compare the written results."""
+"""Ranks that `torchrun` starts.
+
+Each process runs `work` of this file, and the tests compare the results that it writes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ BEST = [torch.tensor([[5.0, 2.0, -1.0], [1.0, 0.5, 0.0]]), torch.empty(2, 0), to
 
 
 def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return this rank's columns: similarities, positives, relevance, and similarities of as many instances."""
+    """Return this rank's share of a pool: similarities, positives, relevance, and similarities of instances."""
     torch.manual_seed(1)
     scores, draws = 5 * torch.randn(6, keys, dtype=torch.float64), torch.rand(6, keys)
     own = slice(*ranks.bounds(keys))
@@ -49,7 +52,7 @@ def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
-    """Return each loss over a shared pool, summed over the ranks, and the gradient of this rank's columns."""
+    """Return, for each loss function, the loss summed over the ranks and the gradient of this rank's similarities."""
     found = {}
     for name, loss in {
         "softmax": lambda s, t, p, x: losses.softmax_cross_entropy(s, t, ranks),
@@ -97,7 +100,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
 
 
 def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
-    """Return loss and gradient of each method, and the centroids of prime after the step."""
+    """Return the loss and the gradient of each method, and the centroids of prime after the step."""
     found: dict[str, Any] = {}
     for method in ALL:
         problem = Problem(method)
@@ -133,7 +136,7 @@ def work(folder: Path) -> None:
 
 
 class Group(NamedTuple):
-    """The results of all ranks of one launch."""
+    """The results of all ranks that one `torchrun` command starts."""
 
     size: int
     folder: Path
@@ -161,7 +164,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     try:
         log, _ = process.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun stops its ranks
+        process.terminate()  # torchrun then stops its ranks
         log, _ = process.communicate()
     return Group(request.param, folder, log)
 
@@ -248,7 +251,7 @@ def test_loss_over_a_pool_split_between_ranks_equals_the_loss_of_a_single_proces
 @pytest.mark.parametrize("method", ALL)
 def test_each_rank_gets_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
     expected = alone(batch)[method]
-    assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all are in the top 5
+    assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all keys are in the top 5
     for found in group.found(batch):
         assert_same(found[method], expected)
 

@@ -16,7 +16,7 @@ TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden c
 
 
 def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
-    """The unit vector of one text, computed with transformers, without padding and mask."""
+    """Compute the unit vector of one text with transformers, without padding and mask."""
     model = AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().numpy()
@@ -26,7 +26,7 @@ def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
 
 
 def truncate(ids: list[int], max_length: int) -> list[int]:
-    """The first tokens, and the last special token."""
+    """Return the first tokens and the last special token."""
     return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
 
@@ -90,7 +90,7 @@ def test_empty_list_of_texts_gives_no_vectors(tiny_encoder: Encoder) -> None:
     assert tiny_encoder.encode([], 32).shape == (0, tiny_encoder.dim)
 
 
-def test_empty_text_has_a_unit_vector(tiny_encoder: Encoder) -> None:
+def test_text_that_gives_no_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> None:
     assert np.linalg.norm(tiny_encoder.encode(["\u200b\x01"], 32)) == pytest.approx(1, abs=1e-6)
 
 

@@ -23,7 +23,7 @@ class Learner(NamedTuple):
 
 
 DIM = 32  # as in the tiny BERT
-# Some rows, not in order: each must get its own place.
+# The rows are a subset, not in ascending order. Each row must get its own place in the result.
 QUERIES, KEYS = np.array([9, 0, 16, 3, 12, 5, 14]), np.array([4, 1, 0, 2])
 
 

@@ -25,7 +25,7 @@ class Memory(NamedTuple):
 
 
 def neighbours(rng: np.random.Generator, queries: int, keys: int, found: int, padded: bool) -> Neighbours:
-    """Random keys, best first. With `padded`, some queries have fewer keys or none."""
+    """Draw random lists of keys, best first. With `padded`, some queries have fewer keys or no keys."""
     similarities = -np.sort(-rng.uniform(-1, 1, size=(queries, found)).astype(np.float32), axis=1)
     rows = np.stack([rng.permutation(keys)[:found] for _ in range(queries)])
     if padded:
@@ -35,7 +35,7 @@ def neighbours(rng: np.random.Generator, queries: int, keys: int, found: int, pa
 
 
 def random_memory(seed: int) -> Memory:
-    """A memory whose instances have none to all labels; queries of one or two blocks; full or partial lists of keys."""
+    """Draw a memory whose instances have zero to all labels, one or two blocks of queries, and lists of keys."""
     rng = np.random.default_rng(seed)
     instances, labels, queries = rng.integers(1, 14), rng.integers(1, 10), rng.choice([1, 3, 70])
     shares = rng.choice([0, 0.3, 1], size=(instances, 1))
@@ -48,7 +48,7 @@ def random_memory(seed: int) -> Memory:
 
 
 def served(memory: Memory, setting: InferenceSetting) -> scoring.Ranking:
-    """The ranking of the service, in float64, for the same two lists of keys."""
+    """Compute the ranking of the service, in float64, for the same two lists of keys."""
     values = scoring.Values(memory.values.indptr, memory.values.indices, memory.values.shape[1])
     instances, labels = (
         searcher.Neighbours(part.similarities[:, : setting.top_b].astype(np.float64), part.keys[:, : setting.top_b])

@@ -178,7 +178,7 @@ def test_key_source_of_each_rank_computes_only_its_share(
 
 
 class RepeatedShare(OwnShare):
-    """One of several ranks, which all make the same keys."""
+    """One of several ranks. All ranks make the same keys."""
 
     def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return np.resize(part, (rows, *part.shape[1:]))

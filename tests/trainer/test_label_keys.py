@@ -18,7 +18,7 @@ from trainer.memory import Memory, MemoryPlan, open_memory
 from trainer.memory_writer import write_memory
 
 DIM, LABELS = 8, 6
-# Label 4 has no instance, label 5 has one, instance 3 has no label.
+# Label 4 has no instance, label 5 has one instance, and instance 3 has no label.
 SETS = [[0, 1], [1], [0, 2, 3], [], [3], [1, 5], [2]]
 
 
@@ -100,7 +100,7 @@ def test_instance_opposite_to_the_text_leaves_the_text_vector() -> None:
 
 def test_reading_a_label_key_uses_only_the_instances_of_this_label() -> None:
     instances = INSTANCES.copy()
-    instances[[2, 3, 4, 6]] = np.nan  # none of them has label 1 or 5
+    instances[[2, 3, 4, 6]] = np.nan  # these instances do not have label 1 or 5
     wanted = np.array([1, 5])
     found = LabelKeys(TEXTS, instances, label_sets(SETS), 0.5)[wanted]
     np.testing.assert_allclose(found, written_formula(TEXTS, INSTANCES, SETS, 0.5)[wanted], atol=1e-6)
@@ -154,7 +154,7 @@ def input_vectors(rows: int, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def sets() -> LabelSets:
-    """Label 0 has no instance, label 1 has one, instance 4; the others have several."""
+    """Label 0 has no instance. Label 1 has one instance, number 4. All other labels have several instances."""
     rows = [[2 + i % 5, 2 + (i + 2) % 5] for i in range(ADAPTED_INSTANCES)]
     rows[4] = [1, *rows[4]]
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)

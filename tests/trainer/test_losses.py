@@ -112,7 +112,10 @@ def written_rae(pool: Pool) -> list[Tensor]:
 
 
 def written_log_soft_top_k(s: Tensor, k: int, alpha: float) -> Tensor:
-    """Find the threshold by bisection to the last bit. One Newton step then gives autograd its derivative by s."""
+    """Find the threshold by bisection to the last bit.
+
+    One Newton step then gives autograd the derivative of the threshold by s.
+    """
     known = s.detach()
     low, high = float(-known.max()) - 40, float(-known.min()) + 40
     for _ in range(200):

@@ -127,7 +127,7 @@ class TestTriplet:
     ) -> None:
         value, gradient, _ = value_and_gradients(triplet, query([0.5, 0.5], [0], dtype))
         torch.testing.assert_close(value, torch.tensor([0.1], dtype=dtype), rtol=0, atol=1e-7)
-        weight = 0.5  # of a batch's first query, in `value_and_gradients`
+        weight = 0.5  # the weight of the first query in `value_and_gradients`
         assert gradient.tolist() == [[-weight, weight]]
 
     @every_type
@@ -159,7 +159,7 @@ class TestTriplet:
     def test_constant_margin_gives_a_hinge_loss_that_is_0_at_the_margin(self, dtype: torch.dtype) -> None:
         pool = query([0.25, 0.0, 0.125, -0.5], [0], dtype)
         value, gradient, _ = value_and_gradients(lambda own: triplet(own, (0.25, 0.25)), pool)
-        assert value.tolist() == [0.125]  # of the second negative alone: the first is at the very edge
+        assert value.tolist() == [0.125]  # only the second negative counts: the first is exactly at the margin
         assert gradient.tolist() == [[-0.5, 0, 0.5, 0]]
 
     def test_negatives_that_violate_the_margin_are_weighted_by_a_softmax_without_gradient(self) -> None:
@@ -190,7 +190,8 @@ class TestRegulariser:
     def test_means_of_the_regulariser_are_over_terms_that_are_not_zero(self) -> None:
         b = query([0.5, 0.5, 0.1, 0.2, 0.9], [0, 1])
         s = torch.tensor([[0.6, 0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
-        value = regulariser(b._replace(instances=s))  # prototypes: .2 too far, and fine; fine, .1 and .7 too near
+        # Positives: .2 too far, and near enough. Negatives: far enough, .1 too near, and .7 too near.
+        value = regulariser(b._replace(instances=s))
         torch.testing.assert_close(value, torch.tensor([(0.2 + (0.1 + 0.7) / 2) / 2], dtype=torch.float64))
 
     @every_type

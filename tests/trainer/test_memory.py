@@ -65,7 +65,7 @@ class Writer:
         return write_memory(folder, plan, labels, self.instances, source, ALONE, label_key_alpha)
 
     def write_until(self, chunk: int, folder: Path) -> None:
-        """Write until the encoder gets this chunk, counted from 0; then interrupt."""
+        """Write the memory until the encoder gets this chunk (counted from 0), and then interrupt the writing."""
         self.interrupt_at = chunk
         with pytest.raises(KeyboardInterrupt):
             self.write(folder)
@@ -285,7 +285,7 @@ class TestInterruptedMemory:
         )
 
 
-# Kills itself with SIGKILL in the middle of the fourth chunk.
+# The process kills itself with SIGKILL in the middle of the fourth chunk.
 KILLED_IN_CHUNK = """
 import os, signal, sys
 from pathlib import Path

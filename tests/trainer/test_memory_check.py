@@ -1,4 +1,4 @@
-"""The memory check: what training needs, what a GPU or a machine has free, and how many graphs fit."""
+"""The memory check: the memory that training needs, the free memory of a GPU or a machine, and how many graphs fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = [3, 9, 5, 8, 7]
 
 
 class TestRequiredMemory:
-    """For a classifier of 1,000 labels in 100 dimensions, and its projection."""
+    """The required memory of a classifier for 1,000 labels in 100 dimensions, with its projection."""
 
     needed = 6 * 4 * (1_000 * 100 + 100 * 100 + 100)
 
@@ -59,9 +59,7 @@ class TestRequiredMemory:
             "gradients and moments, found 3.1 GB; choose another --method, or a machine with more memory"
         )
 
-    def test_each_buffer_of_a_module_counts_once_because_it_has_no_gradient(
-        self, set_free: Callable[[int], None]
-    ) -> None:
+    def test_each_buffer_of_a_module_counts_once(self, set_free: Callable[[int], None]) -> None:
         with torch.device("meta"):
             module = Prototypes(8, 1_000_000, ("text", "centroid"), 0)
         learnt = sum(weight.numel() for weight in module.parameters())
@@ -171,7 +169,10 @@ def embedder(device: str, make: type[Embedder] = Embedder) -> Embedder:
 
 
 class FakeEmbedder(Embedder):
-    """Computes nothing. Its graphs take 1,000 bytes a token, padding included, on a GPU that does not exist."""
+    """An embedder that computes nothing.
+
+    Its graphs take 1,000 bytes for each token, padding included, on a simulated GPU.
+    """
 
     allocated = 500
 
@@ -182,9 +183,9 @@ class FakeEmbedder(Embedder):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A GPU with 100,000 bytes free, and 50,500 more that torch reserves, 500 of them in use.
+    """Simulate a GPU with 100,000 free bytes. torch has reserved 50,500 more bytes and uses 500 of these.
 
-    Returns the list of restored random states.
+    Return the list of restored random states.
     """
     restored: list[object] = []
     monkeypatch.setattr(FakeEmbedder, "allocated", 500)

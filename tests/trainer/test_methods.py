@@ -37,7 +37,10 @@ WRITTEN_PSL = {"pal-n": written_softmax, "pal": written_pal}
 
 
 def drawn(method: str, **shape: Any) -> list[Pool]:
-    """Draw a pool for each view: equal positives, different similarities, which are not divided by tau for PRIME."""
+    """Draw a pool for each view.
+
+    All pools have equal positives and different similarities. PRIME's similarities are not divided by tau.
+    """
     scale = 1 if METHODS[method].temperature else 1 / 12
     pools = [draw(seed, **{"queries": 8, "keys": 12, "dense": 0.3} | shape) for seed in (10, 11)]
     return [pools[0]._replace(labels=scale * pool.labels) for pool in pools[: VIEWS.get(method, 1)]]
@@ -55,7 +58,7 @@ def loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> t
 
 
 def label_loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> tuple[Tensor, Tensor]:
-    """Return the loss of labels over queries, and its gradient. Rows of the pools are labels."""
+    """Return the loss of labels over queries, and its gradient. The rows of the pools are labels."""
     label_loss, similarities = METHODS[method].label_loss, stacked(pools)
     assert label_loss is not None
     return with_gradient(label_loss(ScoredLabels(similarities, *pools[0][1:3]), given), similarities)

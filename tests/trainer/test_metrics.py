@@ -234,7 +234,7 @@ class TestReport:
 
 
 def random_rows() -> tuple[list[list[int]], list[list[int]]]:
-    """Predictions of 0 to 6 labels for 300 queries with 0 to 8 true labels; some predictions are true."""
+    """Predictions of 0 to 6 labels for 300 queries with 0 to 8 true labels. Some predicted labels are true."""
     random = np.random.default_rng(0)
 
     def some(most: int) -> list[int]:

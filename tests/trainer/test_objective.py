@@ -60,7 +60,7 @@ class Problem:
         self.mined = HardNegatives(np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates))
 
     def batch(self, **changed: Any) -> Batch:
-        """Return a batch of half of the instances, with the method's defaults except for the changed settings."""
+        """Return a batch of half of the instances. Settings that are not given have the method's defaults."""
         own = {"positives": self.method.positives, "hard_negatives": self.method.hard_negatives}
         settings = {"batch_size": 15, "seed": 6} | own | changed
         return Batches(LabelSets.of(self.values), LABELS, np.arange(INSTANCES), **settings).at(1, self.mined)
@@ -85,7 +85,7 @@ class Problem:
         if isinstance(model.head, Prototypes):
             assert model.head.centroids is not None
             others = self.relevance.copy()
-            others[batch.rows] = False  # a label's prototype must not include its own queries
+            others[batch.rows] = False  # prototypes must not include the queries of the batch
             model.head.centroids.start(model.head.centroids.followed, sparse.csr_matrix(others.astype(np.float32)))
         pool = torch.from_numpy(batch.pool)
         queries = model.views(self.queries.vectors[batch.rows])

@@ -139,14 +139,14 @@ class TestInsideTheRunFolder:
 
     @pytest.mark.parametrize("flag", ["vectors", "encoder"])
     @pytest.mark.parametrize("path", ["run/memory", "run", "run/../run/memory", "link"])
-    def test_input_inside_the_run_folder_is_refused(self, out: Path, flag: str, path: str) -> None:
+    def test_input_path_inside_the_run_folder_is_refused(self, out: Path, flag: str, path: str) -> None:
         given = f"{out.parent}/{path}"
         with pytest.raises(
             TrainingError, match=f"--{flag} .*: expected a folder outside --out {out}, which is written"
         ):
             settings(out=out, **{flag: given})
 
-    def test_input_outside_the_run_folder_is_accepted(
+    def test_input_path_outside_the_run_folder_is_accepted(
         self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "other").mkdir()
