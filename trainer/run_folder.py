@@ -213,9 +213,10 @@ class RunFolder:
         """
         found = [path for path in self._run_paths if path.exists()]
         if found and not (found == [self.checkpoint] and plan is not None and self._has_checkpoint_of(plan)):
+            names = ", ".join(path.name for path in found)
             raise TrainingError(
-                f"{self.path}: expected a run or nothing, found {', '.join(path.name for path in found)} of unknown "
-                "origin; choose another --out, or replace it with --overwrite"
+                f"{self.path}: expected a run folder or an empty folder, found {names} of unknown origin; "
+                "choose another --out, or replace it with --overwrite"
             )
 
     def _has_checkpoint_of(self, plan: MemoryPlan) -> bool:

@@ -234,11 +234,11 @@ class TestClusteredBatches:
 
     def test_batch_of_a_step_does_not_depend_on_earlier_clusters(self) -> None:
         other = np.append(np.arange(40) % 8, -1)
-        asked = [(step, clusters) for step in (5, 4, 0, 1) for clusters in (self.CLUSTERS, None, other)]
+        steps_and_clusters = [(step, clusters) for step in (5, 4, 0, 1) for clusters in (self.CLUSTERS, None, other)]
         batches = self.batches()
-        seen = [batches.at(step, None, clusters).rows.tolist() for step, clusters in asked]
-        assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in asked]
-        assert len(set(map(tuple, seen))) == len(asked)
+        seen = [batches.at(step, None, clusters).rows.tolist() for step, clusters in steps_and_clusters]
+        assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in steps_and_clusters]
+        assert len(set(map(tuple, seen))) == len(steps_and_clusters)
 
     def test_instance_without_a_cluster_is_refused(self) -> None:
         with pytest.raises(ValueError, match="expected a cluster for each instance to train on, found -1"):

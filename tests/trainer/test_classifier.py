@@ -42,8 +42,8 @@ def test_views_equal_the_formula_of_the_classifier(head: Classifier) -> None:
     assert torch.equal(queries[:, 0], VECTORS)
     assert torch.equal(labels[:, 0], TEXTS)
     for query, vector in zip(queries[:, 1], VECTORS, strict=True):
-        asked = head.project.weight @ vector + head.project.bias
-        torch.testing.assert_close(query, asked / asked.norm())
+        projected = head.project.weight @ vector + head.project.bias
+        torch.testing.assert_close(query, projected / projected.norm())
     for label, weight in zip(labels[:, 1], head.weights, strict=True):
         torch.testing.assert_close(label, weight / weight.norm())
 

@@ -23,7 +23,7 @@ POSITIONS = {"train": [[1, 2], [0], [0, 1, 2]], "test": [[2], [0, 1]]}
 
 
 def write_as(format_name: str, folder: Path, write_lines: WriteLines) -> None:
-    """Write the labels, texts and positions above in one format. The uids are row numbers, because every format can express row numbers."""
+    """Write the labels, texts and positions above in one format. Uids are row numbers, which every format has."""
     if format_name == "native":
         write_lines(folder / "labels.jsonl", [{"uid": row, "text": text} for row, text in enumerate(LABELS)])
     if format_name == "xmc":

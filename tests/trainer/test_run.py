@@ -214,8 +214,9 @@ def test_run_folder_with_unknown_files_is_refused_without_overwrite(train: Train
     (run_folder / name).write_text("mine")
     outcome = train()
     assert outcome.status == 2
-    assert f"{run_folder}: expected a run or nothing, found {name.partition('/')[0]} of unknown origin" in (
-        outcome.message
+    assert (
+        f"{run_folder}: expected a run folder or an empty folder, found {name.partition('/')[0]} of unknown origin"
+        in (outcome.message)
     )
     assert files(run_folder) == {name: b"mine"}
     assert train("--overwrite").status == 0

@@ -292,9 +292,8 @@ class TestVectors:
         for flag in (["--vectors", vectors], ["--encoder", vectors.parent / "checkpoint"]):
             outcome = train(*flag, "--out", vectors.parent, *overwrite)
             assert outcome.status == 2
-            assert f"{flag[0]} {flag[1]}: expected a folder outside --out {vectors.parent}, which is written" in (
-                outcome.message
-            )
+            expected = f"expected a folder outside --out {vectors.parent}, which this command writes"
+            assert f"{flag[0]} {flag[1]}: {expected}" in outcome.message
             assert files(vectors.parent) == before
 
 

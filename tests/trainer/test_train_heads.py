@@ -257,7 +257,7 @@ class TestRefused:
             (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["prime", "--prototype", "text,magic"], "--prototype"),
             (["prime", "--prototype", ""], "--prototype"),
-            (["prime", "--prototype", "text,text"], "--prototype: expected each part once, found text,text"),
+            (["prime", "--prototype", "text,text"], "--prototype: expected each part only once, found text,text"),
             (["prime", "--margin=-.1,.3"], "--margin: expected greater than 0; found '-.1'"),
             (["prime", "--margin", ".1"], "--margin"),
             (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),

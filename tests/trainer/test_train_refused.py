@@ -228,7 +228,10 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
     "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
     "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
-    "resume and overwrite": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
+    "resume and overwrite": (
+        ["--resume", "--overwrite"],
+        "--resume, --overwrite: expected only one of these flags, found both",
+    ),
     "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
 }
 

@@ -43,13 +43,16 @@ class PrimeOptions(SymmetricOptions):
     def contradictions(self) -> Iterator[str]:
         tokens, (low, high) = self.prototype, self.margin
         if len(set(tokens)) < len(tokens):
-            yield f"--prototype: expected each part once, found {','.join(tokens)}; leave the second out"
+            yield f"--prototype: expected each part only once, found {','.join(tokens)}; remove the repetition"
         if tokens == ["free"]:
-            yield "--prototype free: expected a part that differs within a cluster, found none; add text or centroid"
+            yield (
+                "--prototype free: expected a part that differs between labels of a cluster, found none; "
+                "add text or centroid"
+            )
         if "bank" in self.model_fields_set and "free" not in tokens:
-            yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; leave it out"
+            yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; omit the flag"
         if low > high:
-            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap them"
+            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
 
     def with_defaults(self, labels: int) -> PrimeOptions:
         if (self.bank or 0) > labels:
