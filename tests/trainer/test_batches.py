@@ -160,7 +160,7 @@ def test_mask_marks_the_pairs_within_the_given_ranges_of_queries_and_keys(case: 
             assert pairs.mask(queries, keys).tolist() == expected
 
 
-def test_query_without_labels_is_disjoint_from_all_others() -> None:
+def test_query_without_labels_shares_no_label_with_all_other_instances() -> None:
     case = Case([set(), set(), {0}], 1, [0, 1, 2], 3, 1, 0, 0, None)
     (batch,) = case.epoch(0)
     np.testing.assert_array_equal(batch.disjoint_instances((0, 3), (0, 3)), ~np.eye(3, dtype=bool))

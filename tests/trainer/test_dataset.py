@@ -41,7 +41,7 @@ def test_split_builder_sorts_the_labels_of_a_row_and_removes_duplicates(rows: li
     ]
 
 
-def test_relevance_matrix_has_a_one_for_each_label() -> None:
+def test_relevance_matrix_has_a_one_for_each_label_of_a_row() -> None:
     relevance = split_of(ROWS).labels.to_csr(2)
     np.testing.assert_array_equal(relevance.toarray(), [[1, 1], [0, 0], [0, 1]])
 

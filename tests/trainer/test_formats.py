@@ -122,7 +122,7 @@ def test_dataset_without_labels_is_refused(tmp_path: Path, write_lines: WriteLin
         open_dataset(tmp_path / format_name)
 
 
-def test_split_without_rows_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_dataset_split_without_rows_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
     write_as("native", tmp_path / "data", write_lines)
     write_lines(tmp_path / "data" / "train.jsonl", ["", "  "])
     with pytest.raises(DatasetError, match=r"train\.jsonl: expected at least one train text, found none"):

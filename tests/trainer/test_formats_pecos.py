@@ -100,7 +100,7 @@ def test_relevance_matrix_of_wrong_shape_is_refused(folder: Path, shape: tuple[i
 
 
 class Pickled:
-    """Appends to `UNPICKLED` when it is unpickled."""
+    """An object that appends to `UNPICKLED` when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UNPICKLED.append, ("boom",)

@@ -96,7 +96,9 @@ def test_scores_equal_those_of_the_service(
 ) -> None:
     memory, setting = random_memory(seed), InferenceSetting(lambda_, temperature, top_b)
     ranking = served(memory, setting)
-    score = np.zeros((len(memory.labels.keys), memory.values.shape[1] + 1))  # the last column is for -1 and stays 0
+    score = np.zeros(
+        (len(memory.labels.keys), memory.values.shape[1] + 1)
+    )  # the last column belongs to the placeholder -1 and stays 0
     score[ranking.query, ranking.label] = ranking.score
     best = np.array(predicted_labels(memory, setting, depth))
     assert all(len(set(row) - {-1}) == np.count_nonzero(np.array(row) >= 0) for row in best.tolist())

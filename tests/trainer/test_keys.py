@@ -44,7 +44,7 @@ def table(rows: int, side: Side = "queries") -> VectorTable:
 
 
 def expected(model: DualEncoder, inputs: VectorTable) -> np.ndarray:
-    """The model's vectors of all rows at once, without dropout."""
+    """Compute the model's vectors of all rows at once, without dropout."""
     training = model.training
     with torch.no_grad():
         vectors: np.ndarray = model.eval()(inputs.vectors, inputs.side, torch.arange(len(inputs))).numpy()
@@ -109,7 +109,7 @@ def test_single_process_holds_one_copy_of_the_instance_keys(model: DualEncoder) 
 
 
 @pytest.mark.parametrize("kind", ["adapter", "whole encoder"])
-def test_bfloat16_gives_nearly_the_same_unit_vectors_in_single_precision(
+def test_keys_computed_with_bfloat16_are_close_unit_vectors_in_single_precision(
     model: DualEncoder, tiny_encoder: Encoder, kind: str
 ) -> None:
     if kind == "adapter":

@@ -382,7 +382,7 @@ class TestOpening:
         with pytest.raises(MemoryFolderError, match="expected instances to vote for labels below 5, found others"):
             open_memory(folder)
 
-    def test_decreasing_value_pointers_are_refused(self, folder: Path) -> None:
+    def test_memory_with_decreasing_value_indptr_is_refused(self, folder: Path) -> None:
         indptr = np.load(folder / "value_indptr.npy")
         indptr[3] = indptr[-1]
         np.save(folder / "value_indptr.npy", indptr)

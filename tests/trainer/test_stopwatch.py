@@ -55,7 +55,7 @@ def test_shares_of_the_time_can_be_computed_repeatedly(clock: Clock) -> None:
     assert watch.shares() == {"batch": 0.5, "other": 0.5}
 
 
-def test_peak_memory_is_at_least_current_memory() -> None:
+def test_peak_memory_is_at_least_the_memory_in_use_now() -> None:
     statm = Path("/proc/self/statm")
     if not statm.is_file():
         pytest.skip("needs /proc, which only Linux has")
