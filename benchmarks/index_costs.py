@@ -1,8 +1,8 @@
 """`python -m benchmarks.index_costs --keys N --dim D --labels L`: cost of a memory, from keys to answers.
 
 The benchmark writes a synthetic memory, builds a bundle from it, opens the bundle and queries it, with the code of the
-product. The last line of the output is JSON. All files were just written, so they come from the page cache. One thread
-searches and combines.
+product. The last line of the output is JSON. All files were just written, so reads come from the page cache. Searching
+and combining use one thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SAMPLED_SECONDS = 0.02
 # Options of the queries: the b of RAE-XMC, and a lambda at which instances and labels vote.
 _TOP_B, _LAMBDA, _TEMPERATURE = 200, 0.5, 0.04
 _HEAD_DIM, _SAMPLE_TEXTS = 32, 64
-# Flags that are also settings of `recollect build`. Its environment variables do not apply here.
+# Flags that are also settings of `recollect build`. The environment variables of `recollect build` have no effect here.
 _BUILD_FLAGS = (
     *("index", "recall_target", "memory_budget", "latency_budget_ms"),
     *("precision", "device", "threads"),
@@ -68,9 +68,9 @@ class Measured:
         bytes_per_key: Size of both indexes divided by the number of keys.
         open_seconds: Time to open the bundle and answer once, with checksums of all files; files are cached.
         recall: Recall of the exact top 200 keys, for queries outside the memory.
-        search_p50_ms: Median search time of a single query on one thread.
+        search_p50_ms: Median time to search the keys for a single query on one thread.
         combine_ms: Median time from found keys to ranked labels, for a single query on one thread.
-        chosen: Index of each part and its effort.
+        chosen: The chosen index of the instances and of the labels, and the search effort of each index.
     """
 
     keys: int
@@ -150,7 +150,10 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
 
 
 def _encoder(dim: int) -> Encoder:
-    """The packaged encoder; for another dimension, an encoder of the same shape with random weights."""
+    """Return the packaged encoder.
+
+    For a different dimension, return an encoder of the same shape with random weights.
+    """
     packaged = load_pretrained(PACKAGED, "auto", max_length=128, label_max_length=128, device="cpu")
     if packaged.dim == dim:
         return packaged
@@ -221,7 +224,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--keys", type=_positive_int, required=True, help="number of instances and labels together")
     parser.add_argument("--dim", type=_positive_int, required=True, help="dimension of a key")
     parser.add_argument("--labels", type=_positive_int, required=True, help="number of labels among the keys")
-    parser.add_argument("--labels-per-instance", type=_positive_int, default=22, help="approximate mean; default: 22")
+    parser.add_argument(
+        "--labels-per-instance",
+        type=_positive_int,
+        default=22,
+        help="approximate mean number of labels of an instance; default: 22",
+    )
     parser.add_argument("--queries", type=_positive_int, default=500, help="number of queries; default: 500")
     parser.add_argument("--index", default="auto", help="see `recollect build`; default: auto")
     parser.add_argument("--recall-target", default=0.98, help="see `recollect build`; default: 0.98")

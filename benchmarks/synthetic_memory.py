@@ -1,10 +1,11 @@
 """Synthetic memories of any size: keys in nested clusters, and labels with Zipf frequencies.
 
 Keys are the leaves of a tree. A random step leads from the origin to the root, one from each branch to the next, and
-one from the last branch to the key, which is then normalised. So neighbours exist at every scale, as among the titles
-of a library catalogue; the step lengths were fitted to such titles. The steps have the falling spectrum of a sentence
-encoder, in a random rotation. A topic is a group of neighbouring clusters. The labels of a topic have ranks, and an
-instance draws labels in inverse proportion to the rank; half of its draws count ranks from its own cluster.
+one from the last branch to the key, which is then normalised. So keys have neighbours at every distance scale, like the
+titles of a library catalogue. The step lengths are fitted to such titles. The steps have the falling spectrum of a
+sentence encoder, in a random rotation. A topic is a group of neighbouring clusters. The labels of a topic have ranks,
+and an instance draws a label with a probability in inverse proportion to the rank. In half of the draws, the ranks
+start at the instance's own cluster.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _CLUSTER_KEYS, _TOPIC_CLUSTERS, _BRANCHES = 40, 50, 10
 _ROOT_STEP, _BRANCH_STEP, _KEY_STEP = 0.26, 0.3, 0.65
 # The n-th direction of the spectrum varies as n to this power.
 _SPECTRUM = -0.45
-# Instances are skewed: the first share s of the clusters holds a share of s to this power.
+# Clusters have different sizes: the first fraction s of the clusters holds a fraction of the instances of s to this
+# power.
 _SKEW = 0.75
-# Draws for each wanted label of an instance, because some draws repeat a label.
+# Number of draws for each wanted label of an instance. Above 1, because some draws repeat a label.
 _DRAWS = 1.2
-# Rows generated at a time; each block has its own random generator.
+# Number of rows in a block. Each block has its own random generator.
 _BLOCK_ROWS = 65_536
 
 
@@ -84,7 +86,7 @@ class SyntheticMemory:
         write_defaults(folder, plan, DEFAULTS)
 
     def queries(self, rows: int) -> Float[np.ndarray, "row dim"]:
-        """Draw queries from the distribution of the instances. The memory does not hold them."""
+        """Draw queries from the distribution of the instances. The memory does not contain these queries."""
         random = self._random("queries", 0)
         return self._keys(random, self._draw_clusters(random, rows))
 
@@ -92,7 +94,7 @@ class SyntheticMemory:
         return np.random.default_rng([self._seed, start, *part.encode()])
 
     def _cluster_centres(self, random: np.random.Generator, clusters: float) -> Float[np.ndarray, "cluster dim"]:
-        """Centres of approximately this many clusters. Neighbours in the array are neighbours in the tree."""
+        """Draw the centres of approximately this many clusters. Neighbours in the array are neighbours in the tree."""
         depth = max(1, round(math.log(max(clusters, 2), _BRANCHES)))
         branches = max(2, round(clusters ** (1 / depth)))
         centres = self._steps(random, 1, _ROOT_STEP)

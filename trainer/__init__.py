@@ -1,1 +1,1 @@
-"""Offline training: a dataset becomes an encoder checkpoint and a memory of keys and values."""
+"""Offline training: makes an encoder checkpoint and a memory of keys and values from a dataset."""

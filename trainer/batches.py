@@ -1,7 +1,8 @@
-"""Batches: the queries of a step, their positives, and the pool of labels that they are compared with.
+"""Batches: the queries of a training step, their positives, and the pool of labels compared with the queries.
 
-Each draw comes from a generator with the seed (seed, purpose, number of the step or epoch). So the step is the whole
-state of the sampler, all processes draw the same batch, and a resumed run draws the batches of an uninterrupted run.
+Each random draw uses a generator with the seed (seed, purpose, number of the step or epoch). The step number is
+therefore the whole state of the sampler: all processes draw the same batch, and a resumed run draws the same batches as
+an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from trainer.data.split import LabelSets
 from trainer.negatives import HardNegatives
 from trainer.randomness import Purpose, generator
 
-# Weight of labels whose weight is 0 or negative, as propensities of fewer than 3 instances are. They are drawn last.
+# Replaces label weights of 0 or below, which the propensity model gives for fewer than 3 instances. Labels with this
+# weight are drawn last.
 _LEAST_WEIGHT = 1e-9
 
 
@@ -32,7 +34,7 @@ class Pairs:
     def mask(
         self, queries: tuple[int, int], keys: tuple[int, int], device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "query key"]:
-        """Return the pairs of a range of queries and a range of keys as a matrix, which is built on the device."""
+        """Return a matrix on the device that marks the pairs of a range of queries and a range of keys."""
         first, last = np.searchsorted(self.query, queries)
         query, key = self.query[first:last] - queries[0], self.key[first:last] - keys[0]
         within = (key >= 0) & (key < keys[1] - keys[0])
@@ -43,13 +45,13 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's queries and its pool of labels.
+    """The queries and the pool of labels of one training step.
 
     Attributes:
         rows: The instances that are the queries of this step.
-        pool: Numbers of labels, in ascending order, each once.
-        relevant: The queries' true labels in the pool.
-        positives: The true labels that this step pulls closer.
+        pool: Positions of the labels in the pool, ascending and distinct.
+        relevant: The pairs of a query and a true label in the pool.
+        positives: The pairs in `relevant` whose label this step moves closer to the query.
         label_sets: All labels of each query.
     """
 
@@ -62,7 +64,7 @@ class Batch:
     def disjoint_instances(
         self, queries: tuple[int, int], instances: tuple[int, int]
     ) -> Bool[np.ndarray, "query instance"]:
-        """Mark the instances of the batch that share no label with each query, without the query itself."""
+        """Mark, for each query, the other instances of the batch that share no label with the query."""
         first, second = self.label_sets[slice(*queries)], self.label_sets[slice(*instances)]
         disjoint: np.ndarray = (first @ second.T).toarray() == 0
         disjoint[np.arange(*queries)[:, None] == np.arange(*instances)] = False
@@ -70,15 +72,15 @@ class Batch:
 
 
 class Batches:
-    """The batches of a training. Each epoch visits all instances, in random order or cluster by cluster.
+    """Draws the batches of a training. Each epoch visits all instances, in random order or cluster by cluster.
 
     Args:
         label_sets: The labels of each instance of the dataset.
         labels: Number of labels.
         rows: The instances to train on.
-        batch_size: Queries of a step. Batches of an epoch differ by at most one query.
-        positives: True labels drawn for each query; 0: all.
-        hard_negatives: Mined labels drawn for each query. None: the pool is the whole label space.
+        batch_size: Number of queries in a step. The batch sizes of an epoch differ by at most one query.
+        positives: Number of true labels drawn for each query; 0: all true labels.
+        hard_negatives: Number of mined labels drawn for each query. None: the pool is the whole label space.
         seed: Seed of all draws.
         label_weights: Weights with which positives are drawn, without replacement. None: all labels have equal weight.
     """
@@ -148,16 +150,17 @@ class Batches:
             return order
         numbers = clusters[order]
         if numbers.min() < 0:
-            raise ValueError("clusters: expected one for each instance to train on, found -1")
+            raise ValueError("clusters: expected a cluster for each instance to train on, found -1")
         turn = random.permutation(numbers.max() + 1)
         return order[np.argsort(turn[numbers], kind="stable")]
 
     def _choose_positives(
         self, query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"], step: int
     ) -> Int[np.ndarray, " chosen"]:
-        """Return the pairs to pull closer: the first few of each query, after its pairs are shuffled.
+        """Draw the positives: shuffle the pairs of each query, and return the first few pairs of each query.
 
-        Weighted draws sort by Exp(1) / weight: a pair comes first with a probability in proportion to its weight.
+        Weighted draws sort the pairs by Exp(1) / weight, so the probability that a pair comes first is proportional to
+        its weight.
         """
         if self._positives == 0:
             return np.arange(len(query))

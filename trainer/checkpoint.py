@@ -3,7 +3,8 @@
     checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
                   [adapter.safetensors]  [head.safetensors]
 
-`recollect.json` contains pooling, length limits, and the shapes of the adapter and the head if there are any.
+`recollect.json` contains the pooling, the length limits, and the shapes of the adapter and the head, if the encoder has
+them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from trainer.heads.prototypes import Prototypes
 from trainer.pretrained import check_lengths, load_pretrained, load_transformer
 
 _CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
-# Heads by the name in `recollect.json`.
+# The class of each head, by its name in `recollect.json`.
 _HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier)}
 _FORMAT_VERSION = 1
 
@@ -42,7 +43,8 @@ _Module = TypeVar("_Module", bound=nn.Module)
 def save_checkpoint(encoder: Encoder, folder: Path) -> None:
     """Write a checkpoint to a temporary folder, then rename it into place.
 
-    After a kill, `folder` is complete, or `recover_checkpoint` restores the previous checkpoint.
+    If the process is killed during this function, `folder` is complete, or `recover_checkpoint` restores the previous
+    checkpoint.
     """
     recover_checkpoint(folder)
     incoming = folder.with_name(f".{folder.name}-incoming")
@@ -87,7 +89,10 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
 
 
 def recover_checkpoint(folder: Path) -> None:
-    """Restore the previous checkpoint if a kill interrupted its replacement, else remove it."""
+    """Restore the previous checkpoint if a kill interrupted its replacement.
+
+    Otherwise remove the previous checkpoint.
+    """
     previous = _previous_path(folder)
     if not folder.exists() and previous.exists():
         previous.rename(folder)
@@ -103,10 +108,12 @@ def load_encoder(
 ) -> Encoder:
     """Load an encoder to start training from: a checkpoint folder, or a model that `load_pretrained` finds.
 
-    A checkpoint keeps its adapter. It loses its head, which belongs to the labels of the previous training.
+    The adapter of a checkpoint is loaded. The head is not loaded, because it belongs to the labels of the previous
+    training.
 
     Raises:
-        EncoderError: If the encoder is missing, invalid or untrusted, or has fewer positions than the lengths.
+        EncoderError: If the encoder is missing, invalid or untrusted, or has fewer token positions than the length
+            limits.
     """
     if not (Path(name) / _CONFIG).is_file():
         return load_pretrained(name, pooling, max_length, label_max_length, device)
@@ -119,10 +126,10 @@ def load_encoder(
 
 
 def load_checkpoint(folder: Path, device: str) -> Encoder:
-    """Load a checkpoint of `save_checkpoint`.
+    """Load a checkpoint that `save_checkpoint` wrote.
 
     Raises:
-        EncoderError: If it is missing, incomplete or in an unknown format.
+        EncoderError: If the checkpoint is missing, incomplete or in an unknown format.
     """
     path = folder / _CONFIG
     if not path.is_file():
@@ -141,7 +148,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None
     transformer = load_transformer(str(folder), str(folder))
-    try:  # not AutoTokenizer, which would rebuild the tokenizer by the rules of the architecture
+    try:  # AutoTokenizer would rebuild the tokenizer by the rules of the architecture
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise EncoderError(f"{folder}/tokenizer.json: expected a tokenizer, found: {error}; train again") from None
@@ -156,7 +163,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
 
 
 def _create_head(path: Path, dim: int, described: Any) -> Head:
-    """An untrained head of the described kind and shape."""
+    """Create an untrained head from the kind and the shape that `recollect.json` describes."""
     try:
         shape = dict(described)
         return _HEADS[shape.pop("kind")](dim, **shape)
@@ -176,7 +183,7 @@ def _load_weights(module: _Module, path: Path) -> _Module:
 
 
 def encoder_digest(encoder: Encoder) -> str:
-    """SHA-256 over the weights and the tokenizer. It does not depend on the file layout."""
+    """SHA-256 over the weights and the tokenizer. The digest does not depend on the file layout."""
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())

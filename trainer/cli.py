@@ -1,4 +1,7 @@
-"""The verbs `sample`, `train` and `tune`. Modules that import torch load when a verb runs, so that `--help` is fast."""
+"""The verbs `sample`, `train` and `tune`.
+
+Modules that need torch are imported only when a verb runs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Balanced clusters of unit vectors, and the curriculum that makes batches of them.
+"""Balanced clusters of unit vectors, and the curriculum: when training makes clusters, and how many.
 
-Balanced binary k-means as in NGAME (Dahiya et al., WSDM 2023) and PRIME, for any number of clusters: each node is
-split in two by a 2-means whose sides have fixed sizes, until every node is one cluster.
+Balanced binary k-means as in NGAME (Dahiya et al., WSDM 2023) and PRIME, for any number of clusters: each node (a set
+of vectors) is split in two by 2-means with fixed sizes of both halves, until every node is one cluster.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# Vectors in memory at once. A larger node is split along a direction computed from a sample of this size: means of
-# 2,000 vectors a side are almost exact, and clusters are as tight as with a sample sixteen times as large.
+# Number of vectors in memory at once. A larger node is split along a direction computed from a sample of this size. The
+# means of 2,000 vectors in each half are almost exact: a sample sixteen times as large gives clusters that are just as
+# tight.
 _CHUNK_ROWS = 4_096
-# Vectors of nodes that are split together. They stay in the cache of one core through all rounds.
+# Total number of vectors in the nodes that are split together. These vectors stay in the cache of one CPU core during
+# all rounds of 2-means.
 _CACHE_ROWS = 512
 # Up to this node size it is cheaper to store the inner products than to compute them in each round.
 _GRAM_ROWS = 128
-# A split ends when at most a hundredth of the vectors change sides.
+# A split ends when at most a hundredth of the vectors move to the other half.
 _ROUNDS, _CHANGED = 10, 0.01
 
 
 @dataclass(frozen=True)
 class Curriculum:
-    """When queries are clustered, and into how many clusters: small clusters first, larger ones later (NGAME, PRIME).
+    """When to cluster the queries, and into how many clusters: first small, then larger clusters (NGAME, PRIME).
 
-    Each clustering makes half as many clusters as the one before, so clusters become twice as large.
+    Each clustering makes half as many clusters as the previous clustering, so clusters become twice as large.
 
     Attributes:
-        clusters: Clusters of the first clustering. 0: batches are random in every epoch.
+        clusters: Number of clusters of the first clustering. 0: batches are random in every epoch.
         from_epoch: The first epoch with clustered batches. The first epoch of a training is 0.
         every: Epochs between two clusterings.
-        fewest: Batches of an epoch. Clusters larger than a batch gain nothing.
+        fewest: Smallest number of clusters: the batches of an epoch. Clusters larger than a batch have no further
+            benefit.
     """
 
     clusters: int
@@ -44,7 +47,10 @@ class Curriculum:
     fewest: int
 
     def due(self, epoch: int) -> int:
-        """Return how many clusters to make at the start of this epoch. 0: keep the clusters of the epoch before."""
+        """Return the number of clusters to make at the start of this epoch.
+
+        0: keep the clusters of the previous epoch.
+        """
         clusterings, epochs_since = divmod(epoch - self.from_epoch, self.every)
         if self.clusters == 0 or clusterings < 0 or epochs_since > 0:
             return 0
@@ -54,15 +60,15 @@ class Curriculum:
 def balanced_clusters(
     vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"], clusters: int, random: np.random.Generator
 ) -> Int[np.ndarray, " row"]:
-    """Return the cluster of each of `rows`, from 0. Sizes differ by at most one.
+    """Return the cluster number (from 0) of each row in `rows`. Cluster sizes differ by at most one.
 
-    Clusters with neighbouring numbers come from the same larger cluster. Memory holds a few integers for each row and
-    one chunk of vectors.
+    Clusters with neighbouring numbers come from the same larger cluster. The computation needs memory for a few
+    integers a row and for one chunk of vectors.
 
     Args:
         vectors: Unit vectors or zero vectors. The array may be mapped from a file.
         rows: The vectors to cluster. Reading a mapped file is fastest if they are in ascending order.
-        clusters: From 1 to the number of rows.
+        clusters: Number of clusters, from 1 to the number of rows.
         random: Draws the vectors from which each split starts.
 
     Raises:
@@ -71,7 +77,7 @@ def balanced_clusters(
     if not 1 <= clusters <= len(rows):
         raise ValueError(f"clusters: expected 1 to {len(rows)}, one for each vector at most, found {clusters}")
     bounds = len(rows) * np.arange(clusters + 1) // clusters
-    order = np.arange(len(rows))  # at the end, cluster after cluster
+    order = np.arange(len(rows))  # the splits sort it by cluster
     nodes = [(0, clusters)]
     while nodes:
         first, last = nodes.pop()
@@ -94,7 +100,10 @@ def balanced_clusters(
 def _split_by_sample(
     vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"], left: int, random: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
-    """Mark the rows of the left half: a sample gives the direction of the split, and all rows are sorted along it."""
+    """Mark the rows of the left half.
+
+    A sample gives the direction of the split, and all rows are sorted along this direction.
+    """
     drawn = np.sort(random.choice(len(rows), _CHUNK_ROWS, replace=False))
     sample = _read(vectors, rows[drawn])
     sides = torch.from_numpy(_split(sample[None], round(len(sample) * left / len(rows)), random)[0]).to(sample.dtype)
@@ -136,7 +145,7 @@ def _split_to_leaves(
 def _split(
     nodes: Float[Tensor, "node row dim"], left: int, random: np.random.Generator
 ) -> Bool[np.ndarray, "node row"]:
-    """Mark the rows of each node's left half, by spherical 2-means with `left` rows on that side.
+    """Mark the `left` rows of each node's left half, which spherical 2-means with fixed sizes finds.
 
     A mean is the sum of its rows divided by the length of the sum, so a round needs only inner products with sums.
     """
@@ -163,7 +172,7 @@ def _split(
 def _products_with_sums(
     nodes: Float[Tensor, "node row dim"],
 ) -> Callable[[Float[Tensor, "node row"]], Float[Tensor, "node row"]]:
-    """Return a function of weights: each row's inner product with the weighted sum of its node's rows."""
+    """Return a function from weights of rows to each row's inner product with the weighted sum of its node's rows."""
     if nodes.shape[1] > _GRAM_ROWS:
         return lambda weights: (nodes @ (nodes.mT @ weights[:, :, None]))[:, :, 0]
     gram = nodes @ nodes.mT
@@ -171,13 +180,13 @@ def _products_with_sums(
 
 
 def _length_of_sum(products: Float[Tensor, "node row"], side: Bool[np.ndarray, "node row"]) -> Float[Tensor, "node 1"]:
-    """Return the length of the sum of a side's rows, given the inner products of all rows with that sum."""
+    """Return the length of the sum of one half's rows, given the inner products of all rows with this sum."""
     squares = (products * torch.from_numpy(side)).sum(dim=1, keepdim=True)
-    return squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()  # a sum may be zero, or negative by rounding
+    return squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()  # rounding may make it 0 or negative
 
 
 def _highest(scores: Float[np.ndarray, "node row"], count: int) -> Bool[np.ndarray, "node row"]:
-    """Mark the `count` highest scores of each node. Ties do not change the count."""
+    """Mark exactly `count` of the highest scores of each node, also if several scores are equal."""
     highest = np.zeros(scores.shape, dtype=bool)
     np.put_along_axis(highest, np.argpartition(-scores, count - 1, axis=1)[:, :count], True, axis=1)
     return highest

@@ -1,4 +1,4 @@
-"""Training with several processes: each process (rank) takes a share of the rows and exchanges results with the others.
+"""Training with several processes: each process (rank) takes a share of the rows and exchanges results.
 
 `torchrun` starts the processes. Each rank encodes its share of a batch's queries and its share of the labels. NCCL
 carries tensors between GPUs, gloo between CPUs. The training loss is the sum of the losses that the ranks compute.
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from trainer.errors import TrainingError
 
-# Time limit of one exchange: the other ranks wait while rank 0 saves a checkpoint or writes a memory.
+# Time limit of one exchange between ranks. Other ranks may wait in an exchange while rank 0 saves a checkpoint or
+# writes a memory.
 _TIMEOUT = timedelta(hours=2)
-# Rows of each rank that are on the device at the same time while arrays in CPU memory are gathered.
+# Number of rows of each rank that are on the device at the same time when arrays in CPU memory are gathered.
 _CHUNK_ROWS = 16_384
 # Environment variables that `torchrun` sets besides WORLD_SIZE.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -43,12 +44,15 @@ class Ranks:
         return self.rank == 0
 
     def bounds(self, rows: int, rank: int | None = None) -> tuple[int, int]:
-        """Return the start and the stop of a rank's share of `rows` rows. Shares differ by at most one row."""
+        """Return the start and the stop of a rank's share of `rows` rows.
+
+        The sizes of shares differ by at most one row.
+        """
         rank = self.rank if rank is None else rank
         return rows * rank // self.size, rows * (rank + 1) // self.size
 
     def share(self, rows: np.ndarray) -> np.ndarray:
-        """Return this rank's share of an array."""
+        """Return the rows of an array that are this rank's share."""
         start, stop = self.bounds(len(rows))
         part: np.ndarray = rows[start:stop]
         return part
@@ -60,7 +64,10 @@ class Ranks:
         return torch.cat([piece for _, piece in self._gather_pieces(part, rows, 0, -(-rows // self.size))])
 
     def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        """Do `all_gather` for arrays in CPU memory. The device holds one chunk of each share at a time."""
+        """Concatenate the shares of all ranks, for arrays in CPU memory.
+
+        The device holds one chunk of each share at a time.
+        """
         if self.size == 1:
             return part
         gathered = np.empty((rows, *part.shape[1:]), part.dtype)
@@ -69,7 +76,10 @@ class Ranks:
         return gathered
 
     def gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        """Do `all_gather_arrays` for rank 0. The other ranks get an array without rows."""
+        """Concatenate the shares of all ranks on rank 0, for arrays in CPU memory.
+
+        Other ranks get an array without rows.
+        """
         if self.first:
             return self.all_gather_arrays(part, rows, device)
         for _ in self._gather_chunks(part, rows, device):
@@ -85,8 +95,11 @@ class Ranks:
             yield from self._gather_pieces(chunk, rows, start, stop)
 
     def _gather_pieces(self, chunk: Tensor, rows: int, start: int, stop: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield rows `start` to `stop` of every rank's share, with their place in the whole of `rows` rows."""
-        padded = chunk.new_zeros((stop - start, *chunk.shape[1:]))  # shares may differ by one row
+        """Yield one chunk of every rank's share, and the place of the chunk in the whole array.
+
+        A chunk is the rows `start` to `stop` of a share.
+        """
+        padded = chunk.new_zeros((stop - start, *chunk.shape[1:]))  # the sizes of shares may differ by one row
         padded[: len(chunk)] = chunk.detach()
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded)
@@ -122,9 +135,10 @@ class Ranks:
         """Return the k greatest values of each row over all ranks. Gradients flow back on every rank.
 
         Args:
-            values: This rank's greatest values, at most k, in descending order. The number may differ by rank.
-            k: Values to return. If there are fewer, a single process returns fewer; several processes pad the result
-                with the smallest number of the data type.
+            values: This rank's greatest values, at most k, in descending order. The number of values may differ from
+                rank to rank.
+            k: Values to return. If all ranks together have fewer values, a single process returns fewer, and several
+                processes pad the result with the smallest number of the data type.
         """
         if self.size == 1:
             return values
@@ -132,12 +146,12 @@ class Ranks:
         return columns.topk(k, dim=1).values
 
     def all_reduce_gradients(self, model: nn.Module) -> None:
-        """Replace the gradients of a model with their sum over the ranks, in one message."""
+        """Replace the gradients of a model with their sum over the ranks, in one exchange."""
         if self.size == 1:
             return
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
-            if weight.grad is None:  # this rank had no rows
+            if weight.grad is None:  # a rank without rows has no gradient
                 weight.grad = torch.zeros_like(weight)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -183,9 +197,9 @@ class _LogSumExp(torch.autograd.Function):
 
 
 class _GatherColumns(torch.autograd.Function):
-    """Concatenate the columns of all ranks, each padded to k columns; the gradient returns to the column's own rank.
+    """Concatenate the columns of all ranks. The gradient of a column returns to the rank that sent the column.
 
-    The padding is the smallest number of the data type, so it is never among the greatest.
+    Each rank's columns are padded to k columns with the smallest number of the data type.
     """
 
     @staticmethod

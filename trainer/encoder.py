@@ -26,7 +26,8 @@ from trainer.tokens import Inputs, Texts, TokenTable, VectorTable, batches_by_le
 Pooling = Literal["mean", "cls"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 
-# Tokens in one batch, including padding: enough for all cores or the GPU, few enough for the cache or GPU memory.
+# Tokens in one batch, including padding: enough to use all cores or the GPU, and few enough to fit into the CPU cache
+# or the GPU memory.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}
 
 
@@ -92,7 +93,7 @@ class Encoder:
     Attributes:
         config: Pooling and length limits.
         model: The model, in evaluation mode.
-        tokenizer: The tokenizer. It does not pad. Its truncation is that of the latest call.
+        tokenizer: The tokenizer. It does not pad. It truncates texts to the `max_length` of the latest call.
         dim: Size of a key.
     """
 
@@ -121,8 +122,9 @@ class Encoder:
             texts: Any number of texts.
             max_length: Number of tokens, including special tokens, to which each text is truncated.
             progress: Called after each batch with its number of texts.
-            side: Whether the texts are queries (instances are queries) or labels. An adapter or a head needs it.
-            first: Label position of the first text. A head needs it.
+            side: Whether the texts are queries (instances count as queries) or labels. Adapters and heads treat both
+                differently.
+            first: Label position of the first text. A head may have weights for each label position.
 
         Raises:
             EncoderError: If a vector is not finite.
@@ -175,7 +177,7 @@ def embed(
         dim: Size of a key.
         device: Device of the model.
         progress: Called after each batch with its number of rows.
-        autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without it.
+        autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without bfloat16.
     """
     vectors = np.empty((len(inputs), dim), dtype=np.float32)
     for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device]):

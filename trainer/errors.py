@@ -3,8 +3,8 @@
 TrainerError
 ├── DatasetError      a dataset folder is not in the documented format
 ├── EncoderError      an encoder cannot be found, trusted or run
-├── TrainingError     a training cannot start, continue or end well
-└── MemoryFolderError a run folder contains unexpected files, or lacks expected ones
+├── TrainingError     a training cannot start, continue or end correctly
+└── MemoryFolderError a run folder contains unexpected files, or lacks expected files
 """
 
 

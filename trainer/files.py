@@ -24,7 +24,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Like `np.save`, but a disk that becomes full during the last bytes raises an error."""
+    """Save an array as `np.save` does, and raise an error also if the disk becomes full during the last bytes."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
@@ -37,7 +37,7 @@ def flush(file: IO[Any]) -> None:
 
 
 def flush_files(folder: Path) -> None:
-    """Flush the files that other code has written into a folder."""
+    """Flush to disk the files that other code has written into a folder."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,10 +1,9 @@
 """Gradient cache: the gradient of a loss over a pool of any size, in the memory of one micro-batch.
 
-DEXML, appendix B.5 (after Gao et al., 2021): first encode all micro-batches without a graph, and store their random
-states. Then compute the gradient of the loss on the vectors. Then encode each micro-batch again, with a graph and the
-same dropout, and back-propagate the gradient of its vectors. Memory holds a vector and a gradient for each row, and a
-random state for each micro-batch: a few kilobytes. The memory of the loss itself comes in addition
-(`trainer.objective`).
+DEXML, appendix B.5 (after Gao et al., 2021): first encode all micro-batches without an autograd graph, and store their
+random states. Then compute the gradient of the loss on the vectors. Then encode each micro-batch again, with a graph
+and the same dropout, and back-propagate the gradient of its vectors. Memory holds a vector and a gradient for each row,
+and a random state for each micro-batch: a few kilobytes. The loss itself needs additional memory (`trainer.objective`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Part:
     """Rows of one side, queries or labels, that a step embeds.
 
     Attributes:
-        inputs: All rows of this side.
+        inputs: The inputs of all rows of this side.
         rows: The rows to embed.
     """
 
@@ -35,7 +34,7 @@ class Part:
     rows: Int[np.ndarray, " row"]
 
     def micro_batches(self, tokens: int, rows: int) -> Iterator[Int[np.ndarray, " micro"]]:
-        """Yield places in `rows`, grouped by similar length."""
+        """Yield the micro-batches, as places in `rows`. The rows of a micro-batch have similar lengths."""
         return batches_by_length(self.inputs.lengths_of(self.rows), tokens, rows)
 
 
@@ -69,8 +68,8 @@ class Embedder:
 
         Args:
             parts: The rows to embed.
-            loss: Takes the views of each part, "row view dim", as leaves of a graph. It adds to their gradients and
-                returns the loss.
+            loss: A function of the views of each part, whose axes are (row, view, dim). The views are leaves of an
+                autograd graph. The function adds to their gradients and returns the loss.
 
         Returns:
             The loss.
@@ -81,7 +80,7 @@ class Embedder:
             for places in part.micro_batches(self.micro_tokens, self.micro_rows)
         ]
         leaves = [torch.zeros(self._shape(part), device=self.device) for part in parts]
-        # In one tensor: many small tensors would fragment the heap.
+        # All views are in one tensor, because many small tensors would fragment the heap.
         states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}
         graphs: list[Tensor] = []
         with torch.set_grad_enabled(not self.cache):

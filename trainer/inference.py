@@ -2,8 +2,8 @@
 
     p = softmax(q K^T / tau) [lambda Y; (1 - lambda) I]        over the b nearest keys (RAE-XMC, Eq. 4, 5 and 7)
 
-The caller searches the b nearest instances and the b nearest labels of each query. From these two lists follow the
-predictions for every lambda, every tau and every smaller b. They equal the predictions of the service.
+The caller searches the b nearest instances and the b nearest labels of each query. These two lists determine the
+predictions for every lambda, every tau and every smaller b. The predictions equal the answers of the service.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from scipy import sparse
 from torch import Tensor
 
 _BLOCK_QUERIES = 64
-# Relative penalty for each position among the candidates, which breaks ties by label position. It is far below relevant
-# differences and far above rounding errors.
+# Relative penalty for each place in the list of candidates, so that equal scores are ordered by label position. The
+# penalty is far smaller than relevant differences of scores, and far larger than rounding errors.
 _TIE_PENALTY = 1e-13
 
 
@@ -34,7 +34,7 @@ class InferenceSetting(NamedTuple):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest instances or labels of each query, best first; similarity -inf if there are fewer keys."""
+    """The nearest instances or labels of each query, best first. Places without a key have similarity -inf."""
 
     similarities: Float[np.ndarray, "query found"]
     keys: Int[np.ndarray, "query found"]
@@ -50,13 +50,13 @@ def predict(
     settings: Sequence[InferenceSetting],
     depth: int,
 ) -> Iterator[tuple[InferenceSetting, Int[np.ndarray, "query depth"]]]:
-    """The best labels of every query, for every setting; -1 if fewer labels have a vote.
+    """Yield the best labels of every query for every setting. -1 fills the list if fewer labels have votes.
 
     Args:
-        instances: Nearest instances: as many as the largest b, or all instances.
-        labels: Nearest labels: as many as the largest b, or all labels.
-        values: Y, "instance label".
-        settings: Settings. Settings that differ only in lambda are fastest next to each other.
+        instances: The nearest instances of each query: as many as the largest b, or all instances.
+        labels: The nearest labels of each query: as many as the largest b, or all labels.
+        values: The relevance matrix Y, with the axes (instance, label).
+        settings: The settings. Put settings that differ only in lambda next to each other: they share most of the work.
         depth: Number of labels to return.
     """
     predictions: dict[InferenceSetting, list[np.ndarray]] = {setting: [] for setting in settings}
@@ -70,7 +70,7 @@ def predict(
 
 
 class _BlockVotes:
-    """The votes for a block of queries.
+    """The votes of a block of queries. A vote is the weight that a key gives to a label.
 
     The candidates of a query are the labels that its nearest keys can vote for. Votes are summed in a flat array, query
     by query, and ranked in a matrix with one row for each query.
@@ -95,7 +95,7 @@ class _BlockVotes:
         self._shape = (queries, int(self._column.max(initial=0)) + 1)
         self._label_of = np.zeros(self._shape, dtype=np.int64)
         self._label_of[self._row, self._column] = label
-        self._cache: dict[tuple[bool, bool], tuple[Tensor, Tensor]] = {}  # of the latest tau and b
+        self._cache: dict[tuple[bool, bool], tuple[Tensor, Tensor]] = {}  # for the latest tau and b
         self._cached_for = (0.0, 0)
 
     def best(self, setting: InferenceSetting, depth: int) -> Int[np.ndarray, "query depth"]:
@@ -110,7 +110,8 @@ class _BlockVotes:
     def _scores(self, setting: InferenceSetting) -> tuple[Tensor, Tensor]:
         """The score of each candidate from instances and from labels, before lambda.
 
-        Lambda matters here only if it is 0 or 1: labels or instances alone then fill the b keys.
+        With lambda 0, the b keys are all labels; with lambda 1, all instances. All other values of lambda give equal
+        scores here.
         """
         lambda_, temperature, top_b = setting
         if self._cached_for != (temperature, top_b):
@@ -123,7 +124,7 @@ class _BlockVotes:
     def _compute_scores(
         self, temperature: float, top_b: int, with_instances: bool, with_labels: bool
     ) -> tuple[Tensor, Tensor]:
-        """Softmax over the b nearest keys among the given parts, summed for each candidate."""
+        """Apply the softmax to the b nearest keys of the chosen kinds, and sum the weights for each candidate."""
         first = self._instances.similarities.astype(np.float64)
         second = self._labels.similarities.astype(np.float64)
         first[:, top_b if with_instances else 0 :] = -np.inf
@@ -137,7 +138,10 @@ class _BlockVotes:
         return self._sum_votes(self._instance_targets, by_instances), self._sum_votes(self._label_targets, by_labels)
 
     def _sum_votes(self, targets: Int[np.ndarray, " vote"], weights: Float[np.ndarray, " vote"]) -> Tensor:
-        """The votes of each candidate. Among equal votes, the label with the lower position gets the higher score."""
+        """Sum the votes for each candidate.
+
+        Among equal sums, the label with the lower position gets the higher score.
+        """
         votes = np.bincount(targets, weights=weights, minlength=len(self._row))
         scores = np.zeros(self._shape)
         scores[self._row, self._column] = np.where(votes > 0, votes - _TIE_PENALTY * votes * self._column, 0)

@@ -1,4 +1,4 @@
-"""The keys of instances and labels: during training at one step, and afterwards for the memory.
+"""Computes the keys of instances and labels: at one training step, and after the training for the memory.
 
 Each rank encodes its share. A key source makes the keys of a memory, chunk by chunk: either from texts, with the whole
 encoder, or from the vectors of a frozen encoder, with an adapter and a head.
@@ -26,9 +26,9 @@ class Keys:
     """The keys at one training step.
 
     Attributes:
-        instances: This rank's share of the instances, for which it mines negatives.
-        labels: All labels.
-        gathered: All instances on rank 0, which validates. The other ranks have no rows.
+        instances: Keys of this rank's share of the instances, for which the rank mines negatives.
+        labels: Keys of all labels.
+        gathered: Keys of all instances on rank 0, which runs the validation; no rows on other ranks.
     """
 
     instances: Float[np.ndarray, "share dim"]

@@ -3,7 +3,7 @@
     z_l = unit( (1 - alpha) t_l + alpha unit( sum over instances i that have l of x_i ) )
 
 A label without instances keeps its text vector. `LabelKeys` are the keys of labels in a memory: they need no training
-and cost nothing at query time. `LabelInputs` are what an adapter in training reads of the labels.
+and cost nothing at query time. `LabelInputs` are the inputs for labels of an adapter in training.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from trainer.data.split import LabelSets
 from trainer.heads.adapter import Side
 from trainer.tokens import VectorTable, row_numbers
 
-# Labels that are mixed at once.
+# Number of labels that are mixed at once.
 _CHUNK_LABELS = 4_096
 
 _NO_INSTANCES = np.empty(0, dtype=np.int64)
 
 
 class LabelKeys:
-    """Label keys that are mixed when they are read, so that mapped keys stay mapped. `keys[rows]` reads like an array.
+    """Label keys that are mixed only when they are read, so that memory-mapped keys are not loaded as a whole.
+
+    `keys[rows]` reads like an array.
 
     Args:
-        text_keys: Vectors of the label texts, "label dim".
-        instance_keys: Vectors of the instances, "instance dim".
+        text_keys: Vectors of the label texts, with the axes (label, dim).
+        instance_keys: Vectors of the instances, with the axes (instance, dim).
         label_sets: The labels of each instance.
         alpha: Weight of the instances, from 0 (text alone) to 1.
     """
@@ -53,7 +55,10 @@ class LabelKeys:
 
     @functools.cached_property
     def _instances(self) -> sparse.csr_matrix:
-        """The instances of each label, "label instance". Computed at first use: text keys alone do not need it."""
+        """The transposed relevance matrix, with the axes (label, instance).
+
+        It is computed at first use, because text keys alone do not need it.
+        """
         return self._label_sets.to_csr(len(self)).T.tocsr()
 
     @property
@@ -75,7 +80,7 @@ class LabelKeys:
         return self._fill_by_chunks(self.__getitem__)
 
     def all_sums(self) -> Float[np.ndarray, "label dim"]:
-        """Return the sums of all labels; zeros with alpha 0, where no sum is needed."""
+        """Return the sum of instance vectors of every label. With alpha 0, which needs no sums, return zeros."""
         if self.alpha == 0:
             return np.broadcast_to(np.float32(0), self.shape)
         return self._fill_by_chunks(self.sums)
@@ -98,19 +103,20 @@ class LabelKeys:
 
 @dataclass(frozen=True)
 class LabelInputs:
-    """What an adapter reads of the labels: text vectors mixed with instances, without the instances of the step.
+    """An adapter's inputs for labels: text vectors mixed with instance vectors, without the queries of the step.
 
-    If a query were part of the input of its own labels, it would be near them for that reason alone. The adapter would
-    learn to find a vector in a mean, which does not help with new queries. So each step leaves its queries out.
+    If a query were part of the input of its own labels, the query would be near these labels for that reason alone. The
+    adapter would learn to find a vector in a mean, which does not help with new queries. Each step therefore leaves its
+    queries out of the inputs.
 
     Attributes:
         texts: Vectors of the label texts.
         instances: Vectors of the instances.
-        values: Y, "instance label". The row of a held-out instance is empty.
+        values: The relevance matrix Y, with the axes (instance, label). The row of a held-out instance is empty.
         alpha: Weight of the instances.
         sums: The sum of each label's instance vectors.
         counts: Number of instances of each label.
-        excluded: Instances that no label contains, each once.
+        excluded: Instances that are left out of all labels, without repetitions.
     """
 
     texts: Float[np.ndarray, "label dim"]
@@ -148,11 +154,11 @@ class LabelInputs:
         return np.ones(len(rows), dtype=np.int64)
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
-        """Return the unit vectors of these labels, "row dim", their side, and their numbers."""
+        """Return the unit vectors of these labels, with the axes (row, dim), then the side and the label positions."""
         return torch.from_numpy(self.vectors(rows)).to(device), self.side, row_numbers(0, rows, device)
 
     def excluding(self, instances: Int[np.ndarray, " excluded"]) -> LabelInputs:
-        """Return the same labels without these instances."""
+        """Return inputs of the same labels that leave out these instances."""
         return dataclasses.replace(self, excluded=instances if self.alpha else _NO_INSTANCES)
 
     def vectors(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
@@ -161,7 +167,7 @@ class LabelInputs:
         if len(self.excluded):
             own = self.values[self.excluded][:, rows].T.tocsr()
             sums = sums - own @ np.asarray(self.instances[self.excluded], dtype=np.float32)
-            sums[self.counts[rows] == np.diff(own.indptr)] = 0  # no instance is left: remove rounding errors
+            sums[self.counts[rows] == np.diff(own.indptr)] = 0  # without instances the sum is 0: remove rounding errors
         return mix(texts, sums, self.alpha)
 
 

@@ -1,12 +1,13 @@
 """The losses: functions from the similarities of queries and keys to one number for each query.
 
-Notation: s are inner products of unit vectors divided by the temperature (PRIME has none). P_i are all true labels of
-query i in the pool of keys ("relevant"). T_i are the labels of P_i that this step pulls closer ("positives"). A loss
-is a mean over T_i. So each query has the same weight, however many labels it has, and the expected loss of one sampled
-positive is the loss of all. A query without positives has loss 0.
+Notation: s are inner products of unit vectors divided by the temperature (PRIME has none). P_i is the set of all true
+labels of query i in the pool of keys (argument `relevant`). T_i is the subset of P_i that this step moves closer to
+query i (argument `positives`). A loss is a mean over T_i. So each query has the same weight, however many labels it
+has, and the expected loss of one sampled positive equals the loss of all positives. A query without positives has loss
+0.
 
-If several ranks share a pool, each holds some of its columns. The functions return this rank's part of each query's
-loss, and the sum of the parts is the loss (`Ranks`).
+If several ranks share a pool, each rank has the similarities to its own share of the keys. Each function returns this
+rank's part of the loss of each query. The sum over the ranks is the loss (`Ranks`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def pal(
 
     Args:
         scores: Similarities divided by tau.
-        positives: T_i. UniDEC takes every true label in the pool, whichever query it was drawn for.
+        positives: T_i. UniDEC takes every true label in the pool, including labels that were drawn for other queries.
         ranks: The processes that share the pool.
     """
     denominator = ranks.log_sum_exp(_log_sum_exp(scores, torch.ones_like(positives)))
@@ -123,7 +124,7 @@ def soft_top_k_loss(
     alpha: float = 2.0,
     ranks: Ranks = ALONE,
 ) -> Float[Tensor, " query"]:
-    """Pull each positive into the top k (DEXML, Eq. 6 and 7).
+    """Move each positive into the top k keys of its query (DEXML, Eq. 6 and 7).
 
     mean over l in T_i of  -log SoftTop-k(s_i)_l
     """
@@ -150,7 +151,8 @@ def log_soft_top_k(
 class _LogSoftTopK(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, k: int, alpha: float, ranks: Ranks) -> Tensor:
-        # At the low end, n keys as good as the best sum to k; at the high end, n keys as bad as the worst do.
+        # At `low`, the sigmoids would sum to k if all n keys had the best score. At `high`, they would sum to k if all
+        # n keys had the worst score.
         keys = ranks.all_reduce_sum(scores.new_tensor(scores.shape[1]))
         edge = torch.logit((k / keys).clamp_max(_ALL_IN_TOP_K)) / alpha
         low = -ranks.all_reduce_max(_row_max(scores)) + edge
@@ -167,7 +169,7 @@ class _LogSoftTopK(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (inside,) = ctx.saved_tensors
-        u = gradients[0] * ctx.alpha * (1 - inside)  # through s
+        u = gradients[0] * ctx.alpha * (1 - inside)  # derivative by s with constant t
         v = ctx.alpha * inside * (1 - inside)  # dt/ds_m = -v_m / sum v, as the sum stays k
         sum_u, sum_v = (ctx.ranks.all_reduce_sum(part.sum(dim=1, keepdim=True)) for part in (u, v))
         return u - v * sum_u / sum_v.clamp_min(torch.finfo(v.dtype).tiny), None, None, None
@@ -181,18 +183,19 @@ def clipped_triplet(
     hardest: int = 100,
     ranks: Ranks = ALONE,
 ) -> Float[Tensor, " query"]:
-    """Triplet loss over the hardest negatives, with a margin that depends on the lead of the positive (PRIME, Eq. 3).
+    """Triplet loss over the hardest negatives, with a margin that depends on the positive (PRIME, Eq. 3).
 
     mean over p in T_i of  sum over n of  w_n v_n,    v_n = max(0, s_in - s_ip + m),    m = clamp(|s_ip - s_in|)
 
     Margin and weights are constants for the gradient. The weights w are a softmax of s_n / .1 over the negatives with
-    v_n > 0. If the positive leads by an amount between the bounds, v_n is exactly 0.
+    v_n > 0. If the similarity of the positive exceeds that of the negative by an amount between the bounds, v_n is
+    exactly 0.
 
     Args:
         scores: Similarities, not divided by tau.
         positives: T_i.
         relevant: P_i, which includes T_i.
-        margin: Bounds of m. Equal bounds fix it.
+        margin: Lower and upper bound of m. With equal bounds, m is constant.
         hardest: Number of negatives of a query, taken by highest similarity.
         ranks: The processes that share the pool.
     """
@@ -215,12 +218,13 @@ def prototype_regulariser(
     margin: float = 0.1,
     ranks: Ranks = ALONE,
 ) -> Float[Tensor, " query"]:
-    """Make a prototype better than its text by a margin: nearer to its queries, farther from all others (PRIME).
+    """Make prototypes better than label texts by a margin: nearer to the label's queries, farther from others (PRIME).
 
     1/2 ( mean over p in T_i of max(0, s_ip - b_ip + m)  +  mean over n not in P_i of max(0, b_in - s_in + m) )
 
-    b are similarities to prototypes, s to texts. Each mean is over the terms that are not 0, and is 0 if all are. PRIME
-    takes means over a whole batch. Here they are over one query, so that each query has the same weight.
+    b are similarities to prototypes, s are similarities to label texts. Each mean is over the terms that are not 0; a
+    mean without such terms is 0. PRIME takes means over a whole batch. Here the means are over one query, so that each
+    query has the same weight.
 
     Args:
         to_prototypes: b, not divided by tau.
@@ -250,7 +254,7 @@ def _row_max(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query 1"]:
 
 
 def _log_sum_exp(scores: Float[Tensor, "query key"], mask: Bool[Tensor, "query key"]) -> Float[Tensor, " query"]:
-    if scores.shape[1] == 0:  # still depends on the scores: every rank must take part in the backward pass
+    if scores.shape[1] == 0:  # depends on the scores, because every rank must take part in the backward pass
         return scores.sum(dim=1) + _MASKED
     return torch.logsumexp(scores.masked_fill(~mask, _MASKED), dim=1)
 

@@ -10,8 +10,8 @@ Three things are not stored. A label key votes for its own label, so the identit
 Lambda is applied when a query is answered. Enriched label keys are computed when a bundle is built
 (`trainer.label_keys`); `memory.json` only stores their weight `label_key_alpha`.
 
-`trainer.memory_writer` writes the folder. It writes `memory.json` last. Until then `progress.json` stores the number of
-finished keys, so that an interrupted run can continue.
+`trainer.memory_writer` writes the folder. It writes `memory.json` last. While `memory.json` is absent, `progress.json`
+stores the number of finished keys, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from trainer.label_keys import LabelKeys
 FORMAT_VERSION = 1
 KeyDtype = Literal["float32", "float16"]
 
-# The settings of the experiments in RAE-XMC, section 4. With alpha 0, the key of a label is the vector of its text.
+# Default scoring settings, from the experiments in RAE-XMC, section 4. With alpha 0, the key of a label is the vector
+# of its text.
 DEFAULTS: dict[str, float] = {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "label_key_alpha": 0.0}
 
 
@@ -84,7 +85,7 @@ class Memory:
 
     @property
     def label_sets(self) -> LabelSets:
-        """Y: the labels of each instance."""
+        """The labels of each instance (the relevance matrix Y)."""
         return LabelSets(self.value_indptr, self.value_indices)
 
     @property
@@ -95,7 +96,7 @@ class Memory:
         """The label keys for search.
 
         Args:
-            alpha: Weight of the instances in a label key; None for the memory's default.
+            alpha: Weight of the instances in a label key; None means the default of the memory.
         """
         weight = self.defaults["label_key_alpha"] if alpha is None else alpha
         return LabelKeys(self.keys[self.plan.instances :], self.instance_keys, self.label_sets, float(weight))
@@ -156,7 +157,7 @@ def check_same_plan(folder: Path, plan: MemoryPlan, saved: MemoryPlan) -> None:
 
 
 def write_defaults(folder: Path, plan: MemoryPlan, defaults: dict[str, float]) -> None:
-    """Write `memory.json`. This completes a memory or changes the defaults of a complete one."""
+    """Write `memory.json`. The file completes a memory. Writing it again changes only the defaults."""
     write_json(folder / "memory.json", header(plan) | {"defaults": defaults})
 
 

@@ -1,4 +1,4 @@
-"""The memory check: a training starts only if its weights fit, and keeps only as many graphs as fit."""
+"""The memory check: training starts only if its weights fit into memory, and keeps as many autograd graphs as fit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainer.errors import TrainingError
 from trainer.gradient_cache import Embedder, Part
 from trainer.randomness import random_state, restore_random_state
 
-# Arrays of a weight's size: the weight, its gradient, the gradient of the next micro-batch, AdamW's two moments, and
-# the update.
+# Number of arrays with the size of a weight: the weight, its gradient, the gradient of the next micro-batch, AdamW's
+# two moments, and the update.
 _COPIES = 6
 
-# Tokens whose graphs a CPU keeps at once.
+# Number of tokens whose autograd graphs are kept at once on a CPU.
 _TOKENS_ON_CPU = 16_384
-# Share of a GPU's free memory for graphs. The rest is for AdamW's moments, the loss, and a reserve.
+# Share of a GPU's free memory for autograd graphs. The rest is for AdamW's moments, the loss, and a reserve.
 _GRAPH_SHARE = 0.5
 
 # Files of a memory control group: its limits, its usage, and its file pages in `memory.stat`.
@@ -40,11 +40,11 @@ def require_memory(module: nn.Module, name: str, device: str) -> None:
 
     Args:
         module: The module, on the `meta` device, where it takes no memory.
-        name: What the message calls it.
-        device: Where it is to be trained.
+        name: The name of the module in the error message.
+        device: Device of the training.
 
     Raises:
-        TrainingError: If weights, gradients and AdamW's moments need more than is free.
+        TrainingError: If weights, gradients and AdamW's moments need more than the free memory.
     """
     trained = sum(weight.numel() * weight.element_size() for weight in module.parameters())
     needed = _COPIES * trained + sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
@@ -57,10 +57,10 @@ def require_memory(module: nn.Module, name: str, device: str) -> None:
 
 
 def kept_tokens(embedder: Embedder, part: Part) -> int:
-    """Return for how many tokens, padding included, the graphs can be kept at once.
+    """Return the number of tokens, padding included, whose autograd graphs can be kept at once.
 
-    On a GPU, one micro-batch of `part` goes through the model, to measure the memory of its graph. Random states and
-    weights stay as they were.
+    On a GPU, the function runs the model on one micro-batch of `part` and measures the memory of its graph. Random
+    states and weights stay unchanged.
     """
     if embedder.device == "cpu":
         return _TOKENS_ON_CPU
@@ -73,7 +73,7 @@ def kept_tokens(embedder: Embedder, part: Part) -> int:
     graph_bytes = torch.cuda.memory_allocated() - before
     del graph
     restore_random_state(state)
-    # Memory that torch has reserved but does not use is free too.
+    # Memory that torch has reserved but does not use counts as free too.
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     return int(_GRAPH_SHARE * free / graph_bytes * len(places) * lengths.max())
 
@@ -88,7 +88,7 @@ def explain_out_of_memory() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        reason = str(error).split(" GPU ")[0].rstrip(". ")  # the rest is advice for authors of torch programs
+        reason = str(error).split(" GPU ")[0].rstrip(". ")  # the other lines are advice for authors of torch programs
         raise TrainingError(
             f"--device cuda: expected enough memory on the GPU, found too little ({reason}); lower --micro-batch or "
             "--batch-size, or cut texts shorter with --max-length"
@@ -96,25 +96,26 @@ def explain_out_of_memory() -> Iterator[None]:
 
 
 def trim_heap() -> None:
-    """Return free heap memory to the system, where the C library is glibc.
+    """Return free heap memory to the operating system, if the C library is glibc.
 
-    Steps of many sizes fragment the heap. Without this call, training a classifier of 12,493 labels took some more
-    megabytes at every step. Blocks outside the heap (`mallopt`) would cost a fifth of the time.
+    Steps of different sizes fragment the heap. Without this call, a training of a classifier with 12,493 labels needed
+    some megabytes more after every step. Allocating blocks outside the heap (`mallopt`) would take a fifth more time.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can still allocate without swapping: the least that any of these leaves.
+    """Return the bytes that this process can still allocate without swapping: the smallest of these numbers.
 
         machine     MemAvailable
         cgroup v2   min(memory.max, memory.high) - memory.current + active_file + inactive_file
         cgroup v1   limit_in_bytes - usage_in_bytes + total_active_file + total_inactive_file
 
     The limits of the process's own control group and of every group above it apply. The kernel drops file pages when
-    memory is short. `file` would be too much: it includes tmpfs and shared memory, which stay without swap.
-    `inactive_file` alone would be too little: a file that was read twice is in `active_file`, and is dropped too.
+    memory is short, so they count as free. The counter `file` would be too large: it includes tmpfs and shared memory,
+    which cannot be dropped without swap. `inactive_file` alone would be too small: a file that was read twice is in
+    `active_file`, and its pages can be dropped too.
 
     Args:
         root: Folder that contains `proc` and `sys`.
@@ -143,7 +144,7 @@ def _free_in_groups(root: Path) -> Iterator[int]:
         for folder in (group, *group.parents):
             if not folder.is_relative_to(mount):
                 break
-            # A container may not see its own group under this path: folders that do not exist are passed over.
+            # A container may not see its own group under this path: folders that do not exist are skipped.
             found = [limit for name in limits if (limit := _read_number(folder / name)) is not None]
             used, stat = _read_number(folder / usage), _read_numbers(folder / "memory.stat")
             if found and used is not None:
@@ -151,7 +152,7 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Read the number in a file of the kernel; None if the file does not exist or holds the word `max`."""
+    """Read the number in a kernel file. None if the file does not exist or holds the word `max`."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -159,7 +160,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """Read the numbers in a file of the kernel, one a line after a name; none if the file does not exist."""
+    """Read the numbers in a kernel file with lines `name number`. A file that does not exist has no numbers."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:

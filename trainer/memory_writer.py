@@ -41,17 +41,17 @@ def write_memory(
         labels: The label texts.
         instances: The training texts and their labels.
         source: Computes the keys.
-        ranks: The processes that compute keys; the first one writes.
+        ranks: The processes that compute keys. Rank 0 writes the files.
         label_key_alpha: Default weight of the instances in label keys.
 
     Returns:
-        Number of keys that this call computed, without those of the interrupted run.
+        Number of keys that this call computed. Keys of the interrupted run are not counted.
     """
     done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances) if ranks.first else 0)
     with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
         for start, stop in _chunks(plan, done):
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
-            bar.update(stop - bar.n)  # the shares of the ranks may differ by a row
+            bar.update(stop - bar.n)  # the sizes of the shares may differ by a row
             if ranks.first:
                 file.write(vectors.astype(plan.key_dtype).tobytes())
                 flush(file)
@@ -110,7 +110,7 @@ def _chunks(plan: MemoryPlan, done: int) -> Iterator[tuple[int, int]]:
 
 
 def _open_keys(path: Path, plan: MemoryPlan, done: int, ranks: Ranks) -> BinaryIO:
-    """Open `keys.npy` to append keys after the finished ones. Ranks other than the first get the null device."""
+    """Open `keys.npy` to append keys after the finished ones. Ranks other than rank 0 get the null device."""
     if not ranks.first:
         return open(os.devnull, "wb")
     if done == 0:

@@ -1,7 +1,7 @@
 """Ranking metrics of extreme classification, as the papers define them.
 
-`precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, as a paired t-test needs. `report` returns
-means in percent.
+`precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, because a paired t-test needs a value for
+each query. `report` returns means in percent.
 
 Common arguments: `predictions` holds distinct label positions, best first, and -1 after the last. `truth` is a sparse
 query x label matrix; every non-zero is a true label. `hit` marks the true labels among the predictions.
@@ -23,7 +23,7 @@ SEGMENTS: dict[str, tuple[float, float]] = {
 
 
 def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_array) -> Bool[np.ndarray, "query top_k"]:
-    """Mark the predictions that are true labels; -1 is never one.
+    """Mark the predictions that are true labels. The placeholder -1 is never marked.
 
     Raises:
         ValueError: If `predictions` does not have one row for each query, or contains a label that `truth` lacks.
@@ -37,7 +37,8 @@ def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_ar
             f"predictions: expected label positions from 0 to {n_labels - 1}, or -1 for none, "
             f"found {predictions.min()} to {predictions.max()}"
         )
-    # Encode each (query, label) pair as an integer; the truth is then sorted. The first integer of a query means -1.
+    # Encode each (query, label) pair as an integer; the truth is then sorted. The first integer of each query stands
+    # for the prediction -1.
     first = np.arange(n_queries, dtype=np.int64) * (n_labels + 1)
     true = np.repeat(first, np.diff(truth.indptr)) + truth.indices + 1
     true = np.append(true, np.iinfo(np.int64).max)
@@ -154,7 +155,7 @@ def macro_f1_at(
         A fraction for each of `SEGMENTS`; None for a segment without labels.
 
     Raises:
-        ValueError: As `hits`, or if `label_counts` does not have one entry for each label of `truth`.
+        ValueError: In the cases of `hits`, or if `label_counts` does not have one entry for each label of `truth`.
     """
     truth = _to_sets(truth)
     n_labels = truth.shape[1]
@@ -213,8 +214,8 @@ def report(
 
 
 def _to_sets(truth: csr_matrix | csr_array) -> csr_array:
-    """A copy of the truth with sorted rows, without repeated labels and stored zeros."""
-    # Bool, because the numbers of repeated labels would be added and could cancel.
+    """Copy the truth with sorted rows, and remove repeated labels and stored zeros."""
+    # Bool, because the stored numbers of a repeated label would be added and could sum to 0.
     sets = csr_array(truth, dtype=bool, copy=True)
     sets.sum_duplicates()
     sets.eliminate_zeros()

@@ -18,12 +18,12 @@ MineSearch = Literal["exact", "approximate"]
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """The labels nearest to each instance. An entry is -1 where the label is one of the instance's own."""
+    """The labels nearest to each instance. -1 replaces each true label of the instance."""
 
     labels: Int[np.ndarray, "instance top"]
 
     def draw(self, rows: Int[np.ndarray, " row"], m: int, random: np.random.Generator) -> Int[np.ndarray, " drawn"]:
-        """Draw up to `m` of each row's negatives, with equal probability."""
+        """Draw up to `m` negatives for each row, all with equal probability."""
         candidates = self.labels[rows]
         m = min(m, candidates.shape[1])
         sort_key = np.where(candidates >= 0, random.random(candidates.shape), 2.0)
@@ -40,13 +40,13 @@ def mine(
     device: str,
     ranks: Ranks,
 ) -> HardNegatives:
-    """Find the `top` nearest labels of each instance, and replace its own labels by -1.
+    """Find the `top` nearest labels of each instance, and replace the instance's true labels by -1.
 
     Args:
         queries: The vectors of this rank's share of the instances.
         label_keys: The vectors of all labels.
         label_sets: The labels of each instance.
-        top: Number of nearest labels, including the instance's own.
+        top: Number of nearest labels, including the instance's true labels.
         search: Exact search, or inverted lists for many labels on a CPU.
         device: Device of an exact search.
         ranks: The processes that share the work.

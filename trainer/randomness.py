@@ -38,6 +38,6 @@ def random_state(device: str) -> RandomState:
 
 
 def restore_random_state(state: RandomState) -> None:
-    torch.set_rng_state(state["cpu"].clone())  # torch crashes on a row of a larger tensor that is not its first row
+    torch.set_rng_state(state["cpu"].clone())  # torch crashes if the state is a later row of a larger tensor
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].clone(), "cuda")

@@ -12,27 +12,27 @@ from trainer.methods import METHODS, Method, MethodOptions
 from trainer.negatives import MineSearch
 from trainer.train_settings import TrainSettings
 
-# Defaults by what is trained. Steps of an adapter are cheap, and an adapter starts from nothing.
+# Defaults for each value of --train. Steps of an adapter are cheap, and an adapter starts untrained.
 _EPOCHS = {"adapter": 15, "full": 3}
 _LEARNING_RATE = {"adapter": 1e-3, "full": 1e-4}
 _BATCH_SIZE = {"adapter": 256, "full": 128}
-# Epochs of a training that only --max-seconds ends.
+# Number of epochs if only --max-seconds limits the training.
 _UNLIMITED_EPOCHS = 1_000
 
 _WARM_UP_SHARE = 0.1
 
-# Fields that change the course of a training but do not matter once it is done.
+# Fields that influence a training but may differ once the training is finished.
 _ONLY_WHILE_TRAINING = ("micro_batch", "ranks", "device")
 
-# NGAME clusters every fifth of many epochs. With few epochs, clusterings are a sixth of all epochs apart.
+# Epochs between two clusterings: 5, as in NGAME, or a sixth of all epochs if that is less.
 _CLUSTER_EVERY, _CLUSTERINGS = 5, 6
-# Queries of a growing cluster at the first clustering.
+# Number of queries in a cluster at the first clustering, for methods whose clusters grow.
 _FIRST_CLUSTER = 8
 
-# Pairs of instance and label that exact search compares in about half a minute on two cores.
+# Number of pairs (instance, label) that exact search compares in about half a minute on two cores.
 _MOST_EXACT_PAIRS = 1 << 31
 
-# Values of fields that older recipes do not have.
+# Values for fields that recipes of older releases lack.
 _SINCE_ADDED = {
     "max_seconds": 0.0,
     "positive_sampling": "uniform",
@@ -45,7 +45,7 @@ _SINCE_ADDED = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train on a dataset. Equal recipes give equal weights, on one CPU bit by bit, elsewhere up to rounding.
+    """All choices of a training. Equal recipes give equal weights, on one CPU bit by bit, elsewhere up to rounding.
 
     A training with `max_seconds` is an exception: the number of its steps depends on the speed of the machine.
 
@@ -56,26 +56,27 @@ class Recipe:
         method: A key of `METHODS`.
         train: `adapter` (on a frozen encoder) or `full`.
         steps: Optimizer steps in all.
-        epochs: Passes over the instances. `steps` may cut the last one short.
-        batch_size: Queries of a step.
-        learning_rate: Peak, reached after the first tenth of the steps. Then the rate falls linearly to 0.
+        epochs: Passes over the instances. `steps` may end the last epoch early.
+        batch_size: Number of queries in a step.
+        learning_rate: Peak learning rate, reached after the first tenth of the steps. Then the rate falls linearly to
+            0.
         temperature: Tau of the loss; 1 if the method has none.
-        hard_negatives: Mined negatives of a query. None: the pool is the whole label space.
-        mine_every: Steps between two minings.
-        mine_top: Nearest labels of an instance from which negatives are drawn.
+        hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
+        mine_every: Steps between two minings of negatives.
+        mine_top: Number of nearest labels of an instance from which its negatives are drawn.
         mine_search: `exact` or `approximate`.
-        positives: True labels drawn for a query; 0: all.
+        positives: Number of true labels drawn for a query; 0: all true labels.
         validation_fraction: Share of the instances that is held out.
-        label_inputs: What an adapter reads of a label: `text` or `enriched`.
+        label_inputs: Input of an adapter for a label: `text` or `enriched`.
         label_key_alpha: Weight of the instances in the label keys that validation searches.
         precision: `fp32` or `bf16`.
         seed: Seed of all random draws.
-        micro_batch: Rows that go through the model at once, and so share a draw of dropout; 0: as memory allows.
+        micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
         device: `cpu` or `cuda`, whose random numbers differ.
-        max_seconds: Seconds after which training ends, if its steps are not done before; 0: no limit.
-        positive_sampling: `uniform`, or by inverse `propensity`.
-        clusters: Clusters of queries that form batches at first; 0: random batches.
+        max_seconds: Seconds after which training ends, unless all steps are done earlier; 0: no limit.
+        positive_sampling: `uniform`, or `propensity` to draw with inverse propensities as weights.
+        clusters: Number of clusters of queries at the first clustering; 0: random batches.
         cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
         options: The options of the method.
@@ -203,7 +204,7 @@ class Recipe:
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.
 
-        With `max_seconds`, the rate follows the steps or the time, whichever is further.
+        With `max_seconds`, the fraction of time spent replaces the fraction of steps done if the time is further.
         """
         if self.max_seconds:
             step = max(step, min(self.steps - 1, int(seconds / self.max_seconds * self.steps)))
@@ -221,11 +222,11 @@ class Recipe:
         return vars(self) | {"options": self.options.model_dump(mode="json")}
 
     def differences(self, other: dict[str, Any], trained: bool = False) -> list[str]:
-        """Return the fields in which a saved recipe differs, by the names that users know.
+        """Return the names of the fields in which a saved recipe differs.
 
         Args:
             other: The saved recipe.
-            trained: Whether its training is done.
+            trained: Whether the training of the saved recipe is finished.
         """
         own, other = _flat(self.as_json()), _flat(_SINCE_ADDED | other)
         counts = [name for name in own if not (trained and name in _ONLY_WHILE_TRAINING)]
@@ -256,7 +257,7 @@ def _options(settings: TrainSettings, method: Method) -> MethodOptions:
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe as JSON stores it, with the method's options among the other fields."""
+    """Return the JSON form of a recipe, with the method's options as fields beside the other fields."""
     flat: dict[str, Any] = json.loads(json.dumps(recipe))
     options: dict[str, Any] = flat.pop("options", {})
     return flat | options

@@ -97,7 +97,7 @@ def write_run(settings: TrainSettings) -> None:
 
 
 def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
-    """The recipe, and a mask of the held-out instances.
+    """Make the recipe, and a mask of the held-out instances.
 
     Raises:
         TrainingError: If the dataset is too small, or if the method's head does not fit into memory.
@@ -135,7 +135,7 @@ def _check_head(run: Run, recipe: Recipe) -> None:
     Raises:
         TrainingError: If free memory is too small.
     """
-    with torch.device("meta"):  # has a size but no storage
+    with torch.device("meta"):  # on `meta`, tensors have a size but no storage
         head = _create_head(run, recipe)
     if head is not None:
         what = f"--method {recipe.method}: {len(run.dataset.labels):,} labels of {head.dim} dimensions"
@@ -206,7 +206,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
 
 
 def _begin_training(run: Run, recipe: Recipe) -> bool:
-    """Prepare the run folder; return whether the training is still to be done."""
+    """Prepare the run folder. Return whether the training is not finished yet."""
     settings, folder = run.settings, run.folder
     return bool(
         run.ranks.broadcast_object(
@@ -221,7 +221,7 @@ def _create_adapter(run: Run, dim: int) -> Adapter:
 
 
 def _create_head(run: Run, recipe: Recipe) -> Head | None:
-    """The method's head for the labels of this dataset; None if the method has none."""
+    """Create the method's head for the labels of this dataset; None if the method has no head."""
     create = METHODS[recipe.method].head
     if create is None:
         return None
@@ -251,7 +251,7 @@ def _open_given_vectors(plan: MemoryPlan, given: Path) -> Memory:
 
 
 def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
-    """The adapter's inputs for labels, without the held-out instances, so that these remain valid for validation."""
+    """The adapter's inputs for labels. Held-out instances are left out, so that validation on them stays fair."""
     alpha = _INPUT_ALPHA if recipe.label_inputs == "enriched" else 0.0
     return LabelInputs.of(
         vectors.label_keys(0.0)[:], vectors.instance_keys, run.instances.labels.where(~held_out), alpha
@@ -292,7 +292,10 @@ def _write_memory(run: Run, plan: MemoryPlan, source: KeySource) -> None:
 
 
 def _has_intact_memory(run: Run, memory: Path) -> bool:
-    """Whether the memory is finished. Remove a finished memory that does not open, so that it is written again."""
+    """Return whether the memory is finished.
+
+    Remove a finished memory that cannot be opened: the run then rewrites it.
+    """
     if run.ranks.first and is_complete(memory):
         try:
             open_memory(memory)
@@ -303,7 +306,7 @@ def _has_intact_memory(run: Run, memory: Path) -> bool:
 
 
 def _report_existing_memory(run: Run, plan: MemoryPlan) -> None:
-    """Check and keep a finished memory: `recollect tune` may have changed its defaults.
+    """Check a finished memory, but do not write it again: `recollect tune` may have changed its defaults.
 
     Raises:
         MemoryFolderError: If its plan differs.

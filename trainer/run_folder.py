@@ -1,6 +1,6 @@
 """The run folder, and the checks whether `recollect train` may write into it.
 
-run/   training.json   the recipe, and whether the training is done
+run/   training.json   the recipe, and whether the training is finished
        metrics.jsonl   loss, speed and validation scores over time
        tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
@@ -96,7 +96,7 @@ class RunFolder:
             overwrite: Remove the files of any previous run.
 
         Returns:
-            Whether the training is still to be done.
+            Whether the training is not finished yet.
 
         Raises:
             TrainingError: If the folder holds another training, an unfinished training without `resume`, or files of
@@ -213,9 +213,10 @@ class RunFolder:
         """
         found = [path for path in self._run_paths if path.exists()]
         if found and not (found == [self.checkpoint] and plan is not None and self._has_checkpoint_of(plan)):
+            names = ", ".join(path.name for path in found)
             raise TrainingError(
-                f"{self.path}: expected a run or nothing, found {', '.join(path.name for path in found)} of unknown "
-                "origin; choose another --out, or replace it with --overwrite"
+                f"{self.path}: expected a run folder or an empty folder, found {names} of unknown origin; "
+                "choose another --out, or replace it with --overwrite"
             )
 
     def _has_checkpoint_of(self, plan: MemoryPlan) -> bool:

@@ -57,7 +57,7 @@ class RunLog:
                 self._board.close()
 
     def step(self, loss: float, learning_rate: float, examples: int, seconds: float, last: bool) -> None:
-        """Log a finished step: at most one line in ten seconds, and always the last step.
+        """Log a finished step. At most one line is written in ten seconds; the last step is always logged.
 
         Args:
             loss: Loss of the step.

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-# Most queries, and most similarities of queries to keys, in one block on a GPU.
+# Limits of one block on a GPU: the number of queries, and the number of similarities of queries to keys.
 _BLOCK_QUERIES, _BLOCK_SIMILARITIES = 4_096, 1 << 28
-# Keys in one chunk of `nearest_among`, which copies keys.
+# Number of keys in one chunk of `nearest_among`, which copies keys.
 _CHUNK_KEYS = 65_536
 # Inverted lists: 4 sqrt(keys) lists with at least 39 training keys each; a query searches 1 list in 16.
 _LISTS_PER_SQRT_KEY, _TRAINING_KEYS_PER_LIST, _LISTS_PER_PROBE = 4, 39, 16
@@ -42,7 +42,7 @@ def nearest_among(
     top: int,
     device: str = "cpu",
 ) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
-    """Like `nearest`, but only among the keys in `rows`. Copies one chunk of keys at a time."""
+    """Search like `nearest`, but only the keys in `rows`. The function copies one chunk of keys at a time."""
     similarities: np.ndarray = np.empty((len(queries), 0), np.float32)
     found: np.ndarray = np.empty((len(queries), 0), np.int64)
     for start in range(0, len(rows), _CHUNK_KEYS):
@@ -58,9 +58,9 @@ def nearest_among(
 def nearest_approximate(
     queries: Float[np.ndarray, "query dim"], keys: Float[np.ndarray, "key dim"], top: int
 ) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
-    """Like `nearest`, but searches only a sixteenth of the inverted lists.
+    """Search like `nearest`, but only a sixteenth of the inverted lists.
 
-    If these hold fewer than `top` keys, the remaining rows are -1 and their similarities -inf.
+    If these lists hold fewer than `top` keys, the remaining rows are -1 and their similarities -inf.
     """
     lists = max(1, min(int(_LISTS_PER_SQRT_KEY * math.sqrt(len(keys))), len(keys) // _TRAINING_KEYS_PER_LIST))
     index = faiss.index_factory(keys.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, N
 
 
 def _split(value: object) -> object:
-    """Split a list as flags and variables write it: 0,.1,.5."""
+    """Split a comma-separated list in a flag or an environment variable: 0,.1,.5."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -38,22 +38,28 @@ EncoderName = Annotated[
 ]
 Pooling = Annotated[
     Literal["auto", "mean", "cls"],
-    Field(description="how token vectors become one vector; auto: as the encoder declares, else mean"),
+    Field(description="combination of token vectors into one vector; auto: as the encoder declares, otherwise mean"),
 ]
-MaxLength = Annotated[int, Field(ge=3, le=8192, description="most tokens of an instance or query; the rest is cut off")]
-LabelMaxLength = Annotated[int, Field(ge=3, le=8192, description="most tokens of a label text; the rest is cut off")]
+MaxLength = Annotated[
+    int, Field(ge=3, le=8192, description="maximum number of tokens of an instance or query; longer texts are cut")
+]
+LabelMaxLength = Annotated[
+    int, Field(ge=3, le=8192, description="maximum number of tokens of a label text; longer texts are cut")
+]
 Trained = Annotated[
     Literal["adapter", "full"],
-    Field(description="adapter: a small network on a frozen encoder, minutes on a CPU; full: the whole encoder"),
+    Field(description="adapter: train a small network on a frozen encoder, minutes on a CPU; full: the whole encoder"),
 ]
-MaxSteps = Annotated[int, Field(ge=0, description="most optimizer steps; 0: no limit but --epochs")]
+MaxSteps = Annotated[
+    int, Field(ge=0, description="maximum number of optimizer steps; 0: only --epochs limits the training")
+]
 MaxSeconds = Annotated[
     float,
-    Field(ge=0, description="most seconds of training; the learning rate falls to 0 by then; 0: no limit"),
+    Field(ge=0, description="maximum training time in seconds, at whose end the learning rate is 0; 0: no limit"),
 ]
 BatchSize = Annotated[
     Annotated[int, Field(ge=1)] | None,
-    Field(description="queries in a step; unset: 256 for an adapter, 128 for full, or all instances if fewer"),
+    Field(description="number of queries in a step; unset: 256 for an adapter, 128 for full, at most all instances"),
 ]
 LearningRate = Annotated[
     Positive | None, Field(description="peak learning rate of AdamW; unset: 1e-3 for an adapter, 1e-4 for full")
@@ -105,42 +111,52 @@ class SharedTrainSettings(TrainerSettings):
     epochs: int | None = Field(
         None,
         ge=0,
-        description="passes over the instances; 0: no training; unset: --max-seconds, or 15 for an adapter, 3 for full",
+        description="passes over the instances; 0: no training; unset: --max-seconds, or 15 for adapter, 3 for full",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
     batch_size: BatchSize = None
     learning_rate: LearningRate = None
     temperature: float | None = Field(
-        None, gt=0, description="tau of the loss; unset: the method's, from 0.04 to 0.056; prime has none"
+        None, gt=0, description="tau of the loss; unset: the method's default, from 0.04 to 0.056; prime has no tau"
     )
     positives: int | None = Field(
-        None, ge=0, description="true labels drawn for a query at each visit; 0: all; unset: the method's"
+        None,
+        ge=0,
+        description="true labels drawn for a query each time it is in a batch; 0: all; unset: the method's default",
     )
     positive_sampling: Literal["uniform", "propensity"] | None = Field(
-        None, description="draw true labels uniformly, or rare ones more often; unset: propensity for prime"
+        None,
+        description="draw true labels uniformly, or rare labels more often (propensity); unset: propensity for prime",
     )
     hard_negatives: int | None = Field(
-        None, ge=0, description="mined negatives of a query; unset: the method's; dexml and softtopk use all labels"
+        None,
+        ge=0,
+        description="mined negatives of a query; unset: the method's default; dexml and softtopk use all labels",
     )
-    mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: an epoch")
-    mine_top: int = Field(50, ge=1, description="nearest labels of an instance from which negatives are drawn")
+    mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")
+    mine_top: int = Field(
+        50, ge=1, description="number of nearest labels of an instance from which its negatives are drawn"
+    )
     mine_search: Literal["auto", "exact", "approximate"] = Field(
-        "auto", description="search for negatives: exact, or inverted lists; auto: lists for many labels on a CPU"
+        "auto",
+        description="search for negatives: exact, or inverted lists; auto: inverted lists for many labels on a CPU",
     )
     clusters: int | None = Field(
         None,
         ge=0,
-        description="clusters of similar queries that form batches; 0: random batches; unset: the method's",
+        description="clusters of similar queries that form batches; 0: random batches; unset: the method's default",
     )
     cluster_from: int = Field(
-        0, ge=0, description="first epoch with clustered batches; an untrained encoder needs random ones first"
+        0, ge=0, description="first epoch with clustered batches; an untrained encoder needs random batches first"
     )
     cluster_every: int | None = Field(
-        None, ge=1, description="epochs between clusterings, each with half the clusters; unset: a sixth, at most 5"
+        None,
+        ge=1,
+        description="epochs between clusterings, each with half the clusters; unset: a sixth of all epochs, at most 5",
     )
     micro_batch: int = Field(
-        0, ge=0, description="texts that the encoder processes at once, by gradient cache; 0: as memory allows"
+        0, ge=0, description="number of texts that the encoder processes at once (gradient cache); 0: as memory allows"
     )
     validation_fraction: float = Field(
         0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, at most 4,000"
@@ -158,10 +174,12 @@ class SharedTrainSettings(TrainerSettings):
     label_key_alpha: float = Field(0.5, ge=0, le=1, description="weight of the instances in enriched label keys")
     key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(
-        None, description="memory/ of a run with --epochs 0, whose keys an adapter uses instead of encoding again"
+        None,
+        description="memory/ of a run with --epochs 0; the adapter uses its keys instead of encoding the texts again",
     )
     tune: Literal["auto", "yes", "no"] = Field(
-        "auto", description="choose the memory's lambda on held-out instances, as `recollect tune`; auto: for prime"
+        "auto",
+        description="choose the memory's lambda on held-out instances, as `recollect tune` does; auto: only for prime",
     )
     save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training state")
     resume: CliImplicitFlag[bool] = Field(False, description="continue the unfinished training of the run folder")
@@ -178,19 +196,21 @@ class TuneSettings(TrainerSettings):
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
     metric: Metric = Field("nDCG@5", description="metric to maximise")
-    queries: int = Field(2_000, ge=1, description="most held-out instances to use as queries")
+    queries: int = Field(2_000, ge=1, description="maximum number of held-out instances to use as queries")
     lambda_: Annotated[list[Share], *Listed, NotEmpty] = Field(
-        [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1], alias="lambda", description="lambdas to try"
+        [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1],
+        alias="lambda",
+        description="values of lambda to try",
     )
     temperature: Annotated[list[Positive], *Listed, NotEmpty] = Field(
-        [0.02, 0.03, 0.04, 0.05, 0.07, 0.1], description="tau to try"
+        [0.02, 0.03, 0.04, 0.05, 0.07, 0.1], description="values of tau to try"
     )
     top_b: Annotated[list[Annotated[int, Field(ge=1, le=1000)]], *Listed, NotEmpty] = Field(
-        [25, 50, 100, 200, 400], description="numbers of keys to try"
+        [25, 50, 100, 200, 400], description="values of b, the number of nearest keys, to try"
     )
     label_key_alpha: Annotated[list[Share], *Listed, NotEmpty] = Field(
         [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: text alone"
     )
     propensity: Propensity = (0.55, 1.5)
-    seed: int = Field(0, ge=0, description="seed of the choice of queries, if training held none out")
-    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON for programs")
+    seed: int = Field(0, ge=0, description="seed of the random choice of queries")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")

@@ -27,7 +27,7 @@ class Stopwatch:
             self.seconds[name] += time.monotonic() - start
 
     def shares(self) -> dict[str, float]:
-        """The share of each activity in the time since the stopwatch was created; `other` is the remaining time."""
+        """The share of each activity in the time since the stopwatch was created; `other` is the rest."""
         total = time.monotonic() - self._started
         shares = {name: seconds / total for name, seconds in self.seconds.items()}
         return shares | {"other": 1.0 - sum(shares.values())}
@@ -35,7 +35,7 @@ class Stopwatch:
 
 def peak_memory_bytes() -> int:
     """Peak CPU memory of this process so far."""
-    with contextlib.suppress(OSError):  # Linux; there, the peak of `getrusage` includes the parent process
+    with contextlib.suppress(OSError):  # Linux, where the peak of `getrusage` includes the parent process
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -18,7 +18,8 @@ from trainer.heads.adapter import Side
 
 Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 
-# Texts in one call of the tokenizer. It returns Python objects, which are many times larger than the ids.
+# Number of texts in one call of the tokenizer. The tokenizer returns Python objects, which are many times larger than
+# the ids.
 _CHUNK_TEXTS = 8_192
 
 # Largest share of padding in a batch. Batches of up to 128 tokens may have more.
@@ -29,7 +30,8 @@ _MAX_PADDING, _SMALL_BATCH_TOKENS = 0.1, 128
 class TokenTable:
     """The token ids of texts.
 
-    Row i has the ids `ids[starts[i] : starts[i + 1]]`, including special tokens. It is instance or label `first` + i.
+    Row i has the ids `ids[starts[i] : starts[i + 1]]`, including special tokens. Row i is the text of instance or label
+    `first` + i.
     """
 
     ids: Int[np.ndarray, " token"]
@@ -54,7 +56,7 @@ class TokenTable:
         return len(self.starts) - 1
 
     def __getitem__(self, rows: slice) -> TokenTable:
-        """A range of rows. The ids are shared, not copied."""
+        """Return a table of a range of rows. The ids are shared, not copied."""
         start, stop, _ = rows.indices(len(self))
         return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id, self.side, self.first + start)
 
@@ -71,7 +73,7 @@ class TokenTable:
         return self  # a row depends on its own text only
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side, Tensor]:
-        """Ids and attention mask, "row token", padded to the longest row; then the side and the row numbers."""
+        """Return ids and attention mask of shape (row, token), padded to the longest row, then side and row numbers."""
         starts, lengths = self.starts[rows], self.lengths_of(rows)
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
@@ -83,7 +85,7 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class VectorTable:
-    """Vectors as inputs of an adapter or head. Row i is instance or label `first` + i."""
+    """Vectors as inputs of an adapter or head. Row i is the vector of instance or label `first` + i."""
 
     vectors: Tensor
     side: Side = "queries"
@@ -130,11 +132,11 @@ class Inputs(Protocol):
         ...
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor | Side, ...]:
-        """The model's arguments for the given rows. The last two are the side and the row numbers."""
+        """Return the model's arguments for the given rows. The last two arguments are the side and the row numbers."""
         ...
 
     def excluding(self, instances: Int[np.ndarray, " excluded"]) -> Inputs:
-        """The same rows, computed without the given instances."""
+        """Return the inputs of the same rows, computed without the given instances."""
         ...
 
 
@@ -148,13 +150,13 @@ def batches_by_length(
 ) -> Iterator[Int[np.ndarray, " row"]]:
     """Split rows into batches of similar length, longest first, so that the first batch needs the most memory.
 
-    A batch ends at a limit, or before more than a tenth of it is padding. Small batches may have more padding, because
-    still smaller ones would not use all cores.
+    A batch ends at a limit, or before its padding would exceed a tenth of its tokens. Small batches may have more
+    padding, because even smaller batches would not use all cores.
 
     Args:
         lengths: Number of tokens of each row.
-        batch_tokens: Most tokens in a batch, including padding. A longer row gets its own batch.
-        batch_rows: Most rows in a batch.
+        batch_tokens: Maximum number of tokens in a batch, including padding. A longer row gets its own batch.
+        batch_rows: Maximum number of rows in a batch.
     """
     order = np.argsort(lengths, kind="stable")[::-1]
     descending = lengths[order]
@@ -164,7 +166,7 @@ def batches_by_length(
         limit = min(max(1, batch_tokens // longest), batch_rows)
         rows = np.arange(1, min(limit, len(order) - start) + 1)
         filled = np.cumsum(descending[start : start + limit]) >= (1 - _MAX_PADDING) * rows * longest
-        dense = int(filled.sum())  # the mean length decreases, so the rows that fill enough come first
+        dense = int(filled.sum())  # longest rows come first, so padding only grows with the number of rows
         count = max(dense, min(limit, -(-_SMALL_BATCH_TOKENS // longest)))
         yield order[start : start + count].copy()  # torch does not accept reversed views
         start += count

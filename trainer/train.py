@@ -36,15 +36,15 @@ from trainer.tokens import Inputs
 from trainer.training_state import Learner, Progress, load_state, save_state
 from trainer.validation import Validation
 
-# Instances whose vectors are checked before a checkpoint is saved.
+# Number of instances whose vectors are checked before a checkpoint is saved.
 _CHECKED_INSTANCES = 64
-# DEXML: weight decay .01, but none on norms and biases. Clipping at 1 is customary.
+# DEXML: weight decay .01, but none on norms and biases. Gradients are clipped to length 1, a common choice.
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
 # Steps between two calls of `trim_heap`.
 _TRIM_EVERY = 64
 # A and B of the propensity model, as for most datasets.
 _PROPENSITY = 0.55, 1.5
-# Tokens of a micro-batch: enough to use all cores, few enough for little padding.
+# Number of tokens in a micro-batch: enough to use all cores, few enough for little padding.
 _MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
 
@@ -58,7 +58,7 @@ class Task:
         labels: Inputs of all labels.
         label_sets: The labels of each instance.
         validation: The held-out instances.
-        save_best: Writes the model's checkpoint. Called when the model is the best so far.
+        save_best: Function that writes the model's checkpoint. It is called when the model is the best so far.
     """
 
     model: DualEncoder
@@ -92,7 +92,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         recipe: How to train.
         folder: Run folder, in which `metrics.jsonl` and `state/` are written.
         machine: Where to train.
-        watch: Measures the time of each part.
+        watch: Measures the time of each activity.
 
     Returns:
         The progress at the end.
@@ -214,7 +214,7 @@ def _label_weights(task: Task, recipe: Recipe) -> Float[np.ndarray, " label"] | 
 
 
 def _has_finite_vectors(model: DualEncoder, task: Task, device: str) -> bool:
-    """Check some vectors after the last step, because its loss was computed before the step."""
+    """Check some vectors after the last step. The loss of this step was computed before the weights changed."""
     model.eval()
     vectors = embed(model, task.queries[:_CHECKED_INSTANCES], model.key_dim, device)
     model.train()
@@ -246,7 +246,10 @@ def _take_step(learner: Learner, rate: float) -> float:
 
 
 def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
-    """Make AdamW. Only matrices have weight decay, without a head's lookup tables. Heads have a rate factor."""
+    """Create AdamW.
+
+    Only matrices have weight decay, but not a head's lookup tables. Heads have their own learning rate.
+    """
     of_head, lookups = (set(model.head.parameters()), set(model.head.lookups())) if model.head else (set(), set())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for weight in model.parameters():
@@ -263,7 +266,10 @@ def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _embedder(model: DualEncoder, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
-    """Make the embedder: it keeps the graphs of a small batch, and uses the gradient cache for a large one."""
+    """Create the embedder.
+
+    It keeps the autograd graphs of a small batch, and uses the gradient cache for a large batch.
+    """
     embedder = Embedder(
         model,
         machine.device,

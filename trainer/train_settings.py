@@ -25,10 +25,13 @@ class TrainSettings(
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> TrainSettings:
-        """Refuse contradictory flags before a file is read or removed. Ignored flags are refused only if given.
+        """Refuse contradictory flags before a file is read or removed.
+
+        A flag without effect is refused only if the user gives it.
 
         Raises:
-            TrainingError: Naming the flag and what it needs. It is no ValueError, so pydantic passes it on unchanged.
+            TrainingError: If flags contradict each other. The message names the flag and its requirement. The error is
+                no ValueError, so pydantic passes it on unchanged.
         """
         for message in _contradictions(self):
             raise TrainingError(message)
@@ -38,20 +41,20 @@ class TrainSettings(
 def _contradictions(settings: TrainSettings) -> Iterator[str]:
     given = settings.model_fields_set
     if settings.resume and settings.overwrite:
-        yield "--resume, --overwrite: expected one of them, found both; resume, or start again"
+        yield "--resume, --overwrite: expected only one of these flags, found both; omit one"
     for flag, path in (("--vectors", settings.vectors), ("--encoder", Path(settings.encoder))):
         if path is not None and path.exists() and path.resolve().is_relative_to(settings.out.resolve()):
             yield (
-                f"{flag} {path}: expected a folder outside --out {settings.out}, which is written, found one inside; "
-                "choose another --out"
+                f"{flag} {path}: expected a folder outside --out {settings.out}, which this command writes, "
+                "found a folder inside; choose another --out"
             )
     if settings.vectors is not None and (settings.train != "adapter" or settings.epochs == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--train full"
-        yield f"--vectors: expected --train adapter, as only an adapter trains on vectors, found {found}"
+        yield f"--vectors: expected --train adapter, because only an adapter trains on vectors, found {found}"
     if "label_inputs" in given and settings.train == "full":
-        yield "--label-inputs: expected --train adapter, as a whole encoder reads a label's text, found --train full"
+        yield "--label-inputs: expected --train adapter, because an encoder reads label texts, found --train full"
     if "label_key_alpha" in given and settings.label_keys == "text":
-        yield "--label-key-alpha: expected --label-keys enriched, which it is a weight of, found --label-keys text"
+        yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_method(settings)
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
@@ -64,13 +67,13 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
     of_any_method = {name for each in METHODS.values() for name in each.options.model_fields}
     for name in sorted(given & of_any_method - method.options.model_fields.keys()):
         reading = " or ".join(each.name for each in METHODS.values() if name in each.options.model_fields)
-        yield f"{_flag(name)}: expected --method {reading}, found --method {settings.method}; leave it out"
+        yield f"{_flag(name)}: expected --method {reading}, found --method {settings.method}; omit the flag"
     if "temperature" in given and method.temperature is None:
-        yield f"--temperature: expected a method with a softmax, found --method {settings.method}; leave it out"
+        yield f"--temperature: expected a method with a softmax, found --method {settings.method}; omit the flag"
     yield from method.options.contradictions(settings)
     without_clusters = method.clusters == "none" if settings.clusters is None else settings.clusters == 0
     if without_clusters:
-        yield from _ignored(settings, ("cluster_from", "cluster_every"), "clusters", "batches made of clusters")
+        yield from _ignored(settings, ("cluster_from", "cluster_every"), "clusters", "clustered batches")
     if not method.mined(settings.hard_negatives):
         yield from _ignored(
             settings, ("mine_every", "mine_top", "mine_search"), "hard_negatives", "hard negatives to mine"
@@ -78,12 +81,12 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
 
 
 def _ignored(settings: TrainSettings, flags: tuple[str, ...], switch: str, needed: str) -> Iterator[str]:
-    """Yield a message for each given flag that has no effect, because `switch` is 0, as given or by the method."""
+    """Yield a message for each given flag that has no effect because the flag `switch` is 0 (given, or by default)."""
     by_method = getattr(settings, switch) is None
-    found = f"--method {settings.method} without any" if by_method else f"{_flag(switch)} 0"
+    found = f"--method {settings.method}, which uses none" if by_method else f"{_flag(switch)} 0"
     for name in flags:
         if name in settings.model_fields_set:
-            yield f"{_flag(name)}: expected {needed}, found {found}; leave it out, or give {_flag(switch)}"
+            yield f"{_flag(name)}: expected {needed}, found {found}; omit the flag, or set {_flag(switch)}"
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,6 @@
-"""The saved state of a training. A run that was killed at any moment resumes from it with the same result.
+"""The saved state of a training.
+
+A run that is killed at any moment resumes from the saved state, with the result of an uninterrupted run.
 
     state/step-00000120/   state.json            step, best checkpoint so far, seconds spent
                            model.safetensors     weights in training
@@ -8,7 +10,7 @@
                            clusters.npy          cluster of each instance
                            head-*.npy            arrays of a head, besides its weights
 
-The step is the whole state of the sampler (`trainer.batches`). Step and seconds determine the learning rate
+The step number is the whole state of the sampler (`trainer.batches`). Step and seconds determine the learning rate
 (`Recipe.rate`).
 """
 
@@ -45,7 +47,8 @@ class Progress:
         step: Steps done.
         best: The best validation score so far; None before the first validation.
         best_step: The step of the best validation score.
-        seconds: Time spent in training steps, over all interruptions, without validation and saving.
+        seconds: Time spent in training steps, before and after all interruptions, without the time for validation and
+            saving.
     """
 
     step: int = 0
@@ -71,7 +74,7 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
     Raises:
         TrainingError: If the state cannot be written. The older state stays.
     """
-    random = _gather_random_states(learner.device, ranks)  # on every rank
+    random = _gather_random_states(learner.device, ranks)  # every rank must call this function
     if not ranks.first:
         return
     final = folder / f"step-{progress.step:08d}"
@@ -155,7 +158,7 @@ def _copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return AdamW's state of weight number i as `i.exp_avg` and so on."""
+    """Return AdamW's state. The arrays of weight number i have the names `i.exp_avg` and so on."""
     state = optimizer.state_dict()["state"]
     return _copy_to_cpu(
         {f"{number}.{name}": tensor for number, moments in state.items() for name, tensor in moments.items()}

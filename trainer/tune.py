@@ -1,12 +1,12 @@
 """Tuning: choose lambda, tau, b and the alpha of label keys on instances of the memory.
 
 RAE-XMC leaves the choice of lambda from data to future work. The queries are instances of the memory. If training held
-out instances, the queries are among these. Tuning leaves each query out of the memory: the query does not vote for
-itself and is not part of the means of its labels. The vector of a query is its key, so tuning encodes no text. One
-search for each query and alpha serves all values of lambda, tau and b.
+out instances, the queries are held-out instances. Tuning leaves each query out of the memory: the query does not vote
+for itself and is not part of the means of its labels. The vector of a query is its key, so tuning encodes no text. For
+each query and alpha, one search is enough for all values of lambda, tau and b.
 
-Leaving a query out of the memory does not undo training: training moves a query closer to its labels, and an adapter
-may use the query in the inputs of its labels. If training held out no instances, tuning prints a warning.
+Leaving a query out of the memory does not undo its use in training: training moves a query closer to its labels, and an
+adapter may use the query in the inputs of its labels. If training held out no instances, tuning prints a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.validation import hold_out
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination of values, and its score: the metric in percent."""
+    """One combination of values of lambda, tau, b and alpha, and its score: the metric in percent."""
 
     lambda_: float
     temperature: float
@@ -122,9 +122,9 @@ def tune(settings: TuneSettings) -> Tuning:
 
 
 def table(tuning: Tuning) -> list[str]:
-    """A table of the trials `before` and `best`, and of the best trial for each lambda and each alpha."""
+    """Return a table of the trials `before` and `best`, and of the best trial for each lambda and each alpha."""
     shown: dict[str, Trial] = {"before": tuning.before, "best": tuning.best}
-    for trial in tuning.trials:  # best first
+    for trial in tuning.trials:  # the trials are sorted, best first
         shown.setdefault(f"best at lambda {trial.lambda_:g}", trial)
         shown.setdefault(f"best at alpha {trial.label_key_alpha:g}", trial)
     names = sorted(shown, key=_row_order)
@@ -172,27 +172,30 @@ def _instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b:
     keys = memory.instance_keys
     similarities, found = nearest(np.asarray(keys[rows]), keys, top_b + 1)
     itself = found == rows[:, None]
-    itself[~itself.any(axis=1), -1] = True  # equal keys may hide it: drop the last key instead
+    # Many equal keys may push the query itself out of the list. Then drop the last key instead.
+    itself[~itself.any(axis=1), -1] = True
     shape = (len(rows), found.shape[1] - 1)
     return Neighbours(similarities[~itself].reshape(shape), found[~itself].reshape(shape))
 
 
 def _label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, top_b: int) -> Neighbours:
-    """The nearest labels of each query, with the query left out of the means of its labels."""
+    """The nearest labels of each query. The query is left out of the means of its labels."""
     keys = memory.label_keys(alpha)
     queries = np.asarray(memory.instance_keys[rows], dtype=np.float32)
     own = memory.label_sets.to_csr(len(keys))[rows]
-    extra = int(np.diff(own.indptr).max()) if alpha else 0  # own labels rank lower without the query in their means
+    # A label may lose its rank when the query is left out of the label's mean: search for more labels.
+    extra = int(np.diff(own.indptr).max()) if alpha else 0
     similarities, found = nearest(queries, keys.filled(), top_b + extra)
     if alpha:
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
         distinct, positions = np.unique(own.indices, return_inverse=True)  # many queries share a label
         sums = keys.sums(distinct)[positions] - queries[query]
-        sums[keys.counts[own.indices] == 1] = 0  # no other instance; removes the rounding error
+        sums[keys.counts[own.indices] == 1] = 0  # labels with no other instance: remove the rounding error
         texts = memory.label_keys(0.0)[own.indices]
         without_query = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))
         similarities[hits(found, own)] = -np.inf
-        # Add all own labels, found or not: without the query in its mean, a label may even come closer.
+        # Add all labels of the query, found or not found: a label may come closer when the query is left out of its
+        # mean.
         nth, shape = np.arange(len(query)) - own.indptr[query], (len(rows), extra)
         own_similarities, own_labels = np.full(shape, -np.inf, np.float32), np.zeros(shape, found.dtype)
         own_similarities[query, nth], own_labels[query, nth] = without_query, own.indices
@@ -205,7 +208,7 @@ def _label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: fl
 
 
 class _Metric:
-    """The metric of the settings, in percent."""
+    """The metric that `--metric` chooses, in percent."""
 
     def __init__(self, settings: TuneSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> None:
         self.name, _, depth = settings.metric.partition("@")

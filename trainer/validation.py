@@ -1,4 +1,4 @@
-"""Validation: hold out instances, and measure how well the memory of all other instances answers them."""
+"""Validation: hold out instances, and measure how well the memory of all other instances predicts their labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _K = 5
 
 
 def hold_out(label_sets: LabelSets, fraction: float, seed: int) -> Bool[np.ndarray, " instance"]:
-    """Choose the instances to validate on, among the instances with labels. At least one stays in training."""
+    """Choose the instances to validate on, among the instances with labels. At least one instance stays in training."""
     labelled = np.flatnonzero(np.diff(label_sets.indptr))
     count = min(round(fraction * len(labelled)), _MOST_QUERIES, max(0, len(labelled) - 1))
     held_out = np.zeros(len(label_sets), dtype=bool)

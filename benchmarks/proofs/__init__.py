@@ -1,4 +1,6 @@
-"""Proofs: claims of the papers, repeated on small data with this code. Run one with `python -m benchmarks.proofs NAME`.
+"""Proofs: experiments that repeat claims of the papers on small data with this code.
+
+Run one with `python -m benchmarks.proofs NAME`.
 
 decoupled     softmax makes the positives of a query compete, and decoupled softmax does not (DEXML, section 4.1)
 memorise      a dual encoder can memorise random pairs (DEXML, appendix C.1)

@@ -1,4 +1,7 @@
-"""`python -m benchmarks.proofs NAME` repeats one proof and prints its measurements. The exit code is 1 if it fails."""
+"""`python -m benchmarks.proofs NAME` repeats one proof and prints its measurements.
+
+The exit code is 1 if the proof fails.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Memory of the gradient cache: each label in the pool adds its vector, its gradient and little more.
+"""Memory of the gradient cache: each label in the pool needs memory for its vector, its gradient and little more.
 
-Each pool size is measured in a new process, by the peak memory at its end.
+Each pool size is measured in a new process. The measurement is the peak memory of the process at its end.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from trainer.objective import Objective
 _LENGTH, _QUERIES = 16, 256
 _MICRO_TOKENS = 2_048
 
-# Numbers that a label may add for each dimension: 2 for its vector and its gradient, and less than 1 for its row
-# number, its part of a random state, and the allocator. A third array as large as all vectors exceeds the limit.
+# Limit of the numbers that a label may add for each dimension: 2 numbers for its vector and its gradient, and less than
+# 1 for its row number, its part of a random state, and the allocator. A third array as large as all vectors exceeds the
+# limit.
 MAX_NUMBERS_PER_LABEL = 2.75
 # The allocator returns larger blocks to the system at once, so that the peak does not include freed blocks.
 _MMAP_THRESHOLD_BYTES = 1 << 16
@@ -39,7 +40,7 @@ class Peak:
     Attributes:
         labels: Pool size.
         cached_bytes: Increase of the peak memory with the gradient cache.
-        direct_bytes: Increase of the peak memory if all graphs are kept; None if not measured.
+        direct_bytes: Increase of the peak memory if all autograd graphs are kept; None if not measured.
     """
 
     labels: int
@@ -48,7 +49,10 @@ class Peak:
 
 
 def prove(pools: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000), most_direct: int = 4_000) -> list[Peak]:
-    """The peak for each pool size. Kept graphs need much memory, so they are measured up to `most_direct` labels."""
+    """Measure the peak memory for each pool size.
+
+    Keeping all graphs needs much memory, so this is measured only up to `most_direct` labels.
+    """
     return [
         Peak(
             labels,
@@ -60,7 +64,7 @@ def prove(pools: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000), most_direct: 
 
 
 def numbers_per_label(peaks: list[Peak]) -> float:
-    """Numbers that each label adds for each dimension, between the two largest pools."""
+    """Return how many numbers each label adds for each dimension, from the difference between the two largest pools."""
     small, large = peaks[-2:]
     return (large.cached_bytes - small.cached_bytes) / (large.labels - small.labels) / (4 * DIM)
 
@@ -90,7 +94,7 @@ def _measure(labels: int, cache: bool, sender: Connection) -> None:
     few = label_sets([[row % 64] for row in range(_QUERIES)])
     small.backward(
         Batches(few, 64, np.arange(_QUERIES), _QUERIES, 0, None, 0).at(0, None)
-    )  # allocates the memory that any step needs
+    )  # the first step allocates memory that every step needs
     before = _peak_bytes()
     objective.backward(batches.at(0, None))
     sender.send(_peak_bytes() - before)

@@ -1,4 +1,4 @@
-"""NGAME's balanced clustering of half a million vectors: it finds the planted clusters and needs little memory.
+"""NGAME's balanced clustering of half a million vectors finds the planted clusters in little memory.
 
 The vectors are random points around planted centres, and the centres are random points around topics. They are stored
 in a memory-mapped file.
@@ -19,12 +19,14 @@ from jaxtyping import Float, Int
 
 from trainer.clustering import balanced_clusters
 
-# Limit of the memory without the vectors (768 MB in float32): some integers for each row, and a chunk of vectors.
+# Limit of the memory without the vectors (768 MB in float32). The memory holds some integers for each row, and a chunk
+# of vectors.
 MAX_BYTES = 100_000_000
 # Smallest gain over random clusters, as a share of the gain of the planted clusters.
 MIN_GAIN = 0.7
 _CENTRES_PER_TOPIC = 32
-# Rows in one chunk. Small chunks, because memory that is freed and reused between two measurements is not seen.
+# Number of rows in one chunk. Small chunks make the measurement more exact: it does not see memory that is freed and
+# reused between two samples.
 _CHUNK_ROWS, _PAUSE_SECONDS = 1_024, 0.005
 
 
@@ -45,8 +47,8 @@ class Clustering:
         seconds: Duration of the clustering.
         peak_bytes: Peak memory of the clustering, without the mapped file.
         tightness: Mean cosine of the vectors to the means of their clusters.
-        planted: The same for the planted clusters.
-        random: The same for random clusters of the same sizes.
+        planted: Tightness of the planted clusters.
+        random: Tightness of random clusters of the same sizes.
     """
 
     seconds: float
@@ -62,14 +64,17 @@ class Clustering:
 
 
 def prove(size: Size = Size(), seed: int = 0) -> Clustering:
-    """Cluster vectors around planted centres. Linux only, because it reads the memory without mapped files."""
+    """Cluster vectors around planted centres.
+
+    This works only on Linux, which reports the memory without mapped files.
+    """
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "vectors.npy")
         planted = _write_planted_vectors(path, size, random)
         vectors = np.load(path, mmap_mode="r")
         rows = np.arange(size.rows)
-        balanced_clusters(vectors, rows[:1_000], 10, random)  # allocates the memory that a first call needs
+        balanced_clusters(vectors, rows[:1_000], 10, random)  # the first call allocates memory that later calls reuse
         with _measure_peak() as peak:
             start = time.monotonic()
             found = balanced_clusters(vectors, rows, size.centres, random)
@@ -107,7 +112,10 @@ def _tightness(vectors: Float[np.ndarray, "row dim"], clusters: Int[np.ndarray, 
 
 @contextlib.contextmanager
 def _measure_peak() -> Iterator[list[int]]:
-    """Measure the memory of this process without mapped files. The only entry of the list is the peak increase."""
+    """Measure the memory of this process without mapped files.
+
+    At the end, the yielded list holds one number: the increase of the peak.
+    """
     before, peak, done = _anonymous_bytes(), [0], threading.Event()
 
     def sample() -> None:

@@ -1,6 +1,7 @@
 """RAE-XMC, Tables 4 and 8: instances and labels together are better than either alone.
 
-P@1 on the test split of the built-in sample for several lambda, with the packaged encoder, without training.
+The measurement is P@1 on the test split of the built-in sample for several values of lambda, with the packaged encoder
+and without training.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TOP_B, _MAX_LENGTH = int(DEFAULTS["top_b"]), 64
 
 
 def prove(test_queries: int = 2**31) -> dict[float, float]:
-    """P@1 in percent for each lambda. The best lambda is neither 0 nor 1."""
+    """Return P@1 in percent for each lambda. The best lambda is neither 0 nor 1."""
     with tempfile.TemporaryDirectory() as folder:
         write_sample(Path(folder, "sample"))
         dataset = open_dataset(Path(folder, "sample"))

@@ -14,7 +14,10 @@ _LENGTH = 16
 
 
 def prove(pairs: int = 1_000, epochs: int = 40, seed: int = 0) -> float:
-    """P@1 in percent on the training pairs after training with decoupled softmax; 100 if all are memorised."""
+    """Train with decoupled softmax; return P@1 in percent on the training pairs.
+
+    100 means that all pairs are memorised.
+    """
     random = np.random.default_rng(seed)
     queries, labels = (Texts(random_texts(random, pairs, _LENGTH)) for _ in range(2))
     model = tiny_encoder(seed, _LENGTH)

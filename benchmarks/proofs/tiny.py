@@ -38,7 +38,7 @@ class Texts:
 
 
 def random_texts(random: np.random.Generator, rows: int, tokens: int) -> Int[np.ndarray, "row token"]:
-    """Random tokens of the vocabulary, without 0 (padding) and 1 (the marker)."""
+    """Draw random tokens of the vocabulary, except 0 (padding) and 1 (the marker)."""
     return random.integers(2, VOCABULARY, size=(rows, tokens))
 
 

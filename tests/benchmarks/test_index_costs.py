@@ -1,4 +1,4 @@
-"""The index benchmark: one JSON line with every figure, and errors for bad input."""
+"""The index benchmark prints one JSON line with every figure, and reports bad input as an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIGURES = {
 }
 
 
-def test_last_line_is_json_with_every_figure(tmp_path: Path) -> None:
+def test_last_line_of_output_is_json_with_every_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.index_costs", "--keys", "3000", "--dim", "64", "--labels", "700"]
     options = ["--index", "IVF16,SQ8", "--queries", "50", "--folder", tmp_path / "work"]
     result = subprocess.run([*command, *map(str, options)], cwd=REPOSITORY, capture_output=True, text=True)
@@ -52,7 +52,7 @@ def test_last_line_is_json_with_every_figure(tmp_path: Path) -> None:
         (["--labels", "50", "--precision", "fp8"], "--precision: expected 'fp32', 'fp16' or 'int8'"),
     ],
 )
-def test_bad_input_fails_with_one_line(
+def test_bad_flag_value_is_reported_in_one_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -61,7 +61,9 @@ def test_bad_input_fails_with_one_line(
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_folder_with_other_content_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_working_folder_that_is_not_empty_is_refused_and_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(SystemExit):
         index_costs.main(["--keys", "100", "--dim", "32", "--labels", "50", "--folder", str(tmp_path)])

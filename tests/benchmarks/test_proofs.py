@@ -1,4 +1,4 @@
-"""The proofs, on data that is small enough for a test."""
+"""The proofs of `benchmarks.proofs`, on data that is small enough for a test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_best_lambda_is_between_0_and_1(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in children of a small process, because the peak of a process includes its parent's memory."""
+    """Measure memory in children of a small process, because the peak of a process includes its parent's memory."""
     monkeypatch.setattr(cache_memory.multiprocessing, "get_context", lambda _: CHILDREN)
 
 
@@ -65,13 +65,13 @@ def test_gradient_cache_needs_less_than_a_third_of_the_memory_of_kept_graphs() -
 
 
 @pytest.mark.slow
-def test_label_adds_little_more_than_its_vector_and_its_gradient() -> None:
+def test_each_label_needs_little_more_memory_than_its_vector_and_its_gradient() -> None:
     peaks = cache_memory.prove((8_000, 24_000), most_direct=0)
     assert 1.9 < cache_memory.numbers_per_label(peaks) <= cache_memory.MAX_NUMBERS_PER_LABEL
 
 
 @pytest.mark.usefixtures("small_process")
-def test_killed_measuring_process_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_whose_process_fails_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_memory, "_measure", os._exit)  # the arguments are wrong, so the process fails
     with pytest.raises(RuntimeError, match="the process that measures 1,000 labels ended without a result"):
         cache_memory.prove((1_000,))
@@ -91,19 +91,19 @@ class TestTiny:
         assert drawn.shape == (2_000, 8)
         assert (drawn.min(), drawn.max()) == (2, tiny.VOCABULARY - 1)
 
-    def test_table_contains_the_texts_row_by_row(self) -> None:
+    def test_token_table_contains_the_random_texts_row_by_row(self) -> None:
         drawn = tiny.random_texts(np.random.default_rng(0), 5, 3)
         ids, mask, *_ = tiny.Texts(drawn).table().batch(np.array([4, 0]), "cpu")
         np.testing.assert_array_equal(ids.numpy(), drawn[[4, 0]])
         assert mask.all()
 
-    def test_label_sets_equal_the_lists(self) -> None:
+    def test_label_sets_hold_the_given_lists_of_labels(self) -> None:
         rows = [[3, 1], [], [0]]
         found, expected = tiny.label_sets(rows), label_sets(rows)
         np.testing.assert_array_equal(found.indptr, expected.indptr)
         np.testing.assert_array_equal(found.indices, expected.indices)
 
-    def test_encoder_depends_on_the_seed_and_gives_unit_vectors(self) -> None:
+    def test_weights_of_the_tiny_encoder_depend_on_the_seed_and_vectors_have_length_1(self) -> None:
         texts = tiny.Texts(tiny.random_texts(np.random.default_rng(0), 4, 8))
         first, second, other = (tiny.vectors(tiny.tiny_encoder(seed, 8).eval(), texts) for seed in (0, 0, 1))
         np.testing.assert_array_equal(first, second)
@@ -113,7 +113,7 @@ class TestTiny:
 
 class TestCommand:
     @pytest.mark.parametrize("arguments", [[], ["none"], ["lambda", "cache"], ["--help"]], ids=" ".join)
-    def test_bad_arguments_print_the_usage_and_exit_with_2(
+    def test_command_with_bad_arguments_prints_the_usage_and_exits_with_2(
         self, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert command.main(arguments) == 2
@@ -163,7 +163,7 @@ class TestCommand:
         ],
         ids=lambda value: value if isinstance(value, str) and " " not in value else "",
     )
-    def test_prints_measurements_and_exits_with_1_if_the_proof_fails(
+    def test_command_prints_measurements_and_exits_with_1_if_the_proof_fails(
         self,
         name: str,
         module: object,

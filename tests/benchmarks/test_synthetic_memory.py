@@ -23,7 +23,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Memory:
     return write(tmp_path_factory.mktemp("synthetic") / "memory")
 
 
-def test_memory_opens_and_has_a_text_for_every_key(memory: Memory) -> None:
+def test_synthetic_memory_can_be_opened_and_has_a_text_for_every_key(memory: Memory) -> None:
     assert (memory.plan.instances, memory.plan.labels, memory.keys.shape) == (6_000, 900, (6_900, 24))
     check_units(memory.keys, 0)
     for part, rows in (("instances", 6_000), ("labels", 900)):
@@ -31,7 +31,9 @@ def test_memory_opens_and_has_a_text_for_every_key(memory: Memory) -> None:
         assert len(set(lines)) == rows
 
 
-def test_equal_arguments_give_equal_memories_and_other_seeds_give_others(memory: Memory, tmp_path: Path) -> None:
+def test_equal_arguments_give_equal_memories_and_different_seeds_give_different_memories(
+    memory: Memory, tmp_path: Path
+) -> None:
     reported: list[int] = []
     SyntheticMemory(6_000, 900, 24, 5, 0).write(tmp_path / "again", reported.append)
     again = open_memory(tmp_path / "again")
@@ -63,7 +65,7 @@ def test_label_frequencies_follow_zipfs_law(memory: Memory) -> None:
     assert counts[:90].sum() > 0.3 * counts.sum()  # a tenth of the labels
 
 
-def test_neighbours_exist_at_every_scale(memory: Memory) -> None:
+def test_keys_have_neighbours_at_every_distance_scale(memory: Memory) -> None:
     queries = SyntheticMemory(6_000, 900, 24, 5, 0).queries(100)
     keys = memory.keys.astype(np.float32)
     similarities = -np.sort(-(queries @ keys.T), axis=1)
@@ -81,7 +83,9 @@ def test_labels_are_close_to_their_instances(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize(("instances", "labels"), [(1, 1), (5, 3), (50, 1)])
-def test_smallest_memories_can_be_written(tmp_path: Path, instances: int, labels: int) -> None:
+def test_synthetic_memory_with_few_instances_and_labels_can_be_written(
+    tmp_path: Path, instances: int, labels: int
+) -> None:
     memory = write(tmp_path / "memory", instances, labels)
     assert memory.keys.shape == (instances + labels, 24)
     assert memory.value_indices.max() < labels

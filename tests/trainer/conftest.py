@@ -31,7 +31,7 @@ _WORDS = " ".join(CORPUS).split()
 TEXTS = tuple(" ".join(_WORDS[start : start + 3]) for start in range(14))
 
 
-# Texts for comparing encoders: upper case, accents, one letter, longer than any limit.
+# Texts for comparing encoders: with upper case, with accents, of one letter, and longer than any limit.
 SAMPLE_TEXTS = ["quick Brown fox", "Café naïve ABC abc", "x", "lazy dog " * 30]
 
 
@@ -159,7 +159,7 @@ def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
 
 @pytest.fixture
 def encoder_folder(tiny_bert: TinyEncoder, tmp_path: Path) -> Path:
-    """A copy of the tiny BERT that a test may damage."""
+    """A copy of the folder of the tiny BERT, which a test may damage."""
     return Path(shutil.copytree(tiny_bert.folder, tmp_path / "encoder"))
 
 
@@ -187,7 +187,7 @@ def minilm() -> Any:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the Hugging Face hub in this process, whose library is already imported, and in its children."""
+    """Disable the Hugging Face hub in this process, which has already imported the library, and in child processes."""
     import huggingface_hub.constants
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -201,9 +201,10 @@ _NOISE = ("The", "jumps", "over", "the", "Café", "ABC", "abc")
 
 @pytest.fixture(scope="session")
 def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A native dataset folder with a learnable pattern. Tests must not change it.
+    """A native dataset folder with a learnable pattern.
 
-    60 instances name the words of their label among others, some have a second label, the last has none; 12 labels.
+    Tests must not change the folder. It has 60 instances and 12 labels. The text of an instance contains the words of
+    its label and other words. Some instances have a second label, and the last instance has no label.
     """
     folder = tmp_path_factory.mktemp("lesson")
     names = [(name, _NAMES[(row * 5 + 1) % 12]) for row, name in enumerate(_NAMES)]
@@ -239,7 +240,10 @@ def run_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def flags(lesson: Path, tiny_bert: Any, run_folder: Path) -> list[object]:
-    """Arguments of `recollect train` on the lesson dataset with the tiny encoder. Later flags replace earlier ones."""
+    """Arguments of `recollect train` on the lesson dataset with the tiny encoder.
+
+    A later flag replaces an earlier flag.
+    """
     return ["train", lesson, "--out", run_folder, "--encoder", tiny_bert.folder, *USUAL]
 
 

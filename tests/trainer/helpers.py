@@ -25,7 +25,7 @@ def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
 
 
 def random_sets(rng: np.random.Generator, instances: int, labels: int) -> list[set[int]]:
-    """Draw instances with none, some or all of the labels."""
+    """Draw the label sets of instances: some instances have no label, some have all labels."""
     shares = rng.choice([0, 0.1, 0.4, 1], size=instances)
     return [set(np.flatnonzero(rng.random(labels) < share).tolist()) for share in shares]
 
@@ -53,7 +53,8 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
         method: Name of the method.
         dim: Size of a vector.
         labels: Number of labels.
-        values: Y, "instance label". None: each label has some instances, except the first, which has none.
+        values: The relevance matrix Y, with the axes (instance, label). None: the first label has no instances, and
+            each other label has some.
     """
     make = METHODS[method].head
     if make is None:
@@ -70,7 +71,7 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
 
 
 def options(method: str, **given: Any) -> MethodOptions:
-    """Make the options of a method. Others than the given ones have their defaults."""
+    """Make the options of a method. Options that are not given have their defaults."""
     return METHODS[method].options(**given)
 
 
@@ -80,7 +81,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 class OwnShare(Ranks):
-    """One of several ranks, whose collective operations return its own share."""
+    """One of several ranks. Its collective operations return its own share, without other processes."""
 
     def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part

@@ -23,7 +23,7 @@ import recollect
 PATIENCE_SECONDS = 120
 KILLED = -signal.SIGKILL
 
-# Of the lesson dataset, 48 or 60 instances are in training: 6 or 8 steps an epoch.
+# Training uses 48 or all 60 instances of the lesson dataset, in 6 or 8 steps an epoch.
 USUAL = ["--max-length", 16, "--label-max-length", 8, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
 # Contents of a finished run folder.
 LEFT = {"checkpoint", "memory", "metrics.jsonl", "tensorboard", "training.json"}
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The error message, which must be one line and the last."""
+        """Return the error message, which must be one line and the last line of the output."""
         lines = self.err.splitlines()
         assert sum(line.startswith("recollect train: ") for line in lines) == 1, self.err
         assert "Traceback" not in self.err
@@ -72,7 +72,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """Return weights and keys as bytes: interruptions must not change them."""
+    """Return the weights and keys of a run as bytes. Interruptions must not change these bytes."""
     paths = [*(folder / "checkpoint").glob("*.safetensors"), folder / "memory" / "keys.npy"]
     return {path.name: path.read_bytes() for path in paths}
 
@@ -85,7 +85,7 @@ class Moment(NamedTuple):
     after: bool = False
 
 
-# A fork server that has imported the trainer, so that child processes start fast.
+# The fork server has imported the trainer, so that child processes start fast.
 CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run", "torch.utils.tensorboard"])
 

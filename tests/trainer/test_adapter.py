@@ -34,7 +34,7 @@ def vectors() -> torch.Tensor:
 
 @pytest.fixture
 def adapted(tiny_encoder: Encoder) -> Encoder:
-    """The tiny encoder with an adapter that changes its vectors."""
+    """The tiny encoder with an adapter that changes the encoder's vectors."""
     return tiny_encoder.with_adapter(learned())
 
 
@@ -46,11 +46,11 @@ def checkpoint(adapted: Encoder, tmp_path: Path) -> Path:
 
 class TestAdapter:
     @pytest.mark.parametrize("training", [False, True])
-    def test_adapter_starts_as_identity(self, vectors: torch.Tensor, training: bool) -> None:
+    def test_untrained_adapter_returns_its_input(self, vectors: torch.Tensor, training: bool) -> None:
         torch.testing.assert_close(Adapter(DIM, HIDDEN).train(training)(vectors), vectors)
 
     @pytest.mark.parametrize("side", ["queries", "labels"])
-    def test_adapter_is_the_written_formula(self, vectors: torch.Tensor, side: Side) -> None:
+    def test_adapter_output_equals_the_formula_in_its_docstring(self, vectors: torch.Tensor, side: Side) -> None:
         adapter = learned()
         head = getattr(adapter, side)
         w1, b1, w2, b2 = (weight.detach().double().numpy() for weight in head.parameters())
@@ -63,14 +63,14 @@ class TestAdapter:
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
         assert np.abs(found - x).max() > 0.1
 
-    def test_adapter_has_gradients_at_the_first_step(self, vectors: torch.Tensor) -> None:
+    def test_first_step_gives_gradients_to_the_weights_of_the_adapter(self, vectors: torch.Tensor) -> None:
         adapter = Adapter(DIM, HIDDEN)
         (adapter(vectors) ** 3 + adapter(vectors, "labels") ** 5).sum().backward()
         for head in (adapter.queries, adapter.labels):
             assert head.narrow.weight.grad is not None
             assert head.narrow.weight.grad.abs().max() > 0
 
-    def test_queries_and_labels_have_separate_weights(self, vectors: torch.Tensor) -> None:
+    def test_adapter_has_separate_weights_for_queries_and_for_labels(self, vectors: torch.Tensor) -> None:
         adapter = learned()
         assert (adapter(vectors, "queries") - adapter(vectors, "labels")).abs().max() > 0.1
         adapter(vectors, "labels").sum().backward()
@@ -78,30 +78,36 @@ class TestAdapter:
 
 
 class TestEncoderWithAdapter:
-    def test_gives_the_adapted_vectors_of_its_texts(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+    def test_encoder_with_adapter_gives_the_adapted_vectors_of_texts(
+        self, tiny_encoder: Encoder, adapted: Encoder
+    ) -> None:
         assert adapted.model.adapter is not None
         own = torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32))
         expected = adapted.model.adapter(own).detach().numpy()
         assert np.abs(expected - own.numpy()).max() > 0.1
         np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 32), expected, atol=1e-6)
 
-    def test_gives_labels_the_vectors_of_their_own_head(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+    def test_encoder_with_adapter_applies_the_label_network_to_labels(
+        self, tiny_encoder: Encoder, adapted: Encoder
+    ) -> None:
         assert adapted.model.adapter is not None
         own = torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 8))
         expected = adapted.model.adapter(own, "labels").detach().numpy()
         np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 8, side="labels"), expected, atol=1e-6)
 
-    def test_untrained_adapter_gives_the_encoders_own_vectors(self, tiny_encoder: Encoder) -> None:
+    def test_encoder_with_untrained_adapter_gives_the_vectors_of_the_plain_encoder(self, tiny_encoder: Encoder) -> None:
         fresh = tiny_encoder.with_adapter(Adapter(DIM, HIDDEN))
         np.testing.assert_allclose(
             fresh.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32), rtol=0, atol=1e-6
         )
 
-    def test_encoding_has_no_dropout(self, tiny_encoder: Encoder) -> None:
+    def test_encoding_with_an_adapter_uses_no_dropout(self, tiny_encoder: Encoder) -> None:
         encoder = tiny_encoder.with_adapter(learned().train())
         np.testing.assert_array_equal(encoder.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
-    def test_adapter_is_above_the_plain_encoder(self, tiny_encoder: Encoder, adapted: Encoder) -> None:
+    def test_adapter_is_applied_to_the_vectors_of_the_plain_encoder(
+        self, tiny_encoder: Encoder, adapted: Encoder
+    ) -> None:
         below = adapted.without_adapter()
         np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
         assert below.model.transformer is adapted.model.transformer
@@ -109,7 +115,9 @@ class TestEncoderWithAdapter:
 
 
 class TestCheckpointWithAdapter:
-    def test_gives_identical_vectors_when_loaded(self, adapted: Encoder, checkpoint: Path) -> None:
+    def test_loaded_checkpoint_with_adapter_gives_the_vectors_of_the_saved_encoder(
+        self, adapted: Encoder, checkpoint: Path
+    ) -> None:
         loaded = load_checkpoint(checkpoint, "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), adapted.encode(SAMPLE_TEXTS, 32))
         assert (loaded.config, loaded.pad_id) == (adapted.config, adapted.pad_id)
@@ -117,12 +125,16 @@ class TestCheckpointWithAdapter:
         assert loaded.model.adapter.hidden == HIDDEN
         assert encoder_digest(loaded) == encoder_digest(adapted)
 
-    def test_keeps_the_encoder_below_as_it_was(self, tiny_encoder: Encoder, checkpoint: Path) -> None:
+    def test_checkpoint_with_adapter_keeps_the_weights_of_the_encoder_unchanged(
+        self, tiny_encoder: Encoder, checkpoint: Path
+    ) -> None:
         below = load_checkpoint(checkpoint, "cpu").without_adapter()
         np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
         assert encoder_digest(below) == encoder_digest(tiny_encoder)
 
-    def test_has_one_file_more(self, checkpoint: Path) -> None:
+    def test_checkpoint_with_adapter_has_one_file_more_than_a_checkpoint_without_adapter(
+        self, checkpoint: Path
+    ) -> None:
         assert {path.name for path in checkpoint.iterdir()} == {
             "adapter.safetensors",
             "config.json",
@@ -132,19 +144,23 @@ class TestCheckpointWithAdapter:
             "recollect.json",
         }
 
-    def test_replaced_by_one_without_leaves_no_adapter(self, tiny_encoder: Encoder, checkpoint: Path) -> None:
+    def test_checkpoint_without_adapter_removes_the_adapter_of_the_checkpoint_that_it_replaces(
+        self, tiny_encoder: Encoder, checkpoint: Path
+    ) -> None:
         save_checkpoint(tiny_encoder, checkpoint)
         assert not (checkpoint / "adapter.safetensors").exists()
         assert load_checkpoint(checkpoint, "cpu").model.adapter is None
 
-    def test_digest_differs_between_adapters_and_without_adapter(self, tiny_encoder: Encoder) -> None:
+    def test_digest_of_the_encoder_depends_on_the_adapter(self, tiny_encoder: Encoder) -> None:
         changed = learned()
         with torch.no_grad():
             changed.labels.narrow.bias[3] += 1e-6
         adapters = [None, Adapter(DIM, HIDDEN), learned(), changed]
         assert len({encoder_digest(tiny_encoder.with_adapter(adapter)) for adapter in adapters}) == len(adapters)
 
-    def test_written_before_there_were_adapters_loads_without_one(self, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_checkpoint_of_a_release_without_adapters_loads_without_adapter(
+        self, tiny_bert: Any, tmp_path: Path
+    ) -> None:
         encoder = load(tiny_bert.folder)
         save_checkpoint(encoder, tmp_path / "checkpoint")
         path = tmp_path / "checkpoint" / "recollect.json"
@@ -156,20 +172,24 @@ class TestCheckpointWithAdapter:
         assert encoder_digest(loaded) == encoder_digest(encoder)
 
     @pytest.mark.parametrize("content", [None, b"", b"{", b"\x00" * 64], ids=["absent", "empty", "cut off", "zeros"])
-    def test_whose_adapter_cannot_be_read_is_refused_by_its_file(self, checkpoint: Path, content: bytes | None) -> None:
+    def test_checkpoint_with_an_unreadable_adapter_is_refused_and_the_error_names_the_file(
+        self, checkpoint: Path, content: bytes | None
+    ) -> None:
         (checkpoint / "adapter.safetensors").unlink()
         if content is not None:
             (checkpoint / "adapter.safetensors").write_bytes(content)
         self.refused(checkpoint)
 
     @pytest.mark.parametrize(("dim", "hidden"), [(DIM, HIDDEN + 1), (DIM - 1, HIDDEN)], ids=["wider", "smaller"])
-    def test_whose_adapter_has_another_size_is_refused_by_its_file(
+    def test_checkpoint_whose_adapter_has_a_wrong_size_is_refused_and_the_error_names_the_file(
         self, checkpoint: Path, dim: int, hidden: int
     ) -> None:
         save_file(learned(dim, hidden).state_dict(), checkpoint / "adapter.safetensors")
         self.refused(checkpoint)
 
-    def test_whose_adapter_lacks_a_weight_is_refused_by_its_file(self, checkpoint: Path) -> None:
+    def test_checkpoint_whose_adapter_lacks_a_weight_is_refused_and_the_error_names_the_file(
+        self, checkpoint: Path
+    ) -> None:
         weights = load_file(checkpoint / "adapter.safetensors")
         del weights["labels.narrow.bias"]
         save_file(weights, checkpoint / "adapter.safetensors")

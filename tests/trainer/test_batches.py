@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw instances with none to many labels, some of them held out, and mined labels that are not their own."""
+    """Draw instances with zero to many labels, some instances held out, and mined labels that are no true labels."""
     labels = draw(st.integers(1, 8))
     sets = draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=1, max_size=14))
     rows = sorted(draw(st.sets(st.integers(0, len(sets) - 1), min_size=1)))
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def labels_of(pairs: Pairs, batch: Batch) -> list[list[int]]:
-    """Return the labels of each query in the pairs, with repetitions."""
+    """Return a list of labels for each query that occurs in the pairs. A label of several pairs is repeated."""
     return [batch.pool[pairs.key[pairs.query == query]].tolist() for query in range(len(batch.rows))]
 
 
@@ -106,7 +106,7 @@ def test_positives_are_distinct_labels_of_their_query(case: Case) -> None:
 
 @few
 @given(case=cases())
-def test_pool_contains_exactly_positives_and_drawn_negatives(case: Case) -> None:
+def test_pool_contains_exactly_the_drawn_positives_and_the_drawn_negatives(case: Case) -> None:
     for batch in case.epoch(1):
         pool = batch.pool.tolist()
         assert len(set(pool)) == len(pool)
@@ -148,7 +148,7 @@ def test_disjoint_instances_share_no_label_and_exclude_the_query_itself(case: Ca
 
 @few
 @given(case=cases(), data=st.data())
-def test_mask_marks_the_pairs_in_its_ranges(case: Case, data: st.DataObject) -> None:
+def test_mask_marks_the_pairs_within_the_given_ranges_of_queries_and_keys(case: Case, data: st.DataObject) -> None:
     for batch in case.epoch(0):
         queries, keys = (
             tuple(sorted(data.draw(st.tuples(*2 * [st.integers(0, size)]))))
@@ -160,7 +160,7 @@ def test_mask_marks_the_pairs_in_its_ranges(case: Case, data: st.DataObject) -> 
             assert pairs.mask(queries, keys).tolist() == expected
 
 
-def test_query_without_labels_is_disjoint_from_all_others() -> None:
+def test_query_without_labels_shares_no_label_with_all_other_instances() -> None:
     case = Case([set(), set(), {0}], 1, [0, 1, 2], 3, 1, 0, 0, None)
     (batch,) = case.epoch(0)
     np.testing.assert_array_equal(batch.disjoint_instances((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
@@ -181,7 +181,7 @@ def test_every_label_of_a_query_is_drawn_equally_often() -> None:
     np.testing.assert_allclose(counts, steps * share, atol=5 * np.sqrt(steps * share * (1 - share)))
 
 
-def test_order_differs_by_epoch_and_seed() -> None:
+def test_order_of_queries_differs_between_epochs_and_between_seeds() -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         case = Case([{0}] * 50, 1, list(range(50)), 10, 1, 0, seed, None)
         return tuple(row for batch in case.epoch(epoch) for row in batch.rows.tolist())
@@ -197,7 +197,7 @@ def test_each_step_draws_new_negatives() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_purposes_have_separate_random_numbers(seed: int) -> None:
+def test_each_purpose_has_its_own_random_numbers(seed: int) -> None:
     assert len({generator(seed, purpose, number).random() for purpose in Purpose for number in range(5)}) == 5 * len(
         Purpose
     )
@@ -221,12 +221,12 @@ class TestClusteredBatches:
             np.testing.assert_array_equal(np.sort(rows), self.ROWS)
             assert np.count_nonzero(np.diff(self.CLUSTERS[rows])) == 7
 
-    def test_whole_clusters_share_a_batch_where_they_fit(self) -> None:
+    def test_queries_of_a_cluster_share_a_batch_if_the_cluster_fits(self) -> None:
         batches = self.batches()
         for step in range(8):
             assert np.unique(self.CLUSTERS[batches.at(step, None, self.CLUSTERS).rows]).size == 2
 
-    def test_each_epoch_shuffles_clusters_and_their_rows(self) -> None:
+    def test_each_epoch_shuffles_the_clusters_and_the_rows_of_each_cluster(self) -> None:
         batches = self.batches(40)
         orders = [batches.at(epoch, None, self.CLUSTERS).rows for epoch in range(4)]
         assert len({tuple(self.CLUSTERS[order].tolist()) for order in orders}) == 4
@@ -234,14 +234,14 @@ class TestClusteredBatches:
 
     def test_batch_of_a_step_does_not_depend_on_earlier_clusters(self) -> None:
         other = np.append(np.arange(40) % 8, -1)
-        asked = [(step, clusters) for step in (5, 4, 0, 1) for clusters in (self.CLUSTERS, None, other)]
+        steps_and_clusters = [(step, clusters) for step in (5, 4, 0, 1) for clusters in (self.CLUSTERS, None, other)]
         batches = self.batches()
-        seen = [batches.at(step, None, clusters).rows.tolist() for step, clusters in asked]
-        assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in asked]
-        assert len(set(map(tuple, seen))) == len(asked)
+        seen = [batches.at(step, None, clusters).rows.tolist() for step, clusters in steps_and_clusters]
+        assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in steps_and_clusters]
+        assert len(set(map(tuple, seen))) == len(steps_and_clusters)
 
     def test_instance_without_a_cluster_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="expected one for each instance to train on, found -1"):
+        with pytest.raises(ValueError, match="expected a cluster for each instance to train on, found -1"):
             self.batches().at(0, None, np.append(-1, self.CLUSTERS[1:]))
 
 
@@ -255,7 +255,7 @@ class TestWeightedPositives:
         return [batches.at(step, None).pool.tolist() for step in range(self.STEPS)]
 
     def test_one_positive_is_drawn_in_proportion_to_its_weight(self) -> None:
-        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the last label is not the query's
+        weights = np.array([1.0, 2.0, 3.0, 6.0, 100.0])  # the query does not have the last label
         counts = np.bincount(np.concatenate(self.drawn(weights, 1)), minlength=5)
         expected = self.STEPS * weights[:4] / weights[:4].sum()
         assert counts[4] == 0
@@ -272,15 +272,15 @@ class TestWeightedPositives:
             count = sum(tuple(labels) == pair for labels in drawn)
             assert abs(count - self.STEPS * probability) < 4.5 * np.sqrt(self.STEPS * probability * (1 - probability))
 
-    def test_query_with_few_labels_has_all_of_them_drawn(self) -> None:
+    def test_all_labels_of_a_query_with_few_labels_are_drawn(self) -> None:
         assert set(map(tuple, self.drawn(np.ones(5), 3, [{1, 4}]))) == {(1, 4)}
 
-    def test_labels_without_weight_are_drawn_last(self) -> None:
+    def test_labels_of_weight_0_are_drawn_last(self) -> None:
         weights = np.array([0.0, -1.0, 1.0, 1.0, 1.0])
         assert set(map(tuple, self.drawn(weights, 2))) == {(2, 3)}
         assert {0, 1} < {label for labels in self.drawn(weights, 3) for label in labels}
 
-    def test_draws_without_weights_are_unchanged(self) -> None:
+    def test_positives_without_label_weights_are_the_first_in_a_uniformly_random_order(self) -> None:
         for step, labels in enumerate(self.drawn(None, 2)[:50]):
             order = np.argsort(generator(3, Purpose.POSITIVES, step).random(4), kind="stable")
             assert labels == sorted(order[:2].tolist())

@@ -9,7 +9,7 @@ from trainer.batches import Batch, Batches
 from trainer.heads.centroids import Centroids
 
 DIM, LABELS, INSTANCES = 8, 10, 30
-WITHOUT_INSTANCE, HELD_OUT = 9, 4  # a label that nobody has, and an instance whose labels are not to be known
+WITHOUT_INSTANCE, HELD_OUT = 9, 4  # label without instances, held-out instance without labels in `values`
 TEXTS = random_units(np.random.default_rng(1), LABELS)
 VECTORS = random_units(np.random.default_rng(2), INSTANCES)
 _random = np.random.default_rng(3)
@@ -38,7 +38,7 @@ def read(centroids: Centroids, labels: np.ndarray | None = None) -> np.ndarray:
 
 
 def written(vectors: np.ndarray, label: int, left_out: np.ndarray | None = None) -> np.ndarray:
-    """Return the unit mean of a label's instances without those left out, or the text vector if there are none."""
+    """Return the unit mean of a label's instances without `left_out`, or the text vector if no instance remains."""
     gone = set() if left_out is None else set(left_out.tolist())
     own = [vectors[row] for row in range(INSTANCES) if label in OWN[row] and row not in gone]
     if not own:
@@ -48,20 +48,22 @@ def written(vectors: np.ndarray, label: int, left_out: np.ndarray | None = None)
     return centroid
 
 
-def test_centroids_start_as_the_mean_of_the_instances_or_as_the_text(centroids: Centroids) -> None:
+def test_centroid_starts_as_the_mean_of_the_instances_or_as_the_text_vector_without_instances(
+    centroids: Centroids,
+) -> None:
     for label, centroid in enumerate(read(centroids)):
         np.testing.assert_allclose(centroid, written(VECTORS, label), atol=1e-3)
     np.testing.assert_array_equal(read(centroids)[WITHOUT_INSTANCE], TEXTS[WITHOUT_INSTANCE])
 
 
-def test_centroids_are_read_by_label_number(centroids: Centroids) -> None:
+def test_centroids_are_read_by_label_position(centroids: Centroids) -> None:
     rows = np.array([7, WITHOUT_INSTANCE, 0, 7])
     np.testing.assert_array_equal(read(centroids, rows), read(centroids)[rows])
 
 
 @pytest.mark.parametrize("hard_negatives", [0, None], ids=["labels of the batch", "all labels"])
 @pytest.mark.parametrize("size", [6, INSTANCES], ids=["some", "every instance"])
-def test_queries_of_a_batch_are_left_out_of_the_labels_of_its_pool(
+def test_queries_of_a_batch_are_left_out_of_the_centroids_of_the_pool(
     centroids: Centroids, hard_negatives: int | None, size: int
 ) -> None:
     step, before = batch(0, hard_negatives, size), read(centroids)
@@ -71,11 +73,14 @@ def test_queries_of_a_batch_are_left_out_of_the_labels_of_its_pool(
         expected = written(VECTORS, label, step.rows)
         np.testing.assert_allclose(centroid, expected, atol=2e-3)
         if size == INSTANCES:
-            np.testing.assert_array_equal(centroid, TEXTS[label])  # to the bit: no rounding is left of a query
+            # Bit for bit: a query that is left out leaves no rounding error.
+            np.testing.assert_array_equal(centroid, TEXTS[label])
     assert np.abs(found - before[step.pool]).max() > 0.01
 
 
-def test_follow_moves_instances_with_momentum_and_changes_only_their_labels(centroids: Centroids) -> None:
+def test_follow_updates_query_vectors_with_momentum_and_only_the_centroids_of_their_labels(
+    centroids: Centroids,
+) -> None:
     expected, moved = VECTORS.copy(), np.zeros(LABELS, dtype=bool)
     random = np.random.default_rng(5)
     for number in range(10):
@@ -104,7 +109,7 @@ def test_centroids_converge_to_the_new_instance_vectors(centroids: Centroids) ->
     assert (read(centroids) @ there[0])[:WITHOUT_INSTANCE].min() > 0.999
 
 
-def test_sums_equal_the_followed_vectors_after_many_steps(centroids: Centroids) -> None:
+def test_after_many_steps_each_sum_equals_the_sum_of_the_stored_instance_vectors(centroids: Centroids) -> None:
     random = np.random.default_rng(7)
     for number in range(500):
         step = batch(number)
@@ -113,7 +118,7 @@ def test_sums_equal_the_followed_vectors_after_many_steps(centroids: Centroids) 
     np.testing.assert_allclose(centroids.sums, exact, atol=1e-4)
 
 
-def test_batch_without_a_label_changes_nothing(centroids: Centroids) -> None:
+def test_batch_whose_queries_have_no_labels_changes_no_centroid(centroids: Centroids) -> None:
     alone = Batches(SETS, LABELS, np.array([HELD_OUT]), 1, 1, 0, seed=0).at(0, None)
     before = centroids.sums.clone()
     centroids.leave_out(alone)

@@ -26,10 +26,11 @@ HEADS: dict[str, Callable[[], Head]] = {
 
 
 class TestSavedCheckpoint:
-    # AutoTokenizer would rebuild other tokenizers for distilbert (cased) and roberta (no byte-level BPE).
+    # AutoTokenizer would build tokenizers that differ from these for distilbert (cased) and roberta (no byte-level
+    # BPE).
     @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
     @pytest.mark.parametrize("pooling", ["mean", "cls"])
-    def test_gives_identical_vectors_when_loaded(
+    def test_loaded_checkpoint_gives_the_vectors_of_the_saved_encoder(
         self, kind: str, pooling: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         encoder = load(request.getfixturevalue(f"tiny_{kind}").folder, pooling)
@@ -40,7 +41,7 @@ class TestSavedCheckpoint:
         assert encoder_digest(loaded) == encoder_digest(encoder)
 
     @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
-    def test_can_be_loaded_as_a_hugging_face_folder(
+    def test_checkpoint_can_be_loaded_as_a_hugging_face_folder(
         self, kind: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         encoder = load(request.getfixturevalue(f"tiny_{kind}").folder)
@@ -49,19 +50,23 @@ class TestSavedCheckpoint:
             load(tmp_path / "checkpoint").encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32)
         )
 
-    def test_of_the_packaged_encoder_gives_identical_vectors(self, minilm: Encoder, tmp_path: Path) -> None:
+    def test_loaded_checkpoint_of_the_packaged_encoder_gives_identical_vectors(
+        self, minilm: Encoder, tmp_path: Path
+    ) -> None:
         save_checkpoint(minilm, tmp_path / "checkpoint")
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 128), minilm.encode(SAMPLE_TEXTS, 128))
 
-    def test_keeps_its_tokenizer_without_tokenizer_config(self, tiny_distilbert: Any, tmp_path: Path) -> None:
+    def test_checkpoint_without_tokenizer_config_keeps_its_tokenizer(
+        self, tiny_distilbert: Any, tmp_path: Path
+    ) -> None:
         encoder = load(tiny_distilbert.folder)
         save_checkpoint(encoder, tmp_path / "checkpoint")
         (tmp_path / "checkpoint" / "tokenizer_config.json").unlink()
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
-    def test_contains_safetensors_and_a_tokenizer_without_truncation(
+    def test_checkpoint_contains_safetensors_and_a_tokenizer_without_truncation(
         self, tiny_encoder: Encoder, tmp_path: Path
     ) -> None:
         tiny_encoder.encode(SAMPLE_TEXTS, 5)
@@ -80,7 +85,7 @@ class TestSavedCheckpoint:
 
     @pytest.mark.parametrize("adapter", [None, Adapter(32, 4)], ids=["bare", "adapted"])
     @pytest.mark.parametrize("kind", HEADS)
-    def test_gives_identical_keys_when_loaded_with_its_head(
+    def test_loaded_checkpoint_with_a_head_gives_identical_keys(
         self, kind: str, adapter: Adapter | None, tiny_bert: Any, tmp_path: Path
     ) -> None:
         torch.manual_seed(7)
@@ -105,14 +110,16 @@ class TestSavedCheckpoint:
         assert (loaded.model.head, loaded.dim) == (None, 32)
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), bare.encode(SAMPLE_TEXTS, 32))
 
-    def test_without_a_head_replaces_one_with_a_head_file(self, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_checkpoint_without_head_removes_the_head_of_the_checkpoint_that_it_replaces(
+        self, tiny_bert: Any, tmp_path: Path
+    ) -> None:
         bare = load(tiny_bert.folder)
         for head in (Classifier(32, 4), None):
             save_checkpoint(bare.with_adapter(None, head), tmp_path / "checkpoint")
         assert not (tmp_path / "checkpoint" / "head.safetensors").exists()
         assert load_checkpoint(tmp_path / "checkpoint", "cpu").model.head is None
 
-    def test_replaces_a_previous_checkpoint(self, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_new_checkpoint_replaces_the_previous_checkpoint(self, tiny_bert: Any, tmp_path: Path) -> None:
         for pooling in ("mean", "cls"):
             save_checkpoint(load(tiny_bert.folder, pooling), tmp_path / "checkpoint")
         assert load_checkpoint(tmp_path / "checkpoint", "cpu").config.pooling == "cls"
@@ -134,28 +141,28 @@ class TestSavedCheckpoint:
         assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()} == before
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
-    def test_missing_is_refused_with_the_command_that_writes_one(self, tmp_path: Path) -> None:
+    def test_missing_checkpoint_is_refused_and_the_error_names_the_command_that_writes_it(self, tmp_path: Path) -> None:
         with pytest.raises(
             EncoderError, match=r"recollect\.json: expected a checkpoint's settings, .*`recollect train`"
         ):
             load_checkpoint(tmp_path, "cpu")
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format_version": 1, "pad_id": 0, "name": "x"}'])
-    def test_with_invalid_settings_is_refused(self, tmp_path: Path, content: str) -> None:
+    def test_checkpoint_with_invalid_settings_is_refused(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "recollect.json").write_text(content)
         with pytest.raises(
             EncoderError, match=r"recollect\.json: expected a checkpoint's settings, found: .*train again"
         ):
             load_checkpoint(tmp_path, "cpu")
 
-    def test_of_a_later_format_is_refused_with_its_version(self, tmp_path: Path) -> None:
+    def test_checkpoint_of_a_later_format_is_refused_and_the_error_names_its_version(self, tmp_path: Path) -> None:
         (tmp_path / "recollect.json").write_text('{"format_version": 2, "new": "settings"}')
         with pytest.raises(EncoderError, match=r"recollect\.json: expected format_version 1, found 2"):
             load_checkpoint(tmp_path, "cpu")
 
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
     @pytest.mark.parametrize("content", [None, b"{"], ids=["missing", "broken"])
-    def test_with_a_missing_or_broken_file_is_refused_with_its_folder(
+    def test_checkpoint_with_a_missing_or_broken_file_is_refused_and_the_error_names_its_folder(
         self, tiny_encoder: Encoder, tmp_path: Path, name: str, content: bytes | None
     ) -> None:
         save_checkpoint(tiny_encoder, tmp_path / "checkpoint")
@@ -167,7 +174,7 @@ class TestSavedCheckpoint:
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "RobertaForMaskedLM"])
-def test_masked_language_model_has_the_same_digest_at_every_load(
+def test_masked_language_model_has_the_same_digest_each_time_it_is_loaded(
     make_tiny_encoder: Callable[..., Any], architecture: str, tmp_path: Path
 ) -> None:
     # The model has no pooler. A randomly initialised pooler would change the digest at every load.
@@ -180,7 +187,7 @@ def test_masked_language_model_has_the_same_digest_at_every_load(
     assert len(digests) == 1
 
 
-def test_digest_changes_with_any_weight_and_accepts_scalars(tiny_bert: Any) -> None:
+def test_digest_depends_on_every_weight_and_accepts_weights_without_axes(tiny_bert: Any) -> None:
     encoder = load(tiny_bert.folder)
     before = encoder_digest(encoder)
     with torch.no_grad():

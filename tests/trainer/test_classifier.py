@@ -22,7 +22,7 @@ TEXTS, VECTORS = units(LABELS, 1), units(QUERIES, 2)
 
 
 def started(rows: list[list[int]], instances: Tensor) -> Classifier:
-    """Make a classifier that starts with instances of these labels."""
+    """Make a classifier whose label vectors are initialised from instances of these labels."""
     head = Classifier(DIM, LABELS).eval()
     head.start(TEXTS.numpy(), instances.numpy(), label_sets(rows).to_csr(LABELS), seed=0)
     return head
@@ -37,13 +37,13 @@ def head() -> Classifier:
     return head.eval()
 
 
-def test_views_are_the_written_formula(head: Classifier) -> None:
+def test_views_equal_the_formula_of_the_classifier(head: Classifier) -> None:
     queries, labels = head.queries(VECTORS), head.labels(TEXTS, ALL_LABELS)
     assert torch.equal(queries[:, 0], VECTORS)
     assert torch.equal(labels[:, 0], TEXTS)
     for query, vector in zip(queries[:, 1], VECTORS, strict=True):
-        asked = head.project.weight @ vector + head.project.bias
-        torch.testing.assert_close(query, asked / asked.norm())
+        projected = head.project.weight @ vector + head.project.bias
+        torch.testing.assert_close(query, projected / projected.norm())
     for label, weight in zip(labels[:, 1], head.weights, strict=True):
         torch.testing.assert_close(label, weight / weight.norm())
 
@@ -58,12 +58,12 @@ def test_keys_are_unit_vectors_whose_product_is_the_mean_of_both_cosines(head: C
     torch.testing.assert_close(query_keys @ label_keys.T, (cosines[0] + cosines[1]) / 2)
 
 
-def test_both_views_of_a_query_start_equal() -> None:
+def test_both_views_of_a_query_are_equal_before_training() -> None:
     queries = Classifier(DIM, LABELS).eval().queries(VECTORS)
     torch.testing.assert_close(queries[:, 1], queries[:, 0])
 
 
-def test_label_starts_between_its_text_and_its_instances_or_as_its_text() -> None:
+def test_label_vector_starts_between_text_and_instances_or_as_the_text_vector_without_instances() -> None:
     instances = units(4, 3)
     head = started([[0, 1], [1], [], [3]], instances)
     for label, vector in enumerate(head.labels(TEXTS, ALL_LABELS)[:, 1]):
@@ -72,7 +72,7 @@ def test_label_starts_between_its_text_and_its_instances_or_as_its_text() -> Non
         torch.testing.assert_close(vector, expected / expected.norm())
 
 
-def test_labels_are_found_by_number(head: Classifier) -> None:
+def test_classifier_looks_up_labels_by_label_position(head: Classifier) -> None:
     rows = torch.tensor([4, 0, 4])
     torch.testing.assert_close(head.labels(TEXTS[rows], rows), head.labels(TEXTS, ALL_LABELS)[rows])
     head.labels(TEXTS[rows], rows)[:, 1].square().matmul(torch.ones(DIM) + VECTORS[0]).sum().backward()
@@ -81,7 +81,7 @@ def test_labels_are_found_by_number(head: Classifier) -> None:
     assert [weight is head.weights for weight in head.lookups()] == [True]
 
 
-def test_classifier_has_gradients_at_the_first_step() -> None:
+def test_first_step_gives_gradients_to_the_weights_of_the_classifier() -> None:
     head = started([[label] for label in range(LABELS)], units(LABELS, 3))
     (head.key(head.queries(VECTORS)) @ head.key(head.labels(TEXTS, ALL_LABELS)).T).square().sum().backward()
     for weight in head.parameters():
@@ -89,7 +89,7 @@ def test_classifier_has_gradients_at_the_first_step() -> None:
         assert weight.grad.any()
 
 
-def test_dropout_in_training_changes_only_the_classifiers_view(head: Classifier) -> None:
+def test_dropout_in_training_changes_only_the_query_view_of_the_classifier(head: Classifier) -> None:
     torch.manual_seed(0)
     expected, found = head.queries(VECTORS), head.train().queries(VECTORS)
     assert torch.equal(found[:, 0], expected[:, 0])
@@ -97,7 +97,7 @@ def test_dropout_in_training_changes_only_the_classifiers_view(head: Classifier)
     torch.testing.assert_close(found.norm(dim=2), torch.ones(QUERIES, 2))
 
 
-def test_classifier_rebuilt_from_shape_and_weights_is_equal(head: Classifier, tmp_path: Path) -> None:
+def test_classifier_rebuilt_from_its_shape_and_weights_equals_the_original(head: Classifier, tmp_path: Path) -> None:
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again = Classifier(DIM, **head.shape()).eval()
     again.load_state_dict(load_file(tmp_path / "head.safetensors"))

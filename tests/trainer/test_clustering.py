@@ -19,7 +19,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def planted(clusters: int, size: int, noise: float, seed: int = 0, dim: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Return shuffled vectors around random directions, and the direction of each."""
+    """Return shuffled vectors around random directions, and the number of the direction of each vector."""
     random = np.random.default_rng(seed)
     own = random.permutation(np.repeat(np.arange(clusters), size))
     centres = unit(random.standard_normal((clusters, dim)))
@@ -43,7 +43,8 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("size", [20, 200])  # with inner products stored, and computed in each round
+# With stored inner products, and with inner products computed in each round.
+@pytest.mark.parametrize("size", [20, 200])
 def test_planted_clusters_are_found(size: int) -> None:
     vectors, own = planted(2, size, 0.3)
     found = cluster(vectors, 2)
@@ -52,7 +53,7 @@ def test_planted_clusters_are_found(size: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), chunk=st.sampled_from([2, 5, 4_096]), seed=st.integers(0, 2**30))
-def test_any_number_of_clusters_has_sizes_that_differ_by_at_most_one(
+def test_cluster_sizes_differ_by_at_most_one_for_any_number_of_clusters(
     data: st.DataObject, chunk: int, seed: int
 ) -> None:
     rows = data.draw(st.integers(1, 60))
@@ -74,7 +75,7 @@ def test_identical_vectors_are_distributed_evenly(vectors: np.ndarray, clusters:
 
 
 @pytest.mark.usefixtures("either_way")
-def test_only_the_given_rows_are_clustered_in_their_order() -> None:
+def test_only_the_given_rows_are_clustered_and_the_result_is_in_their_order() -> None:
     vectors, own = planted(2, 200, 0.3)
     rows = np.concatenate([np.flatnonzero(own == side)[:100] for side in (0, 1)])
     rows = np.random.default_rng(1).permutation(rows)
@@ -84,7 +85,7 @@ def test_only_the_given_rows_are_clustered_in_their_order() -> None:
 
 
 @pytest.mark.usefixtures("either_way")
-def test_equal_seeds_give_equal_clusters_and_other_seeds_give_others() -> None:
+def test_equal_seeds_give_equal_clusters_and_different_seeds_give_different_clusters() -> None:
     vectors = unit(np.random.default_rng(0).standard_normal((500, 8)))
     np.testing.assert_array_equal(cluster(vectors, 50), cluster(vectors, 50))
     assert (cluster(vectors, 50) != cluster(vectors, 50, seed=1)).any()
@@ -92,14 +93,16 @@ def test_equal_seeds_give_equal_clusters_and_other_seeds_give_others() -> None:
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_mapped_vectors_have_the_same_clusters_as_vectors_in_memory(tmp_path: Path, dtype: type) -> None:
+def test_memory_mapped_vectors_have_the_same_clusters_as_vectors_in_memory(tmp_path: Path, dtype: type) -> None:
     vectors = planted(8, 40, 0.8)[0].astype(dtype)
     np.save(tmp_path / "vectors.npy", vectors)
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
     np.testing.assert_array_equal(cluster(mapped, 8), cluster(vectors, 8))
 
 
-def test_clusters_made_from_samples_are_as_tight_as_clusters_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_from_splits_by_sample_are_as_tight_as_clusters_of_all_vectors_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     vectors, _ = planted(64, 64, 1.0)
     at_once = tightness(vectors, cluster(vectors, 64))
     monkeypatch.setattr(clustering, "_CHUNK_ROWS", 512)
@@ -124,18 +127,18 @@ def due(curriculum: Curriculum, epochs: int) -> list[int]:
     return [curriculum.due(epoch) for epoch in range(epochs)]
 
 
-def test_each_clustering_halves_the_clusters_down_to_the_fewest() -> None:
+def test_each_clustering_halves_the_number_of_clusters_until_the_minimum() -> None:
     assert due(Curriculum(40, 2, 3, 15), 12) == [0, 0, 40, 0, 0, 20, 0, 0, 15, 0, 0, 15]
 
 
-def test_without_clusters_no_clustering_is_due() -> None:
+def test_curriculum_with_zero_clusters_never_makes_clusters() -> None:
     assert not any(due(Curriculum(0, 0, 1, 15), 10))
 
 
 @pytest.mark.parametrize(("clusters", "expected"), [(7, [7, 3, 2, 2]), (1, [2, 2, 2, 2])])
-def test_clusters_are_never_fewer_than_the_batches_of_an_epoch(clusters: int, expected: list[int]) -> None:
+def test_number_of_clusters_is_never_below_the_batches_of_an_epoch(clusters: int, expected: list[int]) -> None:
     assert due(Curriculum(clusters, 0, 1, 2), 4) == expected
 
 
-def test_long_training_ends_with_the_fewest_clusters() -> None:
+def test_long_training_ends_with_the_minimum_number_of_clusters() -> None:
     assert Curriculum(10**6, 0, 1, 3).due(10**6) == 3

@@ -33,7 +33,7 @@ def split_of(rows: list[tuple[str, str, list[int]]], filtered: list[list[int]] |
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9)), max_size=20))
-def test_builder_sorts_labels_and_removes_duplicates(rows: list[list[int]]) -> None:
+def test_split_builder_sorts_the_labels_of_a_row_and_removes_duplicates(rows: list[list[int]]) -> None:
     split = split_of([(str(number), "t", labels) for number, labels in enumerate(rows)])
     assert len(split) == len(split.labels) == len(rows)
     assert [split.labels.to_csr(10)[row].indices.tolist() for row in range(len(rows))] == [
@@ -41,13 +41,13 @@ def test_builder_sorts_labels_and_removes_duplicates(rows: list[list[int]]) -> N
     ]
 
 
-def test_relevance_matrix_has_a_one_for_each_label() -> None:
+def test_relevance_matrix_has_a_one_for_each_label_of_a_row() -> None:
     relevance = split_of(ROWS).labels.to_csr(2)
     np.testing.assert_array_equal(relevance.toarray(), [[1, 1], [0, 0], [0, 1]])
 
 
 @pytest.mark.parametrize("kept", [[True, True, True], [True, False, True], [False, True, False], [False] * 3])
-def test_where_keeps_label_sets_of_kept_rows_and_empties_the_others(kept: list[bool]) -> None:
+def test_where_keeps_the_label_sets_of_kept_rows_and_empties_all_other_label_sets(kept: list[bool]) -> None:
     every = [own.indices.tolist() for own in split_of(ROWS).labels.to_csr(2)]
     some = split_of(ROWS).labels.where(np.array(kept)).to_csr(2)
     assert [own.indices.tolist() for own in some] == [own if k else [] for own, k in zip(every, kept, strict=True)]
@@ -62,7 +62,7 @@ def test_string_column_of_many_chunks_keeps_order(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 100])
-def test_head_contains_the_first_rows(rows: int) -> None:
+def test_head_of_a_split_contains_its_first_rows(rows: int) -> None:
     head = split_of(ROWS, filtered=[[2, 0], [0, 1], [1, 1]]).head(rows)
     kept = [pair for pair in [[2, 0], [0, 1], [1, 1]] if pair[0] < rows]
     assert fingerprint(entries(LABELS), head) == fingerprint(entries(LABELS), split_of(ROWS[:rows]))
@@ -70,7 +70,7 @@ def test_head_contains_the_first_rows(rows: int) -> None:
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12))
-def test_first_repeated_uid_is_reported_with_both_rows(uids: list[str]) -> None:
+def test_error_for_a_repeated_uid_names_its_first_two_rows(uids: list[str]) -> None:
     strings = pa.array(uids, pa.large_string())
     again = next((row for row, uid in enumerate(uids) if uid in uids[:row]), None)
     if again is None:
@@ -90,7 +90,7 @@ class TestFingerprint:
     def test_equal_content_gives_equal_fingerprints(self) -> None:
         assert self.of() == self.of()
 
-    def test_chunks_and_slices_do_not_change_the_fingerprint(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fingerprint_does_not_depend_on_arrow_chunks_and_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = self.of()
         monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 1)
         padded = entries([("x", "before"), *LABELS, ("y", "after")])

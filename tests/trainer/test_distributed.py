@@ -1,4 +1,7 @@
-"""Ranks that `torchrun` starts: each process runs `work` of this file, and the tests compare the written results."""
+"""Ranks that `torchrun` starts.
+
+Each process runs `work` of this file, and the tests compare the results that it writes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ BEST = [torch.tensor([[5.0, 2.0, -1.0], [1.0, 0.5, 0.0]]), torch.empty(2, 0), to
 
 
 def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return this rank's columns: similarities, positives, relevance, and similarities of as many instances."""
+    """Return this rank's share of a pool: similarities, positives, relevance, and similarities of instances."""
     torch.manual_seed(1)
     scores, draws = 5 * torch.randn(6, keys, dtype=torch.float64), torch.rand(6, keys)
     own = slice(*ranks.bounds(keys))
@@ -49,7 +52,7 @@ def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
-    """Return each loss over a shared pool, summed over the ranks, and the gradient of this rank's columns."""
+    """Return, for each loss function, the loss summed over the ranks and the gradient of this rank's similarities."""
     found = {}
     for name, loss in {
         "softmax": lambda s, t, p, x: losses.softmax_cross_entropy(s, t, ranks),
@@ -97,7 +100,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
 
 
 def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
-    """Return loss and gradient of each method, and the centroids of prime after the step."""
+    """Return the loss and the gradient of each method, and the centroids of prime after the step."""
     found: dict[str, Any] = {}
     for method in ALL:
         problem = Problem(method)
@@ -133,7 +136,7 @@ def work(folder: Path) -> None:
 
 
 class Group(NamedTuple):
-    """The results of all ranks of one launch."""
+    """The results of all ranks that one `torchrun` command starts."""
 
     size: int
     folder: Path
@@ -161,7 +164,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     try:
         log, _ = process.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun stops its ranks
+        process.terminate()  # torchrun then stops its ranks
         log, _ = process.communicate()
     return Group(request.param, folder, log)
 
@@ -172,13 +175,13 @@ def test_all_ranks_succeed(group: Group) -> None:
     }, group.log
 
 
-def test_ranks_know_their_number(group: Group) -> None:
+def test_each_rank_gets_its_own_number(group: Group) -> None:
     assert [found["rank"] for found in group.found("exchanges")] == [
         (rank, group.size, rank == 0) for rank in range(group.size)
     ]
 
 
-def test_all_reduce_sum_and_max_are_over_all_ranks(group: Group) -> None:
+def test_all_reduce_sum_and_max_include_the_values_of_all_ranks(group: Group) -> None:
     found = group.found("exchanges")
     parts = torch.stack([rank["all_reduce_sum"][1] for rank in found])
     for rank in found:
@@ -198,13 +201,13 @@ def test_all_gather_concatenates_unequal_and_empty_shares(group: Group) -> None:
             np.testing.assert_array_equal(array, whole)
 
 
-def test_gather_arrays_concatenates_shares_on_rank_0_only(group: Group) -> None:
+def test_gather_arrays_concatenates_the_shares_on_rank_0_only(group: Group) -> None:
     for rank, found in enumerate(group.found("exchanges")):
         for rows, array in zip(ROWS, found["gather_arrays"], strict=True):
             np.testing.assert_array_equal(array, np.arange(3 * rows).reshape(rows, 3)[: None if rank == 0 else 0])
 
 
-def test_log_sum_exp_and_its_gradient_are_over_all_ranks(group: Group) -> None:
+def test_log_sum_exp_and_its_gradient_include_the_values_of_all_ranks(group: Group) -> None:
     found = [rank["log_sum_exp"] for rank in group.found("exchanges")]
     values = torch.stack([value for value, _, _ in found]).requires_grad_()
     total = torch.logsumexp(values, dim=0)
@@ -214,7 +217,7 @@ def test_log_sum_exp_and_its_gradient_are_over_all_ranks(group: Group) -> None:
         torch.testing.assert_close(gradient, values.grad[rank])
 
 
-def test_top_k_is_over_all_ranks_and_its_gradient_returns_to_the_own_columns(group: Group) -> None:
+def test_top_k_includes_all_ranks_and_the_gradient_of_a_value_returns_to_its_rank(group: Group) -> None:
     found = [rank["top_k"] for rank in group.found("exchanges")]
     own = [part.clone().requires_grad_() for part in BEST[: group.size]]
     top = torch.cat(own, dim=1).topk(3, dim=1).values
@@ -224,7 +227,7 @@ def test_top_k_is_over_all_ranks_and_its_gradient_returns_to_the_own_columns(gro
         assert torch.equal(gradient, part.grad)
 
 
-def test_all_reduce_gradients_gives_all_ranks_the_sum(group: Group) -> None:
+def test_all_reduce_gradients_gives_every_rank_the_sum_of_the_gradients(group: Group) -> None:
     numbers = range(group.size)
     for found in group.found("exchanges"):
         weight, bias = found["gradients"]
@@ -234,7 +237,9 @@ def test_all_reduce_gradients_gives_all_ranks_the_sum(group: Group) -> None:
 
 @pytest.mark.parametrize("keys", ["seven keys", "two keys"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_loss_over_a_shared_pool_equals_the_loss_over_the_whole_pool(group: Group, keys: str, loss: str) -> None:
+def test_loss_over_a_pool_split_between_ranks_equals_the_loss_of_a_single_process(
+    group: Group, keys: str, loss: str
+) -> None:
     found = [rank[loss] for rank in group.found(keys)]
     value, gradient = alone(keys)[loss]
     for result, _ in found:
@@ -244,15 +249,15 @@ def test_loss_over_a_shared_pool_equals_the_loss_over_the_whole_pool(group: Grou
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("method", ALL)
-def test_all_ranks_have_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
+def test_each_rank_gets_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
     expected = alone(batch)[method]
-    assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all are in the top 5
+    assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all keys are in the top 5
     for found in group.found(batch):
         assert_same(found[method], expected)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_all_ranks_have_the_centroids_of_a_single_process(group: Group, batch: str) -> None:
+def test_each_rank_gets_the_centroids_of_a_single_process(group: Group, batch: str) -> None:
     expected = alone(batch)["centroids"]
     for found in group.found(batch):
         torch.testing.assert_close(found["centroids"], expected)
@@ -260,7 +265,7 @@ def test_all_ranks_have_the_centroids_of_a_single_process(group: Group, batch: s
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [0, 1, 5, 8, 1_000_003])
-def test_shares_cover_all_rows_and_differ_by_at_most_one(size: int, rows: int) -> None:
+def test_shares_of_the_ranks_cover_all_rows_and_differ_by_at_most_one_row(size: int, rows: int) -> None:
     bounds = [Ranks(rank, size).bounds(rows) for rank in range(size)]
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == rows
@@ -268,7 +273,7 @@ def test_shares_cover_all_rows_and_differ_by_at_most_one(size: int, rows: int) -
     assert Ranks(0, size).bounds(rows, size - 1) == bounds[-1]
 
 
-def test_process_without_torchrun_is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_started_without_torchrun_is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with process_group("cpu") as ranks:
         assert ranks == ALONE
@@ -289,7 +294,9 @@ class TestRefused:
         assert not dist.is_initialized()
         return str(refused.value)
 
-    def test_world_size_without_the_other_variables_of_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_world_size_without_the_other_variables_of_torchrun_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("RANK", "MASTER_PORT"):
             monkeypatch.delenv(name)
         assert self.refusal("cpu") == (
@@ -297,7 +304,7 @@ class TestRefused:
             "no RANK, MASTER_PORT; start with torchrun, or unset WORLD_SIZE"
         )
 
-    def test_more_processes_than_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_more_processes_than_gpus_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         assert self.refusal("cuda") == (
             "LOCAL_RANK=2: expected a GPU for each process, found 2; start torchrun --nproc-per-node 2, or use "
@@ -305,7 +312,7 @@ class TestRefused:
         )
 
 
-def test_single_rank_gets_its_own_values_back() -> None:
+def test_collective_operations_of_a_single_rank_return_its_own_values() -> None:
     values = torch.arange(3.0)
     assert ALONE.first
     assert ALONE.broadcast_object("value") == "value"

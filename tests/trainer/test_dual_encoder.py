@@ -30,7 +30,7 @@ def vectors() -> Tensor:
     [("rae", 1, 1, DIM), ("prime", 1, 2, DIM), ("unidec", 2, 2, 2 * DIM)],
 )
 @pytest.mark.parametrize("adapted", [False, True])
-def test_model_has_the_views_and_the_key_of_its_head(
+def test_views_and_key_of_a_model_come_from_its_head(
     vectors: Tensor, method: str, query_views: int, label_views: int, key_dim: int, adapted: bool
 ) -> None:
     model = VectorDualEncoder(
@@ -59,14 +59,14 @@ def test_model_without_adapter_and_head_returns_its_input(vectors: Tensor, side:
 
 
 @every_side
-def test_model_without_head_returns_the_adapters_vectors(vectors: Tensor, side: Side) -> None:
+def test_model_without_head_returns_the_vectors_of_the_adapter(vectors: Tensor, side: Side) -> None:
     adapter = learned_adapter(DIM, 8).eval()
     torch.testing.assert_close(VectorDualEncoder(DIM, adapter).eval()(vectors, side), adapter(vectors, side))
 
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
-def test_head_is_above_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
+def test_head_is_applied_to_the_vectors_of_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
     adapter, head = learned_adapter(DIM, 8).eval(), learned_head(method, DIM, LABELS)
     found = VectorDualEncoder(DIM, adapter, head).eval().views(vectors, side, ROWS)
     below = adapter(vectors, side)
@@ -75,7 +75,7 @@ def test_head_is_above_the_adapter(vectors: Tensor, method: str, side: Side) -> 
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
-def test_encoders_keys_equal_those_of_adapter_and_head_on_its_vectors(
+def test_keys_of_an_encoder_equal_the_keys_of_its_adapter_and_head_on_its_vectors(
     tiny_encoder: Encoder, method: str, side: Side
 ) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
@@ -87,7 +87,7 @@ def test_encoders_keys_equal_those_of_adapter_and_head_on_its_vectors(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_encoder_numbers_labels_from_the_first_number(tiny_encoder: Encoder, method: str) -> None:
+def test_encoder_counts_label_positions_from_the_given_first_position(tiny_encoder: Encoder, method: str) -> None:
     encoder = tiny_encoder.with_adapter(None, learned_head(method, DIM, LABELS))
     whole = encoder.encode(SAMPLE_TEXTS, 32, side="labels")
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS[2:], 32, side="labels", first=2), whole[2:], atol=1e-6)
@@ -95,7 +95,9 @@ def test_encoder_numbers_labels_from_the_first_number(tiny_encoder: Encoder, met
 
 @every_side
 @pytest.mark.parametrize("method", METHODS)
-def test_views_in_bfloat16_are_close(tiny_encoder: Encoder, method: str, side: Side) -> None:
+def test_views_in_bfloat16_are_close_to_views_in_single_precision(
+    tiny_encoder: Encoder, method: str, side: Side
+) -> None:
     encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
     model = copy.deepcopy(encoder.model).trainable()
     inputs = tiny_encoder.tokenise(SAMPLE_TEXTS, 32, side).batch(np.arange(LABELS), "cpu")

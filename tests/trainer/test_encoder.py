@@ -16,7 +16,7 @@ TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden c
 
 
 def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
-    """The unit vector of one text, computed with transformers, without padding and mask."""
+    """Compute the unit vector of one text with transformers, without padding and mask."""
     model = AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().numpy()
@@ -26,13 +26,13 @@ def reference(folder: Path, ids: list[int], pooling: str) -> np.ndarray:
 
 
 def truncate(ids: list[int], max_length: int) -> list[int]:
-    """The first tokens, and the last special token."""
+    """Return the first tokens and the last special token."""
     return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_batch_equals_transformers_with_one_text_at_a_time(
+def test_vectors_of_a_batch_equal_those_of_transformers_with_one_text_at_a_time(
     kind: str, pooling: Any, request: pytest.FixtureRequest
 ) -> None:
     folder, tokenizer = request.getfixturevalue(f"tiny_{kind}")
@@ -57,7 +57,7 @@ def test_packaged_minilm_gives_similar_texts_similar_vectors(minilm: Encoder) ->
     assert similar > different + 0.3
 
 
-def test_vectors_are_unit_vectors_in_single_precision(tiny_encoder: Encoder) -> None:
+def test_vectors_have_length_1_and_single_precision(tiny_encoder: Encoder) -> None:
     vectors = tiny_encoder.encode(TEXTS, 32)
     assert vectors.dtype == np.float32
     assert vectors.shape == (len(TEXTS), tiny_encoder.dim)
@@ -80,21 +80,21 @@ def test_text_is_truncated_to_max_length_including_special_tokens(tiny_encoder: 
     assert np.abs(tiny_encoder.encode(["quick fox jumps over the dog"], 5)[0] - short).max() > 1e-3
 
 
-def test_max_length_of_a_call_does_not_affect_later_calls(tiny_encoder: Encoder) -> None:
+def test_max_length_of_one_call_does_not_affect_later_calls(tiny_encoder: Encoder) -> None:
     expected = tiny_encoder.encode(TEXTS, 32)
     tiny_encoder.encode(TEXTS, 3)
     np.testing.assert_array_equal(tiny_encoder.encode(TEXTS, 32), expected)
 
 
-def test_no_texts_give_no_vectors(tiny_encoder: Encoder) -> None:
+def test_empty_list_of_texts_gives_no_vectors(tiny_encoder: Encoder) -> None:
     assert tiny_encoder.encode([], 32).shape == (0, tiny_encoder.dim)
 
 
-def test_text_without_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> None:
+def test_text_that_gives_no_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> None:
     assert np.linalg.norm(tiny_encoder.encode(["\u200b\x01"], 32)) == pytest.approx(1, abs=1e-6)
 
 
-def test_progress_counts_all_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_callback_counts_all_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.encoder._BATCH_TOKENS", {"cpu": 20})
     done: list[int] = []
     tiny_encoder.encode(TEXTS, 32, done.append)
@@ -102,7 +102,9 @@ def test_progress_counts_all_texts(tiny_encoder: Encoder, monkeypatch: pytest.Mo
     assert sum(done) == len(TEXTS)
 
 
-def test_vector_that_is_not_finite_is_refused_with_its_text(make_tiny_encoder: Callable[..., Any]) -> None:
+def test_vector_that_is_not_finite_is_refused_and_the_error_quotes_the_text(
+    make_tiny_encoder: Callable[..., Any],
+) -> None:
     encoder = load_pretrained(str(make_tiny_encoder("bert").folder), "mean", 32, 8, "cpu")
     with torch.no_grad():
         quick = encoder.tokenizer.token_to_id("quick")
@@ -113,7 +115,7 @@ def test_vector_that_is_not_finite_is_refused_with_its_text(make_tiny_encoder: C
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_trainable_model_has_a_gradient_for_every_weight_that_influences_vectors(
+def test_every_weight_that_influences_vectors_has_a_gradient_in_a_trainable_model(
     kind: str, pooling: Any, request: pytest.FixtureRequest
 ) -> None:
     encoder = load_pretrained(str(request.getfixturevalue(f"tiny_{kind}").folder), pooling, 32, 8, "cpu")
@@ -131,14 +133,14 @@ def test_trainable_model_has_a_gradient_for_every_weight_that_influences_vectors
 @pytest.mark.parametrize(
     ("gpu", "device", "chosen"), [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")]
 )
-def test_auto_chooses_cuda_if_there_is_a_gpu(
+def test_device_auto_means_cuda_if_there_is_a_gpu(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str, chosen: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert choose_device(device) == chosen
 
 
-def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EncoderError, match="--device cuda: expected a CUDA GPU, found none; use --device cpu"):
         choose_device("cuda")

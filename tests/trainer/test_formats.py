@@ -23,7 +23,7 @@ POSITIONS = {"train": [[1, 2], [0], [0, 1, 2]], "test": [[2], [0, 1]]}
 
 
 def write_as(format_name: str, folder: Path, write_lines: WriteLines) -> None:
-    """Write the content above in one format. The uids are row numbers, which every format can express."""
+    """Write the labels, texts and positions above in one format. Uids are row numbers, which every format has."""
     if format_name == "native":
         write_lines(folder / "labels.jsonl", [{"uid": row, "text": text} for row, text in enumerate(LABELS)])
     if format_name == "xmc":
@@ -70,14 +70,14 @@ def test_every_format_gives_the_same_data(
     assert data.filtered_pairs.shape == (0, 2)
 
 
-def test_format_name_overrides_recognition(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_given_format_name_is_used_instead_of_the_recognised_format(tmp_path: Path, write_lines: WriteLines) -> None:
     write_as("native", tmp_path / "both", write_lines)
     write_lines(tmp_path / "both" / "lbl.json", [{"uid": "x", "title": "only here"}])
     assert open_dataset(tmp_path / "both").labels.texts.to_pylist() == LABELS
     assert open_dataset(tmp_path / "both", "xmc").labels.texts.to_pylist() == ["only here"]
 
 
-def test_missing_folder_is_refused_with_the_command_that_writes_a_sample(tmp_path: Path) -> None:
+def test_missing_folder_is_refused_and_the_error_names_the_command_that_writes_a_sample(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"absent: expected a dataset folder, found nothing; `recollect sample"):
         open_dataset(tmp_path / "absent")
 
@@ -93,7 +93,7 @@ def test_empty_folder_is_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
-def test_unknown_format_is_refused_with_known_formats_and_found_files(tmp_path: Path) -> None:
+def test_unknown_format_is_refused_and_the_error_lists_known_formats_and_found_files(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("")
     with pytest.raises(DatasetError) as refusal:
         open_dataset(tmp_path)
@@ -102,7 +102,9 @@ def test_unknown_format_is_refused_with_known_formats_and_found_files(tmp_path: 
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_missing_split_is_refused_with_its_file_name(tmp_path: Path, write_lines: WriteLines, format_name: str) -> None:
+def test_missing_split_is_refused_and_the_error_names_its_file(
+    tmp_path: Path, write_lines: WriteLines, format_name: str
+) -> None:
     write_as(format_name, tmp_path / format_name, write_lines)
     for path in (tmp_path / format_name).iterdir():
         if "tst" in path.name or "test" in path.name:
@@ -120,7 +122,7 @@ def test_dataset_without_labels_is_refused(tmp_path: Path, write_lines: WriteLin
         open_dataset(tmp_path / format_name)
 
 
-def test_split_without_rows_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_dataset_split_without_rows_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
     write_as("native", tmp_path / "data", write_lines)
     write_lines(tmp_path / "data" / "train.jsonl", ["", "  "])
     with pytest.raises(DatasetError, match=r"train\.jsonl: expected at least one train text, found none"):
@@ -134,23 +136,25 @@ class TestFilterFile:
         pairs: list[list[int]] = open_dataset(folder / "data").read_split("train").filtered_pairs.tolist()
         return pairs
 
-    def test_pairs_are_read_in_order(self, tmp_path: Path, write_lines: WriteLines) -> None:
+    def test_pairs_of_a_filter_file_are_read_in_order(self, tmp_path: Path, write_lines: WriteLines) -> None:
         assert self.read(tmp_path, write_lines, ["0 2", "2 0"]) == [[0, 2], [2, 0]]
 
-    def test_file_with_one_pair_is_read(self, tmp_path: Path, write_lines: WriteLines) -> None:
+    def test_filter_file_with_one_pair_is_read(self, tmp_path: Path, write_lines: WriteLines) -> None:
         assert self.read(tmp_path, write_lines, ["1 2"]) == [[1, 2]]
 
     @pytest.mark.parametrize("lines", [[], ["", ""]], ids=["empty", "blank"])
-    def test_empty_file_filters_nothing(self, tmp_path: Path, write_lines: WriteLines, lines: list[str]) -> None:
+    def test_empty_filter_file_has_no_pairs(self, tmp_path: Path, write_lines: WriteLines, lines: list[str]) -> None:
         assert self.read(tmp_path, write_lines, lines) == []
 
-    def test_filter_of_the_other_split_is_not_applied(self, tmp_path: Path, write_lines: WriteLines) -> None:
+    def test_filter_file_of_one_split_is_not_applied_to_the_other_split(
+        self, tmp_path: Path, write_lines: WriteLines
+    ) -> None:
         write_as("xmc", tmp_path / "data", write_lines)
         write_lines(tmp_path / "data" / "filter_labels_test.txt", ["0 0"])
         assert len(open_dataset(tmp_path / "data").read_split("train").filtered_pairs) == 0
 
     @pytest.mark.parametrize("line", ["3 0", "0 3", "-1 0", "0 -1"])
-    def test_pair_out_of_range_is_refused(self, tmp_path: Path, write_lines: WriteLines, line: str) -> None:
+    def test_filter_pair_out_of_range_is_refused(self, tmp_path: Path, write_lines: WriteLines, line: str) -> None:
         with pytest.raises(DatasetError, match=r"filter_labels_train\.txt:2: pair .* is out of range"):
             self.read(tmp_path, write_lines, ["0 0", line])
 
@@ -159,12 +163,14 @@ class TestFilterFile:
         [["0 one"], ["0.5 1"], ["0,1"], ["0 1", "2"], ["0", "1"], ["0 1 2", "0 1 2"], [b"\xff 1"], ["1" * 30 + " 0"]],
         ids=["word", "fraction", "comma", "ragged", "one column", "three columns", "not UTF-8", "huge"],
     )
-    def test_lines_of_other_values_are_refused(self, tmp_path: Path, write_lines: WriteLines, lines: list[Any]) -> None:
+    def test_filter_line_that_is_not_two_integers_is_refused(
+        self, tmp_path: Path, write_lines: WriteLines, lines: list[Any]
+    ) -> None:
         with pytest.raises(DatasetError, match=r"filter_labels_train\.txt: expected two integers a line"):
             self.read(tmp_path, write_lines, lines)
 
 
-def test_message_with_a_line_break_in_the_uid_is_one_line(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_error_about_a_uid_with_a_line_break_is_one_line(tmp_path: Path, write_lines: WriteLines) -> None:
     write_lines(tmp_path / "labels.jsonl", [json.dumps({"uid": "a\nb", "text": "x"})] * 2)
     with pytest.raises(DatasetError) as refusal:
         open_dataset(tmp_path)

@@ -49,7 +49,7 @@ def test_one_row_may_mix_label_positions_and_uids(read: Read) -> None:
     assert label_sets(read({"text": "t", "labels": ["blue", 0]}, {"text": "u", "labels": ["green"]})) == [[0, 2], [1]]
 
 
-def test_repeated_label_counts_once(read: Read) -> None:
+def test_label_that_an_instance_lists_twice_is_stored_once(read: Read) -> None:
     assert label_sets(read({"text": "t", "labels": ["green", 1, 1]})) == [[1]]
 
 
@@ -123,7 +123,7 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("line", "complaint"), BAD_LINES.values(), ids=BAD_LINES)
-def test_bad_line_is_refused_with_file_and_line(read: Read, line: Any, complaint: str) -> None:
+def test_bad_line_is_refused_and_the_error_names_file_and_line(read: Read, line: Any, complaint: str) -> None:
     with pytest.raises(DatasetError, match=rf"train\.jsonl:2: {complaint}|train\.jsonl:2: .*{complaint}"):
         read(GOOD, line)
 
@@ -137,28 +137,30 @@ def test_bad_line_is_refused_with_file_and_line(read: Read, line: Any, complaint
         ({"uid": "l", "text": " "}, "'text': the text is empty"),
     ],
 )
-def test_bad_label_is_refused_with_file_and_line(read: Read, line: Any, complaint: str) -> None:
+def test_bad_label_is_refused_and_the_error_names_file_and_line(read: Read, line: Any, complaint: str) -> None:
     with pytest.raises(DatasetError, match=rf"labels\.jsonl:4: {complaint}"):
         read(GOOD, labels=[*LABELS, line])
 
 
-def test_duplicate_instance_uid_is_refused_with_both_rows(read: Read) -> None:
+def test_duplicate_instance_uid_is_refused_and_the_error_names_both_rows(read: Read) -> None:
     rows = [{"uid": uid, "text": "t", "labels": []} for uid in "abcdbc"]
     with pytest.raises(DatasetError, match=r"train\.jsonl: uid 'b' occurs twice, in rows 2 and 5"):
         read(*rows)
 
 
-def test_duplicate_label_uid_is_refused_with_both_rows(read: Read) -> None:
+def test_duplicate_label_uid_is_refused_and_the_error_names_both_rows(read: Read) -> None:
     with pytest.raises(DatasetError, match=r"labels\.jsonl: uid 'red' occurs twice, in rows 1 and 4"):
         read(GOOD, labels=[*LABELS, {"uid": "red", "text": "another"}])
 
 
-def test_integer_and_equal_string_are_duplicate_uids(read: Read) -> None:
+def test_integer_uid_and_string_uid_with_the_same_digits_are_duplicates(read: Read) -> None:
     with pytest.raises(DatasetError, match="uid '7' occurs twice"):
         read({"uid": 7, "text": "t", "labels": []}, {"uid": "7", "text": "u", "labels": []})
 
 
-def test_truncated_gzip_is_refused_with_its_last_complete_line(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_truncated_gzip_is_refused_and_the_error_names_its_last_complete_line(
+    tmp_path: Path, write_lines: WriteLines
+) -> None:
     write_lines(tmp_path / "labels.jsonl", LABELS)
     rng = np.random.default_rng(0)  # random, so that half of the compressed file holds some complete lines
     path = write_lines(tmp_path / "train.jsonl.gz", [{"text": rng.bytes(200).hex(), "labels": []} for _ in range(400)])

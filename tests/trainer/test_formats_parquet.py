@@ -41,7 +41,7 @@ def test_repeated_queries_become_one_instance_in_order_of_first_click(read: Read
     assert split.entries.uids.to_pylist() == ["0", "1"]
 
 
-def test_weights_are_added_and_pairs_without_a_positive_sum_are_dropped(read: Read) -> None:
+def test_weights_of_equal_clicks_are_added_and_pairs_without_a_positive_sum_are_dropped(read: Read) -> None:
     clicks = {
         "query": ["sky", "sky", "sky", "rose", "rose", "leaf"],
         "label": ["blue", "red", "red", "red", "red", "green"],
@@ -50,14 +50,14 @@ def test_weights_are_added_and_pairs_without_a_positive_sum_are_dropped(read: Re
     assert as_lists(read(clicks)) == {"sky": [2], "rose": [0], "leaf": []}
 
 
-def test_weights_may_be_integers(read: Read) -> None:
+def test_click_weights_may_be_integers(read: Read) -> None:
     clicks = {"query": ["sky", "sky"], "label": ["blue", "red"], "weight": [3, 0]}
     assert as_lists(read(clicks)) == {"sky": [2]}
 
 
 @pytest.mark.parametrize("query", ["query", "query_text", "text"])
 @pytest.mark.parametrize("label", ["label", "label_uid", "uid"])
-def test_columns_may_have_several_names(read: Read, query: str, label: str) -> None:
+def test_each_column_may_have_one_of_several_names(read: Read, query: str, label: str) -> None:
     labels = {label: LABELS["label"], "label_text": LABELS["text"]}
     assert as_lists(read({query: ["sky"], label: ["blue"]}, labels)) == {"sky": [2]}
 
@@ -76,7 +76,7 @@ def test_pandas_categories_are_read_as_strings(read: Read) -> None:
     assert as_lists(read(clicks)) == {"sky": [2]}
 
 
-def test_folder_of_files_is_read_as_their_concatenation(tmp_path: Path) -> None:
+def test_folder_of_parquet_files_is_read_as_one_concatenated_table(tmp_path: Path) -> None:
     for name, parts in {
         "labels": [{"label": ["red"], "text": ["Red"]}, {"label": ["blue"], "text": ["Blue"]}],
         "train": [{"query": ["sky", "rose"], "label": ["blue", "red"]}, {"query": ["sky"], "label": ["red"]}],
@@ -123,7 +123,9 @@ BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("clicks", "complaint"), BAD_CLICKS.values(), ids=BAD_CLICKS)
-def test_bad_clicks_are_refused_with_file_and_row(read: Read, clicks: dict[str, Any], complaint: str) -> None:
+def test_bad_click_is_refused_and_the_error_names_file_and_row(
+    read: Read, clicks: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(DatasetError, match=rf"train\.parquet: {complaint}"):
         read(clicks)
 

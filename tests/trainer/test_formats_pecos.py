@@ -52,7 +52,7 @@ def test_row_numbers_are_the_uids(folder: Path) -> None:
     assert read(folder).entries.uids.to_pylist() == ["0", "1"]
 
 
-def test_only_a_line_feed_ends_a_line(folder: Path, write_lines: WriteLines) -> None:
+def test_only_the_character_line_feed_ends_a_line(folder: Path, write_lines: WriteLines) -> None:
     text = "été \u2028 花\u2029園\u0085 \x1c\x1d\x0b\x0c "
     write_lines(folder / "X.trn.txt", [text, "carriage return\r"])
     assert read(folder).entries.texts.to_pylist() == [text, "carriage return"]
@@ -69,7 +69,7 @@ def test_every_sparse_format_of_scipy_is_read(folder: Path, kind: str) -> None:
     assert label_sets(read(folder)) == [[1, 2], [0]]
 
 
-def test_unsorted_repeated_and_zero_entries_become_sorted_sets(folder: Path) -> None:
+def test_unsorted_repeated_and_zero_matrix_entries_become_sorted_label_sets(folder: Path) -> None:
     entries = (np.array([1, 1, 1, 0, 1]), np.array([2, 1, 2, 0, 0]), np.array([0, 4, 5]))
     sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(entries, shape=(2, 3)))
     assert label_sets(read(folder)) == [[1, 2], [0]]
@@ -85,14 +85,14 @@ def test_blank_line_is_refused_because_it_would_shift_rows(
         read(folder)
 
 
-def test_invalid_utf8_is_refused_with_file_line_and_column(folder: Path) -> None:
+def test_invalid_utf8_is_refused_and_the_error_names_file_line_and_column(folder: Path) -> None:
     (folder / "X.trn.txt").write_bytes(b"one\ncaf\xe9\n")
     with pytest.raises(DatasetError, match=r"X\.trn\.txt:2: expected UTF-8, found byte 0xe9 at column 4"):
         read(folder)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4), (1, 3), (3, 2)])
-def test_relevance_of_wrong_shape_is_refused(folder: Path, shape: tuple[int, int]) -> None:
+def test_relevance_matrix_of_wrong_shape_is_refused(folder: Path, shape: tuple[int, int]) -> None:
     sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(shape))
     complaint = rf"Y\.trn\.npz: expected 2 x 3 \(the lines of X\.trn\.txt x labels\), found {shape[0]} x {shape[1]}"
     with pytest.raises(DatasetError, match=complaint):
@@ -100,7 +100,7 @@ def test_relevance_of_wrong_shape_is_refused(folder: Path, shape: tuple[int, int
 
 
 class Pickled:
-    """Appends to `UNPICKLED` when it is unpickled."""
+    """An object that appends to `UNPICKLED` when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UNPICKLED.append, ("boom",)
@@ -136,7 +136,7 @@ NO_MATRIX = {
 
 
 @pytest.mark.parametrize("content", NO_MATRIX.values(), ids=NO_MATRIX)
-def test_relevance_that_is_not_a_sparse_matrix_is_refused(folder: Path, content: bytes) -> None:
+def test_relevance_file_that_is_not_a_sparse_matrix_is_refused(folder: Path, content: bytes) -> None:
     (folder / "Y.trn.npz").write_bytes(content)
     with pytest.raises(DatasetError, match=r"Y\.trn\.npz: expected a sparse matrix as scipy\.sparse\.save_npz writes"):
         read(folder)
@@ -151,7 +151,7 @@ def test_relevance_that_is_not_a_sparse_matrix_is_refused(folder: Path, content:
     ],
     ids=["as values", "as format", "bare"],
 )
-def test_pickled_object_is_refused_without_unpickling(folder: Path, content: bytes) -> None:
+def test_pickled_object_in_a_relevance_file_is_refused_and_not_unpickled(folder: Path, content: bytes) -> None:
     (folder / "Y.trn.npz").write_bytes(content)
     with pytest.raises(DatasetError, match="expected a sparse matrix"):
         read(folder)

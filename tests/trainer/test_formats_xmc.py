@@ -46,7 +46,7 @@ def test_plain_and_gzip_files_give_equal_splits(open_with: OpenWith, suffix: str
     assert label_sets(split) == [[0, 1]]
 
 
-def test_text_is_the_title_followed_by_the_content_if_any(open_with: OpenWith) -> None:
+def test_text_is_the_title_followed_by_the_content_if_there_is_one(open_with: OpenWith) -> None:
     dataset = open_with(
         {"title": "Chair", "content": "of wood", "target_ind": []},
         {"title": "Chair", "content": "  ", "target_ind": []},
@@ -73,7 +73,9 @@ def test_text_is_the_title_followed_by_the_content_if_any(open_with: OpenWith) -
         ("{", "broken JSON"),
     ],
 )
-def test_bad_line_is_refused_with_file_and_line(open_with: OpenWith, instance: Any, complaint: str) -> None:
+def test_bad_line_is_refused_and_the_error_names_file_and_line(
+    open_with: OpenWith, instance: Any, complaint: str
+) -> None:
     dataset = open_with({"title": "good", "target_ind": []}, instance)
     with pytest.raises(DatasetError, match=rf"trn\.json\.gz:2: .*{complaint}|trn\.json\.gz:2: {complaint}"):
         dataset.read_split("train")

@@ -23,7 +23,7 @@ class Learner(NamedTuple):
 
 
 DIM = 32  # as in the tiny BERT
-# Some rows, not in order: each must get its own place.
+# The rows are a subset, not in ascending order. Each row must get its own place in the result.
 QUERIES, KEYS = np.array([9, 0, 16, 3, 12, 5, 14]), np.array([4, 1, 0, 2])
 
 
@@ -90,7 +90,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("micro_rows", [1, 3, 100])
 @pytest.mark.parametrize("cache", [True, False])
-def test_gradient_and_random_state_equal_the_direct_computation_with_dropout(
+def test_with_dropout_gradient_and_random_state_equal_a_computation_without_cache(
     learner: Learner, micro_rows: int, cache: bool
 ) -> None:
     torch.manual_seed(11)
@@ -103,7 +103,7 @@ def test_gradient_and_random_state_equal_the_direct_computation_with_dropout(
     assert_same(gradient(learner.model), expected)
 
 
-def test_other_random_states_give_other_gradients(learner: Learner) -> None:
+def test_different_random_states_give_different_gradients(learner: Learner) -> None:
     found = []
     for seed in (11, 12):
         torch.manual_seed(seed)
@@ -125,7 +125,9 @@ def test_random_numbers_drawn_by_the_loss_advance_the_random_state(learner: Lear
 
 
 @pytest.mark.parametrize("micro_rows", [1, 3, 100])
-def test_without_dropout_the_size_of_micro_batches_changes_nothing(learner: Learner, micro_rows: int) -> None:
+def test_without_dropout_the_gradient_does_not_depend_on_the_size_of_micro_batches(
+    learner: Learner, micro_rows: int
+) -> None:
     learner.model.eval()
     written_loss(*(learner.model.views(*part.inputs.batch(part.rows, "cpu")) for part in learner.parts)).backward()
     expected = gradient(learner.model)
@@ -133,7 +135,7 @@ def test_without_dropout_the_size_of_micro_batches_changes_nothing(learner: Lear
     assert_same(gradient(learner.model), expected)
 
 
-def test_gradient_is_added_to_the_models_gradient(learner: Learner) -> None:
+def test_gradient_is_added_to_the_existing_gradient_of_the_model(learner: Learner) -> None:
     learner.model.eval()
     embedder(learner.model).backward(learner.parts, backward_of_written_loss)
     once = gradient(learner.model)
@@ -174,20 +176,20 @@ def test_each_row_is_encoded_twice_in_batches_of_at_most_micro_rows(
 
 
 @pytest.mark.parametrize("learner", ["bert"], indirect=True)
-def test_batches_have_at_most_micro_tokens(learner: Learner, passes: list[Pass]) -> None:
+def test_each_micro_batch_has_at_most_micro_tokens_tokens(learner: Learner, passes: list[Pass]) -> None:
     work = embedder(learner.model, micro_rows=100, micro_tokens=32)
     work.backward(learner.parts, backward_of_written_loss)
     assert max(rows * length for (rows, length), _ in passes) <= 32
     assert len(passes) > 4
 
 
-def test_first_pass_keeps_no_graph(learner: Learner, passes: list[Pass]) -> None:
+def test_first_pass_keeps_no_autograd_graph(learner: Learner, passes: list[Pass]) -> None:
     embedder(learner.model, micro_rows=100).backward(learner.parts, backward_of_written_loss)
     assert [graph for _, graph in passes] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_side_without_rows_has_views_without_rows(learner: Learner, cache: bool) -> None:
+def test_side_without_rows_gives_an_empty_array_of_views(learner: Learner, cache: bool) -> None:
     queries, keys = learner.parts
     shapes = []
 

@@ -25,7 +25,7 @@ class Memory(NamedTuple):
 
 
 def neighbours(rng: np.random.Generator, queries: int, keys: int, found: int, padded: bool) -> Neighbours:
-    """Random keys, best first. With `padded`, some queries have fewer keys or none."""
+    """Draw random lists of keys, best first. With `padded`, some queries have fewer keys or no keys."""
     similarities = -np.sort(-rng.uniform(-1, 1, size=(queries, found)).astype(np.float32), axis=1)
     rows = np.stack([rng.permutation(keys)[:found] for _ in range(queries)])
     if padded:
@@ -35,7 +35,7 @@ def neighbours(rng: np.random.Generator, queries: int, keys: int, found: int, pa
 
 
 def random_memory(seed: int) -> Memory:
-    """A memory whose instances have none to all labels; queries of one or two blocks; full or partial lists of keys."""
+    """Draw a memory whose instances have zero to all labels, one or two blocks of queries, and lists of keys."""
     rng = np.random.default_rng(seed)
     instances, labels, queries = rng.integers(1, 14), rng.integers(1, 10), rng.choice([1, 3, 70])
     shares = rng.choice([0, 0.3, 1], size=(instances, 1))
@@ -48,7 +48,7 @@ def random_memory(seed: int) -> Memory:
 
 
 def served(memory: Memory, setting: InferenceSetting) -> scoring.Ranking:
-    """The ranking of the service, in float64, for the same two lists of keys."""
+    """Compute the ranking of the service, in float64, for the same two lists of keys."""
     values = scoring.Values(memory.values.indptr, memory.values.indices, memory.values.shape[1])
     instances, labels = (
         searcher.Neighbours(part.similarities[:, : setting.top_b].astype(np.float64), part.keys[:, : setting.top_b])
@@ -96,7 +96,9 @@ def test_scores_equal_those_of_the_service(
 ) -> None:
     memory, setting = random_memory(seed), InferenceSetting(lambda_, temperature, top_b)
     ranking = served(memory, setting)
-    score = np.zeros((len(memory.labels.keys), memory.values.shape[1] + 1))  # the last column is for -1 and stays 0
+    score = np.zeros(
+        (len(memory.labels.keys), memory.values.shape[1] + 1)
+    )  # the last column belongs to the placeholder -1 and stays 0
     score[ranking.query, ranking.label] = ranking.score
     best = np.array(predicted_labels(memory, setting, depth))
     assert all(len(set(row) - {-1}) == np.count_nonzero(np.array(row) >= 0) for row in best.tolist())
@@ -122,7 +124,7 @@ def test_equal_scores_are_ordered_by_label_position() -> None:
         assert predicted_labels(memory, setting, 5) == served_labels(memory, setting, 5) == [[0, 1, 2, 3, 4]]
 
 
-def test_label_with_a_vote_of_only_a_distant_key_is_returned() -> None:
+def test_label_is_returned_even_if_only_a_distant_key_votes_for_it() -> None:
     labels = Neighbours(np.array([[0.9, -0.3]], dtype=np.float32), np.array([[0, 1]]))
     memory = Memory(labels, labels, sparse.csr_matrix((2, 2), dtype=np.float32))
     setting = InferenceSetting(0.0, 0.01, 2)
@@ -160,7 +162,7 @@ def test_label_keys_alone_decide_if_no_query_of_a_block_has_an_instance(lambda_:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_settings_give_the_same_labels_as_one_setting_at_a_time(seed: int) -> None:
+def test_predicting_many_settings_at_once_gives_the_labels_of_one_setting_at_a_time(seed: int) -> None:
     memory = random_memory(seed)
     many = [
         InferenceSetting(lambda_, temperature, top_b)
@@ -174,7 +176,7 @@ def test_many_settings_give_the_same_labels_as_one_setting_at_a_time(seed: int) 
         assert best.tolist() == predicted_labels(memory, setting, 6)
 
 
-def test_repeated_setting_is_returned_once() -> None:
+def test_setting_that_is_given_twice_is_returned_once() -> None:
     memory = random_memory(1)
     setting = InferenceSetting(0.5, 0.04, 5)
     ((_, best),) = predict(*memory, [setting, setting], 3)

@@ -44,7 +44,7 @@ def table(rows: int, side: Side = "queries") -> VectorTable:
 
 
 def expected(model: DualEncoder, inputs: VectorTable) -> np.ndarray:
-    """The model's vectors of all rows at once, without dropout."""
+    """Compute the model's vectors of all rows at once, without dropout."""
     training = model.training
     with torch.no_grad():
         vectors: np.ndarray = model.eval()(inputs.vectors, inputs.side, torch.arange(len(inputs))).numpy()
@@ -52,7 +52,7 @@ def expected(model: DualEncoder, inputs: VectorTable) -> np.ndarray:
     return vectors
 
 
-def test_keys_are_the_models_vectors_without_dropout(model: DualEncoder) -> None:
+def test_keys_equal_the_vectors_of_the_model_without_dropout(model: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(model, queries, labels, "cpu", ALONE).at(0)
     np.testing.assert_allclose(keys.instances, expected(model, queries), atol=1e-6)
@@ -60,7 +60,7 @@ def test_keys_are_the_models_vectors_without_dropout(model: DualEncoder) -> None
     assert keys.instances.dtype == keys.labels.dtype == np.float32
 
 
-def test_making_keys_keeps_training_mode_and_random_state(model: DualEncoder) -> None:
+def test_computing_keys_changes_neither_training_mode_nor_random_state(model: DualEncoder) -> None:
     maker = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE)
     random = torch.get_rng_state()
     maker.at(0)
@@ -72,7 +72,7 @@ def test_making_keys_keeps_training_mode_and_random_state(model: DualEncoder) ->
     assert model.adapter.queries.narrow.weight.grad is not None
 
 
-def test_keys_are_cached_for_one_step(model: DualEncoder) -> None:
+def test_keys_are_cached_until_the_next_step(model: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     maker = KeyMaker(model, queries, labels, "cpu", ALONE)
     first = maker.at(3)
@@ -86,7 +86,7 @@ def test_keys_are_cached_for_one_step(model: DualEncoder) -> None:
     assert not np.allclose(second.labels, first.labels)
 
 
-def test_keys_of_a_whole_encoder_are_its_encoded_texts(tiny_encoder: Encoder) -> None:
+def test_key_maker_of_a_whole_encoder_encodes_the_texts(tiny_encoder: Encoder) -> None:
     queries, labels = tiny_encoder.tokenise(TEXTS, 32), tiny_encoder.tokenise(LABELS, 8)
     keys = KeyMaker(tiny_encoder.model, queries, labels, "cpu", ALONE).at(0)
     tiny_encoder.model.eval()
@@ -94,7 +94,7 @@ def test_keys_of_a_whole_encoder_are_its_encoded_texts(tiny_encoder: Encoder) ->
     np.testing.assert_allclose(keys.labels, tiny_encoder.encode(LABELS, 8), atol=1e-6)
 
 
-def test_cleared_keys_are_made_again(model: DualEncoder) -> None:
+def test_cleared_keys_are_computed_again(model: DualEncoder) -> None:
     maker = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE)
     first = maker.at(3)
     maker.clear()
@@ -103,13 +103,13 @@ def test_cleared_keys_are_made_again(model: DualEncoder) -> None:
     np.testing.assert_array_equal(second.instances, first.instances)
 
 
-def test_single_process_holds_each_vector_once(model: DualEncoder) -> None:
+def test_single_process_holds_one_copy_of_the_instance_keys(model: DualEncoder) -> None:
     keys = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE).at(0)
     assert keys.gathered is keys.instances
 
 
 @pytest.mark.parametrize("kind", ["adapter", "whole encoder"])
-def test_bfloat16_gives_nearly_the_same_unit_vectors_in_single_precision(
+def test_keys_computed_with_bfloat16_are_close_unit_vectors_in_single_precision(
     model: DualEncoder, tiny_encoder: Encoder, kind: str
 ) -> None:
     if kind == "adapter":
@@ -126,7 +126,7 @@ def test_bfloat16_gives_nearly_the_same_unit_vectors_in_single_precision(
         assert 1e-5 < difference < 0.05
 
 
-def test_keys_of_a_model_with_a_head_are_made_by_the_head(headed: DualEncoder) -> None:
+def test_keys_of_a_model_with_a_head_come_from_the_head(headed: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(headed, queries, labels, "cpu", ALONE).at(0)
     assert (keys.instances.shape, keys.labels.shape) == ((9, headed.key_dim), (4, headed.key_dim))
@@ -134,7 +134,7 @@ def test_keys_of_a_model_with_a_head_are_made_by_the_head(headed: DualEncoder) -
     np.testing.assert_allclose(keys.labels, expected(headed, labels), atol=1e-6)
 
 
-def test_key_maker_encodes_the_share_of_each_rank(headed: DualEncoder) -> None:
+def test_key_maker_of_each_rank_encodes_only_its_share(headed: DualEncoder) -> None:
     queries, labels = table(10), table(4, "labels")
     shares = [KeyMaker(headed, queries, labels, "cpu", OwnShare(rank, 3)).at(0) for rank in range(3)]
     assert sorted(len(share.instances) for share in shares) == [3, 3, 4]
@@ -163,7 +163,7 @@ def key_source(kind: str, toy: Path, encoder: Encoder, ranks: Ranks) -> KeySourc
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 9), (14, 19), (16, 17)])
-def test_key_sources_make_the_share_of_each_rank(
+def test_key_source_of_each_rank_computes_only_its_share(
     toy: Path, tiny_encoder: Encoder, kind: str, start: int, stop: int
 ) -> None:
     whole = key_source(kind, toy, tiny_encoder, ALONE).keys(start, stop, lambda rows: None)
@@ -178,7 +178,7 @@ def test_key_sources_make_the_share_of_each_rank(
 
 
 class RepeatedShare(OwnShare):
-    """One of several ranks, which all make the same keys."""
+    """One of several ranks. All ranks make the same keys."""
 
     def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return np.resize(part, (rows, *part.shape[1:]))

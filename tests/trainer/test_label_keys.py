@@ -18,7 +18,7 @@ from trainer.memory import Memory, MemoryPlan, open_memory
 from trainer.memory_writer import write_memory
 
 DIM, LABELS = 8, 6
-# Label 4 has no instance, label 5 has one, instance 3 has no label.
+# Label 4 has no instance, label 5 has one instance, and instance 3 has no label.
 SETS = [[0, 1], [1], [0, 2, 3], [], [3], [1, 5], [2]]
 
 
@@ -41,7 +41,7 @@ def written_formula(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.9, 1.0])
-def test_keys_are_the_written_formula(alpha: float) -> None:
+def test_label_keys_equal_the_formula_of_pefa(alpha: float) -> None:
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
     assert (len(keys), keys.shape, keys.alpha) == (LABELS, (LABELS, DIM), alpha)
     assert keys[:].dtype == np.float32
@@ -55,7 +55,7 @@ def test_keys_are_the_written_formula(alpha: float) -> None:
     [slice(0, 2), slice(3, None), slice(4, 5), slice(2, 2), slice(5, 99), [0], [4], [5, 1, 1, 4], []],
     ids=str,
 )
-def test_any_rows_can_be_read_as_from_an_array(alpha: float, rows: slice | list[int]) -> None:
+def test_label_keys_can_be_indexed_like_an_array(alpha: float, rows: slice | list[int]) -> None:
     chosen = rows if isinstance(rows, slice) else np.array(rows, dtype=np.int64)
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
     expected = written_formula(TEXTS, INSTANCES, SETS, alpha)[chosen]
@@ -65,7 +65,7 @@ def test_any_rows_can_be_read_as_from_an_array(alpha: float, rows: slice | list[
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_keys_filled_by_chunks_are_the_same(alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_keys_do_not_depend_on_the_chunk_size(alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_keys, "_CHUNK_LABELS", chunk)
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
     np.testing.assert_array_equal(keys.filled(), keys[:])
@@ -98,16 +98,16 @@ def test_instance_opposite_to_the_text_leaves_the_text_vector() -> None:
     np.testing.assert_array_equal(LabelKeys(text, -text, label_sets([[0]]), 0.5)[:], text)
 
 
-def test_only_the_instances_of_the_read_labels_are_used() -> None:
+def test_reading_a_label_key_uses_only_the_instances_of_this_label() -> None:
     instances = INSTANCES.copy()
-    instances[[2, 3, 4, 6]] = np.nan  # none of them has label 1 or 5
+    instances[[2, 3, 4, 6]] = np.nan  # these instances do not have label 1 or 5
     wanted = np.array([1, 5])
     found = LabelKeys(TEXTS, instances, label_sets(SETS), 0.5)[wanted]
     np.testing.assert_allclose(found, written_formula(TEXTS, INSTANCES, SETS, 0.5)[wanted], atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_mapped_half_precision_keys_are_mixed_in_single_precision(tmp_path: Path, alpha: float) -> None:
+def test_memory_mapped_half_precision_keys_are_mixed_in_single_precision(tmp_path: Path, alpha: float) -> None:
     for name, vectors in (("texts", TEXTS), ("instances", INSTANCES)):
         np.save(tmp_path / f"{name}.npy", vectors.astype(np.float16))
     texts, instances = (np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("texts", "instances"))
@@ -130,13 +130,15 @@ class TestLabelKeysOfAMemory:
         return open_memory(tmp_path / "memory")
 
     @pytest.mark.parametrize("alpha", [None, 0.0, 0.5, 1.0])
-    def test_have_the_memorys_alpha_unless_another_is_given(self, memory: Memory, alpha: float | None) -> None:
+    def test_label_keys_of_a_memory_have_its_default_alpha_unless_alpha_is_given(
+        self, memory: Memory, alpha: float | None
+    ) -> None:
         votes = np.split(memory.value_indices, memory.value_indptr[1:-1])
         sets = [row.tolist() for row in votes]
         expected = written_formula(memory.keys[14:], memory.keys[:14], sets, 0.25 if alpha is None else alpha)
         np.testing.assert_allclose(memory.label_keys(alpha)[:], expected, atol=1e-6)
 
-    def test_come_with_instance_keys_and_label_sets(self, memory: Memory) -> None:
+    def test_label_keys_of_a_memory_use_its_instance_keys_and_label_sets(self, memory: Memory) -> None:
         np.testing.assert_array_equal(memory.instance_keys, memory.keys[:14])
         assert isinstance(memory.instance_keys, np.memmap)
         assert len(memory.label_sets) == 14
@@ -152,7 +154,7 @@ def input_vectors(rows: int, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def sets() -> LabelSets:
-    """Label 0 has no instance, label 1 has one, instance 4; the others have several."""
+    """Label 0 has no instance. Label 1 has one instance, number 4. All other labels have several instances."""
     rows = [[2 + i % 5, 2 + (i + 2) % 5] for i in range(ADAPTED_INSTANCES)]
     rows[4] = [1, *rows[4]]
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
@@ -179,7 +181,7 @@ def test_inputs_of_all_instances_are_enriched_label_keys(inputs: LabelInputs, se
 
 
 @pytest.mark.parametrize("gone", [[0], [4], [3, 4, 9], list(range(ADAPTED_INSTANCES))])
-def test_left_out_instances_are_in_no_input(inputs: LabelInputs, sets: LabelSets, gone: list[int]) -> None:
+def test_left_out_instances_are_in_no_label_input(inputs: LabelInputs, sets: LabelSets, gone: list[int]) -> None:
     expected = LabelKeys(
         input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), without(sets, gone), 0.5
     )[:]

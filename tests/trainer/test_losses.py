@@ -112,7 +112,10 @@ def written_rae(pool: Pool) -> list[Tensor]:
 
 
 def written_log_soft_top_k(s: Tensor, k: int, alpha: float) -> Tensor:
-    """Find the threshold by bisection to the last bit. One Newton step then gives autograd its derivative by s."""
+    """Find the threshold by bisection to the last bit.
+
+    One Newton step then gives autograd the derivative of the threshold by s.
+    """
     known = s.detach()
     low, high = float(-known.max()) - 40, float(-known.min()) + 40
     for _ in range(200):
@@ -165,7 +168,7 @@ every_softmax = pytest.mark.parametrize("loss", WRITTEN)
 
 @every_softmax
 @every_pool
-def test_value_and_gradient_are_the_written_formula(loss: Callable[[Pool], Tensor], pool: Pool) -> None:
+def test_value_and_gradient_of_each_loss_equal_its_formula(loss: Callable[[Pool], Tensor], pool: Pool) -> None:
     found, expected = value_and_gradients(loss, pool), value_and_gradients(WRITTEN[loss], pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
@@ -173,7 +176,9 @@ def test_value_and_gradient_are_the_written_formula(loss: Callable[[Pool], Tenso
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("loss", [*WRITTEN, lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5)])
 @every_pool
-def test_low_precision_gives_no_nan(loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype) -> None:
+def test_loss_in_single_precision_and_bfloat16_gives_no_nan(
+    loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype
+) -> None:
     low = pool._replace(labels=pool.labels.to(dtype), instances=pool.instances.to(dtype))
     assert all(part.isfinite().all() for part in value_and_gradients(loss, low))
 
@@ -185,12 +190,12 @@ def test_decoupled_softmax_leaves_other_positives_out_of_the_denominator() -> No
     assert (softmax(moved) >= softmax(pool)).all()
 
 
-def test_pal_weights_a_query_by_its_number_of_labels() -> None:
+def test_pal_gives_a_query_a_weight_equal_to_its_number_of_labels() -> None:
     pool = draw(dense=0.6)
     torch.testing.assert_close(pal(pool), softmax(pool) * pool.positives.sum(dim=1))
 
 
-def test_expected_loss_of_one_sampled_positive_is_the_loss_of_all() -> None:
+def test_expected_loss_of_one_sampled_positive_equals_the_loss_of_all_positives() -> None:
     pool = draw(queries=1, dense=0.6)
     for loss in WRITTEN.keys() - {pal}:
         samples = [torch.zeros_like(pool.positives).index_fill(1, j, True) for j in pool.positives.nonzero()[:, 1]]
@@ -200,7 +205,7 @@ def test_expected_loss_of_one_sampled_positive_is_the_loss_of_all() -> None:
 
 @pytest.mark.parametrize("name", ["random 1", "random 3", "sampled positives 0", "repeated labels", "no label at all"])
 @pytest.mark.parametrize("k", [1, 3, 5])
-def test_soft_top_k_loss_is_the_written_formula(name: str, k: int) -> None:
+def test_soft_top_k_loss_equals_its_formula(name: str, k: int) -> None:
     found = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, k), POOLS[name])
     expected = value_and_gradients(lambda pool: written_soft_top_k(pool, k), POOLS[name])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -208,7 +213,7 @@ def test_soft_top_k_loss_is_the_written_formula(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0, 7.0])
 @pytest.mark.parametrize("k", [1, 5, 11])
-def test_log_soft_top_k_is_the_exact_solution(k: int, alpha: float) -> None:
+def test_log_soft_top_k_equals_the_exact_solution_of_its_equation(k: int, alpha: float) -> None:
     def precise(pool: Pool) -> Tensor:
         return torch.cat([written_log_soft_top_k(row, k, alpha) for row in pool.labels])
 
@@ -218,7 +223,7 @@ def test_log_soft_top_k_is_the_exact_solution(k: int, alpha: float) -> None:
     torch.testing.assert_close(found, value_and_gradients(precise, pool), rtol=1e-6, atol=1e-6)
 
 
-def test_log_soft_top_k_agrees_with_finite_differences() -> None:
+def test_gradient_of_log_soft_top_k_agrees_with_finite_differences() -> None:
     scores = draw(seed=9, queries=3, keys=7).labels / 4
     assert torch.autograd.gradcheck(  # the steps are much wider than the remaining interval of the bisection
         lambda s: losses.log_soft_top_k(s, 3), scores.requires_grad_(), eps=1e-3, atol=1e-4, rtol=1e-3

@@ -70,7 +70,7 @@ def query(similarities: list[float], positives: list[int], dtype: torch.dtype = 
 
 @every_margin
 @every_pool
-def test_triplet_is_the_written_formula(pool: Pool, margin: tuple[float, float]) -> None:
+def test_triplet_loss_and_its_gradient_equal_the_formula(pool: Pool, margin: tuple[float, float]) -> None:
     pool = cosines(pool)
     found = value_and_gradients(lambda own: triplet(own, margin), pool)
     expected = value_and_gradients(lambda own: written_triplet(own, margin), pool)
@@ -79,7 +79,7 @@ def test_triplet_is_the_written_formula(pool: Pool, margin: tuple[float, float])
 
 @pytest.mark.parametrize("hardest", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_triplet_uses_only_the_hardest_negatives(seed: int, hardest: int) -> None:
+def test_triplet_loss_uses_only_the_hardest_negatives(seed: int, hardest: int) -> None:
     pool = cosines(draw(seed, keys=12, sampled=seed % 2 == 0))
     found = value_and_gradients(lambda own: triplet(own, hardest=hardest), pool)
     expected = value_and_gradients(lambda own: written_triplet(own, hardest=hardest), pool)
@@ -89,7 +89,7 @@ def test_triplet_uses_only_the_hardest_negatives(seed: int, hardest: int) -> Non
 @every_margin
 @pytest.mark.parametrize("factor", [0.0, 0.02, 0.5], ids=["all zero", "some", "most"])
 @every_pool
-def test_regulariser_is_the_written_formula(pool: Pool, margin: tuple[float, float], factor: float) -> None:
+def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, margin: tuple[float, float], factor: float) -> None:
     pool = cosines(pool)
     pool = pool._replace(instances=pool.labels + factor * (pool.instances - pool.labels))
     for m in margin:
@@ -102,7 +102,7 @@ def test_regulariser_is_the_written_formula(pool: Pool, margin: tuple[float, flo
 @pytest.mark.parametrize("loss", [triplet, regulariser])
 @pytest.mark.parametrize("scaled", [cosines, lambda pool: pool._replace(instances=-pool.labels)], ids=["unit", "large"])
 @every_pool
-def test_low_precision_gives_no_nan(
+def test_prime_losses_in_single_precision_and_bfloat16_give_no_nan(
     loss: Callable[[Pool], Tensor], scaled: Callable[[Pool], Pool], pool: Pool, dtype: torch.dtype
 ) -> None:
     pool = scaled(pool)
@@ -113,7 +113,7 @@ def test_low_precision_gives_no_nan(
 
 
 @pytest.mark.parametrize("loss", [triplet, regulariser])
-def test_single_precision_is_close_to_double_precision(loss: Callable[[Pool], Tensor]) -> None:
+def test_prime_losses_in_single_precision_are_close_to_double_precision(loss: Callable[[Pool], Tensor]) -> None:
     pool = cosines(draw(seed=5, keys=20, dense=0.2))
     low = pool._replace(labels=pool.labels.float(), instances=pool.instances.float())
     found = [part.double() for part in value_and_gradients(loss, low)]
@@ -122,19 +122,25 @@ def test_single_precision_is_close_to_double_precision(loss: Callable[[Pool], Te
 
 class TestTriplet:
     @every_type
-    def test_negative_as_near_as_the_positive_costs_the_lower_bound(self, dtype: torch.dtype) -> None:
+    def test_loss_is_the_lower_bound_of_the_margin_if_positive_and_negative_are_equally_near(
+        self, dtype: torch.dtype
+    ) -> None:
         value, gradient, _ = value_and_gradients(triplet, query([0.5, 0.5], [0], dtype))
         torch.testing.assert_close(value, torch.tensor([0.1], dtype=dtype), rtol=0, atol=1e-7)
-        weight = 0.5  # of a batch's first query, in `value_and_gradients`
+        weight = 0.5  # the weight of the first query in `value_and_gradients`
         assert gradient.tolist() == [[-weight, weight]]
 
     @every_type
     @pytest.mark.parametrize("lead", [0.1, 0.3])
-    def test_lead_at_a_bound_has_exactly_no_loss(self, lead: float, dtype: torch.dtype) -> None:
+    def test_loss_is_exactly_0_if_the_positive_is_nearer_by_a_bound_of_the_margin(
+        self, lead: float, dtype: torch.dtype
+    ) -> None:
         assert all(not part.any() for part in value_and_gradients(triplet, query([lead, 0.0], [0], dtype)))
 
     @every_type
-    def test_lead_between_the_bounds_has_exactly_no_loss(self, dtype: torch.dtype) -> None:
+    def test_loss_is_exactly_0_if_the_positive_is_nearer_by_an_amount_between_the_bounds(
+        self, dtype: torch.dtype
+    ) -> None:
         random = np.random.default_rng(0)
         positives = random.uniform(-0.7, 1, (1_000, 1))
         leads = random.uniform(0.101, 0.299, (1_000, 5))
@@ -145,18 +151,18 @@ class TestTriplet:
         assert all(not part.any() for part in found)
 
     @pytest.mark.parametrize(("lead", "cost"), [(0.5, 0.0), (0.04, 0.06), (-0.04, 0.14), (-0.2, 0.4), (-0.9, 1.2)])
-    def test_margin_follows_the_distance_within_its_bounds(self, lead: float, cost: float) -> None:
+    def test_margin_equals_the_distance_of_both_similarities_within_its_bounds(self, lead: float, cost: float) -> None:
         value, *_ = value_and_gradients(triplet, query([0.05, 0.05 - lead], [0]))
         torch.testing.assert_close(value, torch.tensor([cost], dtype=torch.float64))
 
     @every_type
-    def test_fixed_margin_is_a_hinge_loss_that_is_zero_at_its_edge(self, dtype: torch.dtype) -> None:
+    def test_constant_margin_gives_a_hinge_loss_that_is_0_at_the_margin(self, dtype: torch.dtype) -> None:
         pool = query([0.25, 0.0, 0.125, -0.5], [0], dtype)
         value, gradient, _ = value_and_gradients(lambda own: triplet(own, (0.25, 0.25)), pool)
-        assert value.tolist() == [0.125]  # of the second negative alone: the first is at the very edge
+        assert value.tolist() == [0.125]  # only the second negative counts: the first is exactly at the margin
         assert gradient.tolist() == [[-0.5, 0, 0.5, 0]]
 
-    def test_violators_are_weighted_by_a_softmax_without_gradient(self) -> None:
+    def test_negatives_that_violate_the_margin_are_weighted_by_a_softmax_without_gradient(self) -> None:
         pool = query([0.0, 0.2, 0.1, -0.9], [0])
         weights = torch.softmax(torch.tensor([2.0, 1.0], dtype=torch.float64), dim=0)
         value, gradient, _ = value_and_gradients(triplet, pool)
@@ -181,21 +187,22 @@ class TestTriplet:
 
 
 class TestRegulariser:
-    def test_means_are_over_terms_that_are_not_zero(self) -> None:
+    def test_means_of_the_regulariser_are_over_terms_that_are_not_zero(self) -> None:
         b = query([0.5, 0.5, 0.1, 0.2, 0.9], [0, 1])
         s = torch.tensor([[0.6, 0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
-        value = regulariser(b._replace(instances=s))  # prototypes: .2 too far, and fine; fine, .1 and .7 too near
+        # Positives: .2 too far, and near enough. Negatives: far enough, .1 too near, and .7 too near.
+        value = regulariser(b._replace(instances=s))
         torch.testing.assert_close(value, torch.tensor([(0.2 + (0.1 + 0.7) / 2) / 2], dtype=torch.float64))
 
     @every_type
-    def test_prototypes_better_by_the_margin_have_exactly_no_loss(self, dtype: torch.dtype) -> None:
+    def test_regulariser_is_exactly_0_for_prototypes_that_are_better_by_the_margin(self, dtype: torch.dtype) -> None:
         b = query([0.5, 0.25, -0.25], [0], dtype)
         s = torch.tensor([[0.375, 0.375, -0.125]], dtype=dtype)
         found = value_and_gradients(lambda own: regulariser(own, 0.125), b._replace(instances=s))
         assert all(not part.any() for part in found)
 
     @pytest.mark.parametrize(("positives", "value"), [([], 0.0), ([0], 0.1), ([0, 1], 0.05)])
-    def test_prototypes_equal_to_their_texts_cost_half_the_margin_on_each_side_if_there_is_a_positive(
+    def test_regulariser_of_prototypes_equal_to_their_texts_is_half_the_margin_for_each_mean(
         self, positives: list[int], value: float
     ) -> None:
         torch.testing.assert_close(regulariser(query([0.3, 0.8], positives)), torch.tensor([value]).double())

@@ -65,7 +65,7 @@ class Writer:
         return write_memory(folder, plan, labels, self.instances, source, ALONE, label_key_alpha)
 
     def write_until(self, chunk: int, folder: Path) -> None:
-        """Write until the encoder gets this chunk, counted from 0; then interrupt."""
+        """Write the memory until the encoder gets this chunk (counted from 0), and then interrupt the writing."""
         self.interrupt_at = chunk
         with pytest.raises(KeyboardInterrupt):
             self.write(folder)
@@ -116,7 +116,7 @@ class TestFinishedMemory:
         relevance = writer.instances.labels.to_csr(5)
         assert votes == [row.indices.tolist() for row in relevance]
 
-    def test_entries_are_in_the_order_of_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
+    def test_texts_and_uids_are_in_the_order_of_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
         writer.write(tmp_path / "memory")
         for name, source in (("instances", "train"), ("labels", "labels")):
             written = (tmp_path / "memory" / f"{name}.jsonl").read_text().splitlines()
@@ -125,7 +125,9 @@ class TestFinishedMemory:
                 {"uid": record["uid"], "text": record["text"]} for record in map(json.loads, given)
             ]
 
-    def test_header_contains_plan_and_defaults_and_progress_is_removed(self, writer: Writer, tmp_path: Path) -> None:
+    def test_memory_json_contains_plan_and_defaults_and_progress_json_is_removed(
+        self, writer: Writer, tmp_path: Path
+    ) -> None:
         writer.write(tmp_path / "memory")
         memory = open_memory(tmp_path / "memory")
         assert memory.plan == saved_plan(tmp_path / "memory") == writer.plan()
@@ -134,7 +136,7 @@ class TestFinishedMemory:
             "memory.json", "keys.npy", "value_indptr.npy", "value_indices.npy", "labels.jsonl", "instances.jsonl",
         }  # fmt: skip
 
-    def test_defaults_contain_label_key_alpha(self, writer: Writer, tmp_path: Path) -> None:
+    def test_stored_defaults_contain_the_alpha_of_label_keys(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "text")
         writer.write(tmp_path / "enriched", label_key_alpha=0.25)
         text, enriched = open_memory(tmp_path / "text"), open_memory(tmp_path / "enriched")
@@ -152,7 +154,9 @@ class TestFinishedMemory:
         assert after.keys() == before.keys()
         assert {name for name in after if after[name] != before[name]} == {"memory.json"}
 
-    def test_memory_without_label_key_alpha_opens_with_text_label_keys(self, writer: Writer, tmp_path: Path) -> None:
+    def test_memory_without_label_key_alpha_has_text_vectors_as_label_keys(
+        self, writer: Writer, tmp_path: Path
+    ) -> None:
         writer.write(tmp_path / "memory")
         old = {name: value for name, value in DEFAULTS.items() if name != "label_key_alpha"}
         write_defaults(tmp_path / "memory", writer.plan(), old)
@@ -201,7 +205,7 @@ class TestFinishedMemory:
 
 class TestInterruptedMemory:
     @pytest.mark.parametrize("chunk", range(6))
-    def test_resumed_run_encodes_only_missing_texts_and_gives_equal_bytes(
+    def test_resumed_run_encodes_only_texts_without_keys_and_gives_equal_bytes(
         self, writer: Writer, tmp_path: Path, chunk: int
     ) -> None:
         writer.write(tmp_path / "whole")
@@ -212,14 +216,14 @@ class TestInterruptedMemory:
         assert writer.encoded == everything[CHUNK_STARTS[chunk] :]
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_two_interruptions_give_equal_bytes(self, writer: Writer, tmp_path: Path) -> None:
+    def test_memory_written_with_two_interruptions_has_equal_bytes(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(1, tmp_path / "memory")
         writer.write_until(2, tmp_path / "memory")
         assert writer.write(tmp_path / "memory") == KEYS - 12
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_keys_written_after_the_last_save_are_discarded(self, writer: Writer, tmp_path: Path) -> None:
+    def test_keys_written_after_the_last_save_of_progress_are_discarded(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
         with (tmp_path / "memory" / "keys.npy").open("ab") as file:
@@ -239,7 +243,7 @@ class TestInterruptedMemory:
             ("progress.json", None),
         ],
     )
-    def test_damaged_unfinished_memory_is_written_from_the_start(
+    def test_unfinished_memory_with_damaged_files_is_written_from_the_start(
         self, writer: Writer, tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None
     ) -> None:
         writer.write(tmp_path / "whole")
@@ -262,7 +266,7 @@ class TestInterruptedMemory:
         resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
         np.testing.assert_allclose(resumed, whole, atol=1e-6)
 
-    def test_killed_process_loses_only_its_chunk(
+    def test_killed_process_loses_only_the_chunk_that_it_was_encoding(
         self, writer: Writer, tiny_bert: Any, toy: Path, tmp_path: Path
     ) -> None:
         writer.write(tmp_path / "whole", encoder_sha256="f" * 64)
@@ -281,7 +285,7 @@ class TestInterruptedMemory:
         )
 
 
-# Kills itself with SIGKILL in the middle of the fourth chunk.
+# The process kills itself with SIGKILL in the middle of the fourth chunk.
 KILLED_IN_CHUNK = """
 import os, signal, sys
 from pathlib import Path
@@ -333,13 +337,13 @@ class TestOpening:
         assert saved_plan(folder) is None
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 1}'])
-    def test_broken_header_is_refused(self, folder: Path, content: str) -> None:
+    def test_broken_memory_json_is_refused(self, folder: Path, content: str) -> None:
         (folder / "memory.json").write_text(content)
         with pytest.raises(MemoryFolderError, match=r"memory\.json: expected a memory's header, found: "):
             open_memory(folder)
 
     @pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
-    def test_truncated_or_missing_array_is_refused_with_its_file(self, folder: Path, name: str) -> None:
+    def test_truncated_or_missing_array_is_refused_and_the_error_names_its_file(self, folder: Path, name: str) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:-1])
         with pytest.raises(
             MemoryFolderError, match=rf"{name}: expected an array, found: .*run `recollect train` again"
@@ -371,14 +375,14 @@ class TestOpening:
             open_memory(folder)
 
     @pytest.mark.parametrize("value", [-1, 5])
-    def test_vote_for_an_unknown_label_is_refused(self, folder: Path, value: int) -> None:
+    def test_memory_whose_instances_vote_for_an_unknown_label_is_refused(self, folder: Path, value: int) -> None:
         indices = np.load(folder / "value_indices.npy")
         indices[2] = value
         np.save(folder / "value_indices.npy", indices)
         with pytest.raises(MemoryFolderError, match="expected instances to vote for labels below 5, found others"):
             open_memory(folder)
 
-    def test_decreasing_value_pointers_are_refused(self, folder: Path) -> None:
+    def test_memory_with_decreasing_value_indptr_is_refused(self, folder: Path) -> None:
         indptr = np.load(folder / "value_indptr.npy")
         indptr[3] = indptr[-1]
         np.save(folder / "value_indptr.npy", indptr)

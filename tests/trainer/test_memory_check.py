@@ -1,4 +1,4 @@
-"""The memory check: what training needs, what a GPU or a machine has free, and how many graphs fit."""
+"""The memory check: the memory that training needs, the free memory of a GPU or a machine, and how many graphs fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = [3, 9, 5, 8, 7]
 
 
 class TestRequiredMemory:
-    """For a classifier of 1,000 labels in 100 dimensions, and its projection."""
+    """The required memory of a classifier for 1,000 labels in 100 dimensions, with its projection."""
 
     needed = 6 * 4 * (1_000 * 100 + 100 * 100 + 100)
 
@@ -35,7 +35,9 @@ class TestRequiredMemory:
     def set_free(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         return lambda free: monkeypatch.setattr(memory_check, "free_bytes", lambda: free)
 
-    def test_module_that_just_fits_is_accepted(self, module: torch.nn.Module, set_free: Callable[[int], None]) -> None:
+    def test_module_that_needs_exactly_the_free_memory_is_accepted(
+        self, module: torch.nn.Module, set_free: Callable[[int], None]
+    ) -> None:
         set_free(self.needed)
         require_memory(module, "the weights", "cpu")
 
@@ -46,7 +48,7 @@ class TestRequiredMemory:
         with pytest.raises(TrainingError, match="the weights: expected 2.6 MB of free memory"):
             require_memory(module, "the weights", "cpu")
 
-    def test_message_names_needed_and_free_memory(self, set_free: Callable[[int], None]) -> None:
+    def test_error_names_needed_and_free_memory(self, set_free: Callable[[int], None]) -> None:
         set_free(3_072_000_000)
         with torch.device("meta"):
             module = Classifier(768, 2_000_000)
@@ -57,7 +59,7 @@ class TestRequiredMemory:
             "gradients and moments, found 3.1 GB; choose another --method, or a machine with more memory"
         )
 
-    def test_buffers_count_once(self, set_free: Callable[[int], None]) -> None:
+    def test_each_buffer_of_a_module_counts_once(self, set_free: Callable[[int], None]) -> None:
         with torch.device("meta"):
             module = Prototypes(8, 1_000_000, ("text", "centroid"), 0)
         learnt = sum(weight.numel() for weight in module.parameters())
@@ -68,7 +70,7 @@ class TestRequiredMemory:
         with pytest.raises(TrainingError):
             require_memory(module, "prototypes", "cpu")
 
-    def test_on_a_gpu_the_memory_of_the_gpu_counts(
+    def test_for_training_on_a_gpu_the_free_memory_of_the_gpu_counts(
         self, module: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.needed, 10**12))
@@ -143,13 +145,13 @@ def folder_with(folder: Path, files: dict[str, str]) -> Path:
         "version 1",
     ],
 )
-def test_free_memory_is_the_least_that_machine_and_control_groups_leave(
+def test_free_memory_is_the_minimum_of_machine_and_control_groups(
     tmp_path: Path, files: dict[str, str], free: int
 ) -> None:
     assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
 
 
-def test_free_memory_comes_from_sysconf_where_the_kernel_has_no_meminfo(tmp_path: Path) -> None:
+def test_free_memory_comes_from_sysconf_if_the_kernel_has_no_meminfo(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 0
 
 
@@ -167,7 +169,10 @@ def embedder(device: str, make: type[Embedder] = Embedder) -> Embedder:
 
 
 class FakeEmbedder(Embedder):
-    """Computes nothing. Its graphs take 1,000 bytes a token, padding included, on a GPU that does not exist."""
+    """An embedder that computes nothing.
+
+    Its graphs take 1,000 bytes for each token, padding included, on a simulated GPU.
+    """
 
     allocated = 500
 
@@ -178,9 +183,9 @@ class FakeEmbedder(Embedder):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A GPU with 100,000 bytes free, and 50,500 more that torch reserves, 500 of them in use.
+    """Simulate a GPU with 100,000 free bytes. torch has reserved 50,500 more bytes and uses 500 of these.
 
-    Returns the list of restored random states.
+    Return the list of restored random states.
     """
     restored: list[object] = []
     monkeypatch.setattr(FakeEmbedder, "allocated", 500)
@@ -196,20 +201,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return restored
 
 
-def test_cpu_keeps_the_graphs_of_a_fixed_number_of_tokens(part: Part) -> None:
+def test_on_a_cpu_the_autograd_graphs_of_a_fixed_number_of_tokens_are_kept(part: Part) -> None:
     assert kept_tokens(embedder("cpu"), part) == 16_384
 
 
-def test_gpu_keeps_the_graphs_that_fit_into_half_of_its_free_memory(part: Part, gpu: list[object]) -> None:
+def test_on_a_gpu_the_autograd_graphs_that_fit_into_half_of_its_free_memory_are_kept(
+    part: Part, gpu: list[object]
+) -> None:
     assert kept_tokens(embedder("cuda", FakeEmbedder), part) == 150_000 / 2 / 1_000
 
 
-def test_measuring_restores_the_random_state(part: Part, gpu: list[object]) -> None:
+def test_measuring_the_memory_of_a_token_restores_the_random_state(part: Part, gpu: list[object]) -> None:
     kept_tokens(embedder("cuda", FakeEmbedder), part)
     assert gpu == [{"device": "cuda"}]
 
 
-def test_out_of_memory_becomes_one_line_with_flags_to_change() -> None:
+def test_out_of_memory_error_of_torch_becomes_one_line_that_names_flags_to_change() -> None:
     reason = (
         "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB of which 3.00 MiB"
     )
@@ -221,6 +228,6 @@ def test_out_of_memory_becomes_one_line_with_flags_to_change() -> None:
     )
 
 
-def test_other_errors_stay_unchanged() -> None:
+def test_errors_other_than_out_of_memory_stay_unchanged() -> None:
     with pytest.raises(RuntimeError, match="no more"), explain_out_of_memory():
         raise RuntimeError("no more")

@@ -37,7 +37,10 @@ WRITTEN_PSL = {"pal-n": written_softmax, "pal": written_pal}
 
 
 def drawn(method: str, **shape: Any) -> list[Pool]:
-    """Draw a pool for each view: equal positives, different similarities, which are not divided by tau for PRIME."""
+    """Draw a pool for each view.
+
+    All pools have equal positives and different similarities. PRIME's similarities are not divided by tau.
+    """
     scale = 1 if METHODS[method].temperature else 1 / 12
     pools = [draw(seed, **{"queries": 8, "keys": 12, "dense": 0.3} | shape) for seed in (10, 11)]
     return [pools[0]._replace(labels=scale * pool.labels) for pool in pools[: VIEWS.get(method, 1)]]
@@ -55,7 +58,7 @@ def loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> t
 
 
 def label_loss_and_gradient(method: str, pools: list[Pool], given: MethodOptions) -> tuple[Tensor, Tensor]:
-    """Return the loss of labels over queries, and its gradient. Rows of the pools are labels."""
+    """Return the loss of labels over queries, and its gradient. The rows of the pools are labels."""
     label_loss, similarities = METHODS[method].label_loss, stacked(pools)
     assert label_loss is not None
     return with_gradient(label_loss(ScoredLabels(similarities, *pools[0][1:3]), given), similarities)
@@ -95,7 +98,7 @@ def written_psl(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("name", ["rae", "dexml", "softtopk", "infonce"])
-def test_methods_with_one_view_have_the_loss_of_their_paper(name: str) -> None:
+def test_loss_of_a_method_with_one_view_equals_the_formula_of_its_paper(name: str) -> None:
     pools = drawn(name, sampled=True, dense=0.4)
     written = {
         "rae": written_rae(pools[0]),
@@ -132,7 +135,7 @@ def test_label_loss_of_prime_uses_texts_and_never_prototypes(margin: tuple[float
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
 @pytest.mark.parametrize("name", WITH_PSL)
-def test_query_loss_of_unidec_and_supcon_is_the_mean_of_views_and_half_if_symmetric(
+def test_query_loss_of_unidec_and_supcon_is_the_mean_over_views_and_is_halved_if_symmetric(
     name: str, shape: dict[str, Any], symmetric: bool, psl: PSL
 ) -> None:
     pools = drawn(name, **shape)
@@ -144,7 +147,7 @@ def test_query_loss_of_unidec_and_supcon_is_the_mean_of_views_and_half_if_symmet
 @every_psl
 @pytest.mark.parametrize("shape", [{}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)
 @pytest.mark.parametrize("name", WITH_PSL)
-def test_label_loss_of_unidec_and_supcon_is_the_other_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
+def test_label_loss_of_unidec_and_supcon_has_weight_one_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
     pools = drawn(name, **shape)  # the rows are labels here
     found = label_loss_and_gradient(
         name, pools, options(name, symmetric=True, **({} if name == "prime" else {"psl": psl}))
@@ -172,12 +175,12 @@ def test_label_loss_of_a_single_query_is_zero(name: str) -> None:
     torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
 
-def test_symmetric_methods_have_a_loss_of_labels_and_the_flag() -> None:
+def test_only_methods_with_a_loss_of_labels_have_the_flag_symmetric() -> None:
     symmetric = {name for name, method in METHODS.items() if issubclass(method.options, SymmetricOptions)}
     assert symmetric == {name for name, method in METHODS.items() if method.label_loss is not None}
 
 
-def test_each_flag_of_a_method_is_a_flag_of_training_with_the_same_type_and_default() -> None:
+def test_each_flag_of_a_method_is_a_flag_of_recollect_train_with_the_same_type_and_default() -> None:
     for method in METHODS.values():
         for name, field in method.options.model_fields.items():
             flag = TrainSettings.model_fields[name]

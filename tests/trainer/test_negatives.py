@@ -10,7 +10,7 @@ from trainer.negatives import HardNegatives, mine
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("top", [1, 6, 23, 24, 100])
-def test_mined_labels_are_the_nearest_without_the_instances_own(seed: int, top: int) -> None:
+def test_mined_labels_are_the_nearest_labels_except_the_true_labels(seed: int, top: int) -> None:
     rng = np.random.default_rng(seed)
     labels = 23
     sets = random_sets(rng, 30, labels)
@@ -23,7 +23,7 @@ def test_mined_labels_are_the_nearest_without_the_instances_own(seed: int, top: 
 
 
 @pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_own_labels_of_an_instance_are_never_negatives(search: str) -> None:
+def test_true_labels_of_an_instance_are_never_its_negatives(search: str) -> None:
     rng = np.random.default_rng(0)
     labels = 400
     sets = random_sets(rng, 60, labels)
@@ -46,7 +46,7 @@ def test_approximate_search_finds_most_negatives_of_exact_search() -> None:
 
 
 @pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_ranks_mine_their_shares(search: str) -> None:
+def test_each_rank_mines_negatives_for_its_share_of_the_instances(search: str) -> None:
     rng = np.random.default_rng(2)
     sets = label_sets(random_sets(rng, 17, 9))
     queries, label_keys = random_units(rng, 17), random_units(rng, 9)
@@ -72,7 +72,7 @@ def test_negatives_are_drawn_in_the_order_of_the_rows() -> None:
     assert mined.draw(np.array([2, 0, 2]), 2, np.random.default_rng(0)).tolist() == [3, 1, 3]
 
 
-def test_all_negatives_of_a_row_are_equally_likely() -> None:
+def test_all_negatives_of_a_row_are_drawn_with_equal_probability() -> None:
     mined = HardNegatives(np.array([[5, -1, 3, 0, -1, 8, 1]], dtype=np.int32))
     draws, m = 5_000, 2
     drawn = mined.draw(np.zeros(draws, dtype=np.int64), m, np.random.default_rng(0))

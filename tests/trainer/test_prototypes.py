@@ -56,7 +56,7 @@ def tokens_of(head: Prototypes, tokens: tuple[PrototypeToken, ...], label: int) 
 
 
 @every_choice
-def test_prototype_starts_near_the_mean_of_its_tokens(tokens: tuple[PrototypeToken, ...]) -> None:
+def test_prototype_before_training_is_near_the_mean_of_its_parts(tokens: tuple[PrototypeToken, ...]) -> None:
     head = started(tokens)
     for label, prototype in enumerate(prototypes(head)):
         mean = torch.stack(tokens_of(head, tokens, label)).mean(dim=0)
@@ -66,14 +66,16 @@ def test_prototype_starts_near_the_mean_of_its_tokens(tokens: tuple[PrototypeTok
 
 
 @pytest.mark.parametrize("tokens", [tokens for tokens in EVERY if tokens != ("free",)], ids="+".join)
-def test_prototype_of_a_label_without_instance_is_nearest_to_its_own_text(tokens: tuple[PrototypeToken, ...]) -> None:
+def test_prototype_of_a_label_without_instances_is_nearest_to_the_text_of_its_label(
+    tokens: tuple[PrototypeToken, ...],
+) -> None:
     similarities = TEXTS @ prototypes(started(tokens))[WITHOUT_INSTANCE]
     assert similarities.argmax() == WITHOUT_INSTANCE
     assert similarities[WITHOUT_INSTANCE] > 0.8
 
 
 @every_choice
-def test_label_has_a_prototype_view_and_a_text_view_and_a_query_has_its_vector(
+def test_labels_have_the_views_prototype_and_text_and_queries_have_their_vector_as_only_view(
     tokens: tuple[PrototypeToken, ...],
 ) -> None:
     head, rows = started(tokens), torch.tensor([5, WITHOUT_INSTANCE, 5, 0])
@@ -99,7 +101,7 @@ def test_all_parts_of_a_prototype_have_gradients(tokens: tuple[PrototypeToken, .
 
 
 @pytest.mark.parametrize("bank", [1, 2, 5, 16, LABELS])
-def test_bank_vectors_belong_to_clusters_of_similar_size(bank: int) -> None:
+def test_free_vectors_belong_to_clusters_of_labels_of_similar_size(bank: int) -> None:
     head = started(bank=bank)
     counts = np.bincount(head.cluster.numpy(), minlength=bank)
     assert len(counts) == len(head.free) == bank
@@ -107,20 +109,20 @@ def test_bank_vectors_belong_to_clusters_of_similar_size(bank: int) -> None:
     assert counts.max() - counts.min() <= 1
 
 
-def test_free_vectors_start_as_the_mean_of_their_clusters_texts() -> None:
+def test_free_vector_starts_as_the_mean_text_vector_of_its_cluster() -> None:
     head = started()
     for number, free in enumerate(head.free.detach()):
         expected = TEXTS[head.cluster == number].mean(dim=0)
         torch.testing.assert_close(free, expected / expected.norm())
 
 
-def test_equal_seeds_give_equal_starts() -> None:
+def test_equal_seeds_give_equal_free_vectors_before_training() -> None:
     for name, weight in started().state_dict().items():
         assert torch.equal(weight, started().state_dict()[name])
 
 
 @every_choice
-def test_prototypes_rebuilt_from_shape_and_weights_are_equal(
+def test_prototypes_rebuilt_from_shape_and_weights_equal_the_originals(
     tokens: tuple[PrototypeToken, ...], tmp_path: Path
 ) -> None:
     head = started(tokens)
@@ -132,14 +134,14 @@ def test_prototypes_rebuilt_from_shape_and_weights_are_equal(
         assert torch.equal(again.state_dict()[name], weight)
 
 
-def test_only_free_vectors_are_lookup_tables() -> None:
+def test_only_the_free_vectors_of_prime_are_lookup_tables() -> None:
     head = learned_head("prime", DIM, LABELS)
     assert isinstance(head, Prototypes)
     assert [weight is head.free for weight in head.lookups()] == [True]
 
 
 @every_choice
-def test_step_leaves_its_queries_out_and_then_follows_them(
+def test_step_leaves_its_queries_out_of_centroids_and_then_updates_their_stored_vectors(
     tokens: tuple[PrototypeToken, ...],
 ) -> None:
     head, batch = started(tokens), Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0).at(0, None)
@@ -153,7 +155,7 @@ def test_step_leaves_its_queries_out_and_then_follows_them(
 
 
 @every_choice
-def test_training_arrays_restore_the_followed_vectors(tokens: tuple[PrototypeToken, ...]) -> None:
+def test_training_arrays_restore_the_stored_instance_vectors(tokens: tuple[PrototypeToken, ...]) -> None:
     heads, batches = [started(tokens)], Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)
     heads[0].follow(batches.at(0, None), units(12, 8))
     heads.append(Prototypes(DIM, **heads[0].shape()).eval())

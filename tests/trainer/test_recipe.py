@@ -60,12 +60,12 @@ def test_defaults_of_temperature_negatives_and_positives_depend_on_method(
     assert found.mines == mines
 
 
-def test_recipe_includes_ranks_device_and_micro_batch() -> None:
+def test_recipe_stores_ranks_device_and_micro_batch() -> None:
     found = recipe(device="cuda", ranks=4, micro_batch=16)
     assert (found.device, found.ranks, found.micro_batch) == ("cuda", 4, 16)
 
 
-def test_given_settings_replace_defaults_even_if_zero() -> None:
+def test_given_settings_replace_defaults_even_if_they_are_zero() -> None:
     found = recipe(
         method="rae", hard_negatives=0, positives=0, temperature=0.1, learning_rate=0.5, batch_size=10, epochs=2
     )
@@ -75,7 +75,7 @@ def test_given_settings_replace_defaults_even_if_zero() -> None:
     assert recipe(method="dexml", hard_negatives=5).mines
 
 
-def test_epoch_has_a_step_for_each_batch_and_is_the_interval_between_minings() -> None:
+def test_epoch_has_one_step_for_each_batch_and_by_default_negatives_are_mined_once_an_epoch() -> None:
     found = recipe(instances=1_001, batch_size=100, epochs=4)
     assert found.steps == 4 * 11
     assert found.mine_every == 11
@@ -88,7 +88,7 @@ def test_max_steps_only_reduces_the_steps(max_steps: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("train", ["adapter", "full"])
-def test_small_dataset_is_one_batch(train: str) -> None:
+def test_small_dataset_forms_a_single_batch(train: str) -> None:
     assert recipe(instances=7, train=train).batch_size == 7
     assert recipe(instances=7, batch_size=7).steps == 15
 
@@ -102,7 +102,7 @@ def test_batch_larger_than_the_dataset_is_refused() -> None:
     ("precision", "device", "expected"),
     [("auto", "cpu", "fp32"), ("auto", "cuda", "bf16"), ("fp32", "cuda", "fp32"), ("bf16", "cpu", "bf16")],
 )
-def test_auto_precision_is_bf16_only_on_a_gpu(precision: str, device: str, expected: str) -> None:
+def test_precision_auto_means_bf16_only_on_a_gpu(precision: str, device: str, expected: str) -> None:
     assert recipe(precision=precision, device=device).precision == expected
 
 
@@ -147,13 +147,13 @@ def test_single_step_has_the_peak_learning_rate() -> None:
     assert peaking(1).rate(0) == 1
 
 
-def test_recipe_is_equal_after_json() -> None:
+def test_recipe_does_not_differ_after_it_was_stored_as_json() -> None:
     for method in METHODS:
         found = recipe(method=method)
         assert found.differences(json.loads(json.dumps(found.as_json()))) == []
 
 
-def test_differences_name_changed_and_missing_fields() -> None:
+def test_differences_of_recipes_name_changed_and_missing_fields() -> None:
     found = recipe(method="dexml")
     saved = json.loads(json.dumps(found.as_json()))
     saved["seed"] += 1
@@ -164,7 +164,7 @@ def test_differences_name_changed_and_missing_fields() -> None:
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Recipe) if field.name != "options"])
-def test_change_of_any_field_is_a_difference(field: str) -> None:
+def test_recipe_with_any_changed_field_differs(field: str) -> None:
     found = recipe()
     assert found.differences(found.as_json() | {field: "another"}) == [field.removesuffix("_sha256")]
 
@@ -172,25 +172,26 @@ def test_change_of_any_field_is_a_difference(field: str) -> None:
 @pytest.mark.parametrize(
     ("method", "field"), [(name, field) for name in METHODS for field in METHODS[name].options.model_fields]
 )
-def test_change_of_any_option_is_a_difference(method: str, field: str) -> None:
+def test_recipe_with_any_changed_method_option_differs(method: str, field: str) -> None:
     found = recipe(method=method)
     saved = json.loads(json.dumps(found.as_json()))
     saved["options"][field] = "another"
     assert found.differences(saved) == [field]
 
 
-# The options of every recipe before each method had options of its own, with the values that methods did not read.
+# Options in every recipe of older releases, in which methods had no options of their own. Methods did not read these
+# values.
 ALL_OPTIONS = {"symmetric": False, "psl": "pal-n", "margin": [0.1, 0.3], "prototype": [], "bank": 0}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_recipe_saved_with_the_options_of_all_methods_is_equal(method: str) -> None:
+def test_recipe_of_a_release_that_saved_the_options_of_all_methods_does_not_differ(method: str) -> None:
     found = recipe(method=method)
     saved = json.loads(json.dumps(found.as_json()))
     assert found.differences(saved | {"options": ALL_OPTIONS | saved["options"]}) == []
 
 
-# Fields that recipes did not have before clusters, heads and --max-seconds existed.
+# Fields that recipes of releases without clusters, heads and --max-seconds lack.
 SINCE_ADDED = ("max_seconds", "positive_sampling", "clusters", "cluster_from", "cluster_every", "options")
 
 
@@ -201,12 +202,12 @@ def before(found: Recipe) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["rae", "dexml", "softtopk", "infonce"])
 @pytest.mark.parametrize("given", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
-def test_recipe_saved_before_clusters_and_heads_existed_is_equal(method: str, given: dict[str, Any]) -> None:
+def test_recipe_of_a_release_without_clusters_and_heads_does_not_differ(method: str, given: dict[str, Any]) -> None:
     found = recipe(method=method, **given)
     assert found.differences(before(found)) == []
 
 
-def test_recipe_saved_before_clusters_existed_differs_if_clusters_are_given() -> None:
+def test_recipe_of_a_release_without_clusters_differs_if_clusters_are_given() -> None:
     given = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
     found = recipe(method="rae", max_seconds=60, **given)
     assert found.differences(before(recipe(method="rae"))) == [
@@ -218,7 +219,7 @@ def test_recipe_saved_before_clusters_existed_differs_if_clusters_are_given() ->
     ]
 
 
-def test_after_training_ranks_device_and_micro_batch_do_not_matter() -> None:
+def test_ranks_device_and_micro_batch_are_no_difference_after_training() -> None:
     found = recipe()
     saved = found.as_json() | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
     assert found.differences(saved, trained=True) == ["seed"]
@@ -240,7 +241,9 @@ def test_after_training_ranks_device_and_micro_batch_do_not_matter() -> None:
     ],
     ids=str,
 )
-def test_clusters_are_as_given_or_as_the_method_has_them(given: dict[str, Any], expected: tuple[int, int, int]) -> None:
+def test_number_of_clusters_is_the_given_number_or_the_default_of_the_method(
+    given: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
     found = recipe(**given)
     assert (found.clusters, found.cluster_from, found.cluster_every) == expected
 
@@ -265,7 +268,7 @@ def bank_of(found: Recipe) -> Any:
 
 
 @pytest.mark.parametrize(("labels", "bank"), [(2, 1), (3, 1), (4, 2), (15, 4), (16, 8), (100, 32), (1_024, 512)])
-def test_default_bank_has_a_free_vector_for_two_or_three_labels(labels: int, bank: int) -> None:
+def test_default_bank_has_one_free_vector_for_each_two_or_three_labels(labels: int, bank: int) -> None:
     assert bank_of(recipe(labels=labels, method="prime")) == bank
 
 
@@ -294,7 +297,7 @@ def test_clusters_and_banks_that_do_not_suit_the_dataset_are_refused(given: dict
 
 
 class TestLimitInSeconds:
-    def test_ends_a_training_before_its_last_step(self) -> None:
+    def test_max_seconds_ends_a_training_before_its_last_step(self) -> None:
         found = dataclasses.replace(peaking(100), max_seconds=60.0)
         assert [found.ended(step, seconds) for step, seconds in ((0, 0.0), (99, 59.9), (100, 1.0), (3, 60.0))] == [
             False,
@@ -304,7 +307,7 @@ class TestLimitInSeconds:
         ]
         assert not peaking(100).ended(99, 1e9)
 
-    def test_learning_rate_follows_time_or_steps_whichever_is_further(self) -> None:
+    def test_learning_rate_depends_on_the_time_or_on_the_steps_whichever_is_further(self) -> None:
         found, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
         assert found.rate(0, 25.0) == by_steps.rate(50)
         assert found.rate(70, 25.0) == by_steps.rate(70)
@@ -312,7 +315,7 @@ class TestLimitInSeconds:
         assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
         assert min(rates) > 0
 
-    def test_warms_up_within_a_tenth_of_the_time(self) -> None:
+    def test_learning_rate_reaches_its_peak_within_a_tenth_of_max_seconds(self) -> None:
         found = dataclasses.replace(peaking(100_000), max_seconds=50.0)
         assert found.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
         assert found.rate(6, 5.0) == pytest.approx(1, abs=1e-3)

@@ -1,4 +1,4 @@
-"""`recollect train` on the command line without training (`--epochs 0`), and the run folder."""
+"""`recollect train --epochs 0`, which writes a memory without training, and the checks of the run folder."""
 
 import dataclasses
 import fcntl
@@ -82,7 +82,7 @@ def test_run_without_epochs_writes_the_pretrained_encoder_and_its_memory(
         (["--label-keys", "text"], 0),
     ],
 )
-def test_memory_contains_the_label_key_alpha_of_the_flags(
+def test_memory_stores_the_alpha_of_label_keys_that_the_flags_give(
     train: Train, run_folder: Path, flags: list[object], alpha: float
 ) -> None:
     assert train(*flags).status == 0
@@ -91,7 +91,9 @@ def test_memory_contains_the_label_key_alpha_of_the_flags(
     np.testing.assert_array_equal(memory.label_keys(0.0)[:], memory.keys[14:])
 
 
-def test_second_run_encodes_no_text(train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]) -> None:
+def test_second_run_with_the_same_settings_encodes_no_text(
+    train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]
+) -> None:
     train()
     before = (run_folder / "memory" / "keys.npy").stat().st_mtime_ns
     refuse_to_encode()
@@ -101,7 +103,7 @@ def test_second_run_encodes_no_text(train: Train, run_folder: Path, refuse_to_en
     assert (run_folder / "memory" / "keys.npy").stat().st_mtime_ns == before
 
 
-def test_second_run_restores_a_missing_checkpoint(
+def test_second_run_writes_a_missing_checkpoint_again(
     train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]
 ) -> None:
     train()
@@ -139,7 +141,7 @@ def test_interrupted_run_exits_with_130_and_the_next_run_continues(
         (["--key-dtype", "float16"], "key_dtype"),
     ],
 )
-def test_other_settings_are_refused_by_name_without_changes(
+def test_run_with_different_settings_is_refused_and_the_error_names_the_settings(
     train: Train, run_folder: Path, flags: list[object], differs: str
 ) -> None:
     train()
@@ -150,7 +152,7 @@ def test_other_settings_are_refused_by_name_without_changes(
     assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
 
 
-def test_other_dataset_is_refused_with_the_differences(train: Train, toy: Path) -> None:
+def test_run_with_a_different_dataset_is_refused_and_the_error_names_the_difference(train: Train, toy: Path) -> None:
     train()
     with (toy / "train.jsonl").open("a") as file:
         file.write('{"uid": "new", "text": "red fox", "labels": [0]}\n')
@@ -159,7 +161,9 @@ def test_other_dataset_is_refused_with_the_differences(train: Train, toy: Path) 
     assert "differs in instances, dataset_sha256;" in outcome.err
 
 
-def test_other_encoder_is_refused_with_the_differences(train: Train, tiny_distilbert: Any) -> None:
+def test_run_with_a_different_encoder_is_refused_and_the_error_names_the_difference(
+    train: Train, tiny_distilbert: Any
+) -> None:
     train()
     outcome = train("--encoder", tiny_distilbert.folder)
     assert outcome.status == 2
@@ -173,7 +177,9 @@ def test_overwrite_replaces_memory_and_checkpoint(train: Train, run_folder: Path
     assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 16
 
 
-def test_overwrite_replaces_a_memory_that_differs_only_in_label_keys(train: Train, run_folder: Path) -> None:
+def test_overwrite_replaces_a_memory_that_differs_only_in_the_alpha_of_label_keys(
+    train: Train, run_folder: Path
+) -> None:
     train()
     assert train("--label-keys", "enriched", "--overwrite").status == 0
     assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.5}
@@ -203,19 +209,20 @@ def test_second_run_rewrites_a_damaged_memory(train: Train, run_folder: Path, na
 
 
 @pytest.mark.parametrize("name", ["checkpoint/weights", "memory/notes", "frozen/x", "tensorboard/x", "metrics.jsonl"])
-def test_files_of_unknown_origin_are_kept_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
+def test_run_folder_with_unknown_files_is_refused_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
     (run_folder / name).parent.mkdir(parents=True)
     (run_folder / name).write_text("mine")
     outcome = train()
     assert outcome.status == 2
-    assert f"{run_folder}: expected a run or nothing, found {name.partition('/')[0]} of unknown origin" in (
-        outcome.message
+    assert (
+        f"{run_folder}: expected a run folder or an empty folder, found {name.partition('/')[0]} of unknown origin"
+        in (outcome.message)
     )
     assert files(run_folder) == {name: b"mine"}
     assert train("--overwrite").status == 0
 
 
-def test_run_continues_from_a_checkpoint_without_a_memory(train: Train, run_folder: Path) -> None:
+def test_run_folder_with_a_checkpoint_but_without_a_memory_is_completed(train: Train, run_folder: Path) -> None:
     train()
     before = files(run_folder)
     shutil.rmtree(run_folder / "memory")
@@ -223,7 +230,7 @@ def test_run_continues_from_a_checkpoint_without_a_memory(train: Train, run_fold
     assert files(run_folder) == before
 
 
-def test_checkpoint_of_another_encoder_is_kept_without_overwrite(
+def test_run_folder_with_the_checkpoint_of_another_encoder_is_refused_without_overwrite(
     train: Train, run_folder: Path, tiny_distilbert: Any
 ) -> None:
     train("--encoder", tiny_distilbert.folder)
@@ -233,7 +240,7 @@ def test_checkpoint_of_another_encoder_is_kept_without_overwrite(
     assert files(run_folder) == before
 
 
-def test_environment_variables_apply_unless_a_flag_is_given(
+def test_environment_variable_sets_a_value_unless_the_flag_is_given(
     train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_POOLING", "cls")
@@ -258,7 +265,7 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("flags", "complaint"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
-def test_bad_setting_exits_with_2_and_one_line(
+def test_run_with_a_bad_setting_exits_with_2_and_prints_one_line(
     train: Train, run_folder: Path, flags: list[object], complaint: str
 ) -> None:
     outcome = train(*flags)
@@ -282,7 +289,7 @@ BAD_DATA: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("line", "complaint"), BAD_DATA.values(), ids=BAD_DATA)
-def test_bad_data_exits_with_2_and_one_line(
+def test_run_with_bad_data_exits_with_2_and_prints_one_line(
     train: Train, toy: Path, run_folder: Path, line: bytes, complaint: str
 ) -> None:
     (toy / "train.jsonl").write_bytes(b'{"uid": "i0", "text": "first", "labels": [0]}\n' + line + b"\n")
@@ -293,14 +300,14 @@ def test_bad_data_exits_with_2_and_one_line(
     assert not run_folder.exists()
 
 
-def test_missing_dataset_exits_with_2(train: Train, tmp_path: Path) -> None:
+def test_run_with_a_missing_dataset_folder_exits_with_2(train: Train, tmp_path: Path) -> None:
     outcome = train(dataset=tmp_path / "absent")
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
     assert "absent: expected a dataset folder, found nothing" in outcome.err
 
 
-def test_run_folder_that_is_a_file_exits_with_2(train: Train, run_folder: Path) -> None:
+def test_run_whose_run_folder_is_a_file_exits_with_2(train: Train, run_folder: Path) -> None:
     run_folder.write_text("precious")
     outcome = train()
     assert outcome.status == 2
@@ -314,7 +321,9 @@ class TestProcess:
         environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"} | environment
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
 
-    def test_bad_data_exits_with_2_and_one_line_without_traceback(self, toy: Path, tmp_path: Path) -> None:
+    def test_process_with_bad_data_exits_with_2_and_prints_one_line_without_traceback(
+        self, toy: Path, tmp_path: Path
+    ) -> None:
         (toy / "train.jsonl").write_text("{")
         done = self.run(toy, "--out", tmp_path / "run")
         assert (done.returncode, done.stdout) == (2, "")
@@ -324,7 +333,9 @@ class TestProcess:
     @pytest.mark.parametrize(
         ("arguments", "complaint"), [([], "required"), (["data", "--out", "x", "--bogus"], "--bogus")]
     )
-    def test_bad_flags_exit_with_2_without_traceback(self, arguments: list[str], complaint: str) -> None:
+    def test_process_with_bad_flags_exits_with_2_and_prints_no_traceback(
+        self, arguments: list[str], complaint: str
+    ) -> None:
         done = self.run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert complaint in done.stderr
@@ -347,7 +358,9 @@ class TestProcess:
         assert (saved["name"], saved["pooling"]) == ("acme/tiny", "cls")
 
 
-def test_second_train_is_refused_while_the_first_writes_the_same_run(train: Train, run_folder: Path) -> None:
+def test_second_recollect_train_is_refused_while_another_writes_the_same_run_folder(
+    train: Train, run_folder: Path
+) -> None:
     train()
     descriptor = os.open(run_folder, os.O_RDONLY)
     try:
@@ -359,7 +372,9 @@ def test_second_train_is_refused_while_the_first_writes_the_same_run(train: Trai
     assert "another `recollect train` writes here" in outcome.err
 
 
-def test_training_does_not_replace_a_memory_without_training(train: Train, run_folder: Path) -> None:
+def test_run_with_training_does_not_replace_a_memory_that_was_written_without_training(
+    train: Train, run_folder: Path
+) -> None:
     train()
     before = files(run_folder)
     outcome = train("--epochs", 1, "--batch-size", 4)
@@ -384,10 +399,10 @@ class TestRunFolder:
             given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, labels=5, device="cpu"
         )
 
-    def test_training_is_none_in_an_empty_folder(self, folder: RunFolder) -> None:
+    def test_empty_run_folder_has_no_training(self, folder: RunFolder) -> None:
         assert folder.training() is None
 
-    def test_training_contains_recipe_and_result(self, folder: RunFolder) -> None:
+    def test_training_json_contains_the_recipe_and_the_result(self, folder: RunFolder) -> None:
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
         begun = folder.training()
         assert begun is not None
@@ -402,7 +417,7 @@ class TestRunFolder:
         assert done["measured"] == {"seconds": 2.0, "peak_memory_bytes": 3_000, "trainable_parameters": 70}
         assert not folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
-    def test_training_without_a_saved_state_starts_again(self, folder: RunFolder) -> None:
+    def test_unfinished_training_without_a_saved_state_starts_again(self, folder: RunFolder) -> None:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
@@ -418,7 +433,9 @@ class TestRunFolder:
 
     @pytest.mark.parametrize("done", [False, True])
     @pytest.mark.parametrize("resume", [False, True])
-    def test_other_training_is_refused_with_the_differences(self, folder: RunFolder, done: bool, resume: bool) -> None:
+    def test_run_folder_of_a_different_training_is_refused_and_the_error_names_the_differences(
+        self, folder: RunFolder, done: bool, resume: bool
+    ) -> None:
         folder.write_training(self.recipe(), RESULT if done else None)
         before = folder.training()
         with pytest.raises(TrainingError, match=r"found one that differs in steps, epochs, seed; .* --overwrite"):
@@ -426,7 +443,7 @@ class TestRunFolder:
         assert folder.training() == before
         assert folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=True)
 
-    def test_device_settings_may_change_only_after_training(self, folder: RunFolder) -> None:
+    def test_device_ranks_and_micro_batch_may_change_only_after_training(self, folder: RunFolder) -> None:
         recipe = self.recipe()
         other_device = dataclasses.replace(recipe, micro_batch=8, ranks=2, device="cuda")
         folder.begin_training(recipe, resume=False, overwrite=False)
@@ -438,7 +455,9 @@ class TestRunFolder:
     @pytest.mark.parametrize(
         "content", ["", "{", "[]", "{}", '{"format_version": 1}', '{"format_version": 2, "recipe": {"seed": 0}}']
     )
-    def test_invalid_training_json_is_refused_without_overwrite(self, folder: RunFolder, content: str) -> None:
+    def test_run_folder_with_an_invalid_training_json_is_refused_without_overwrite(
+        self, folder: RunFolder, content: str
+    ) -> None:
         (folder.path / "training.json").write_text(content)
         with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 1, found: "):
             folder.begin_training(self.recipe(), resume=True, overwrite=False)
@@ -453,7 +472,7 @@ class TestRunFolder:
         folder.begin_training(self.recipe(), resume=False, overwrite=True)
         assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training.json"]
 
-    def test_memory_without_training_does_not_replace_a_training(self, train: Train, folder: RunFolder) -> None:
+    def test_run_without_training_does_not_replace_a_training(self, train: Train, folder: RunFolder) -> None:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)
         outcome = train()
         assert outcome.status == 2
@@ -462,12 +481,12 @@ class TestRunFolder:
         assert train("--overwrite").status == 0
         assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoint", "memory"]
 
-    def test_lock_adds_the_folder_to_errors_without_a_file_name(self, folder: RunFolder) -> None:
+    def test_lock_adds_the_run_folder_to_errors_without_a_file_name(self, folder: RunFolder) -> None:
         with pytest.raises(OSError, match="No space left") as full, folder.lock():
             raise OSError(28, "No space left on device")
         assert full.value.filename == str(folder.path)
 
-    def test_lock_is_exclusive_and_can_be_taken_again_after_release(self, folder: RunFolder) -> None:
+    def test_run_folder_can_be_locked_only_once_until_the_lock_is_released(self, folder: RunFolder) -> None:
         with (
             folder.lock(),
             pytest.raises(MemoryFolderError, match="another `recollect train` writes here"),

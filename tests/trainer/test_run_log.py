@@ -39,7 +39,7 @@ def take_step(log: RunLog, progress: Progress, clock: Clock, seconds: float, los
     log.step(loss, learning_rate=0.5, examples=8, seconds=float(seconds), last=progress.step == log._bar.total)
 
 
-def test_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path: Path, clock: Clock) -> None:
+def test_log_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path: Path, clock: Clock) -> None:
     progress = Progress()
     with RunLog(tmp_path, 100, progress, first=True) as log:
         for loss in (1.0, 2.0, 6.0, 10.0, 20.0):
@@ -49,7 +49,7 @@ def test_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path: Pat
     assert [line["loss"] for line in lines(tmp_path)] == [3.0, 20.0]
 
 
-def test_time_between_steps_does_not_count_for_the_speed(tmp_path: Path, clock: Clock) -> None:
+def test_time_between_steps_does_not_change_the_logged_speed(tmp_path: Path, clock: Clock) -> None:
     progress = Progress()
     with RunLog(tmp_path, 2, progress, first=True) as log:
         take_step(log, progress, clock, 1)
@@ -58,7 +58,7 @@ def test_time_between_steps_does_not_count_for_the_speed(tmp_path: Path, clock: 
     assert lines(tmp_path)[-1]["examples_per_second"] == 8
 
 
-def test_last_step_always_has_a_line(tmp_path: Path, clock: Clock) -> None:
+def test_last_step_is_always_logged(tmp_path: Path, clock: Clock) -> None:
     progress = Progress()
     with RunLog(tmp_path, 2, progress, first=True) as log:
         take_step(log, progress, clock, 0.25)
@@ -66,7 +66,7 @@ def test_last_step_always_has_a_line(tmp_path: Path, clock: Clock) -> None:
     assert lines(tmp_path) == [{"step": 2, "loss": 1.0, "learning_rate": 0.5, "examples_per_second": 32.0}]
 
 
-def test_written_values_have_the_current_step_and_are_readable_at_once(tmp_path: Path) -> None:
+def test_logged_values_have_the_number_of_the_step_and_are_readable_at_once(tmp_path: Path) -> None:
     progress = Progress()
     with RunLog(tmp_path, 10, progress, first=True) as log:
         log.write(validation_ndcg_5=1.5)
@@ -84,7 +84,7 @@ def resume(folder: Path, text: str, step: int) -> list[dict[str, Any]]:
     return lines(folder)
 
 
-def test_resumed_run_removes_lines_after_its_state(tmp_path: Path) -> None:
+def test_resumed_run_removes_log_lines_of_steps_after_its_saved_state(tmp_path: Path) -> None:
     text = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (0, 2, 4, 4, 5, 8))
     assert [line["step"] for line in resume(tmp_path, text, step=4)] == [0, 2, 4, 4, 5]
     assert lines(tmp_path)[-1] == {"step": 5, "loss": 9.0}
@@ -100,23 +100,23 @@ LINE = '{"step": 1, "loss": 1.0}\n'
 
 
 @pytest.mark.parametrize("cut", range(len(LINE)))
-def test_incomplete_last_line_is_removed(tmp_path: Path, cut: int) -> None:
+def test_incomplete_last_line_of_the_log_is_removed(tmp_path: Path, cut: int) -> None:
     steps = [line["step"] for line in resume(tmp_path, LINE + LINE.replace("1,", "2,")[:cut], step=5)]
     assert steps == [1, 6]
 
 
 @pytest.mark.parametrize("broken", ["7", "[]", "null", '{"loss": 1.0}', '{"step": "x"}', "\x00\x00"])
-def test_invalid_line_is_removed(tmp_path: Path, broken: str) -> None:
+def test_invalid_line_of_the_log_is_removed(tmp_path: Path, broken: str) -> None:
     assert [line["step"] for line in resume(tmp_path, LINE + broken + "\n", step=5)] == [1, 6]
 
 
-def test_kept_lines_are_on_disk_before_new_lines(tmp_path: Path) -> None:
+def test_kept_lines_of_the_log_are_flushed_to_disk_before_new_lines(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(LINE)
     with RunLog(tmp_path, 10, Progress(step=5), first=True):
         assert (tmp_path / "metrics.jsonl").read_text() == LINE
 
 
-def test_only_the_first_rank_writes(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_writes_the_log(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {}
     for first in (True, False):
         folder = tmp_path / str(first)
@@ -149,14 +149,14 @@ def test_tensorboard_has_the_same_values_without_those_after_the_state_of_a_resu
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == tensorboard_values(tmp_path)["loss"]
 
 
-def test_without_tensorboard_only_lines_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_only_metrics_jsonl_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with RunLog(tmp_path, 9, Progress(step=4), first=True) as log:
         log.write(loss=1.5)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_lines_of_a_failed_training_are_kept(tmp_path: Path) -> None:
+def test_log_lines_of_a_failed_training_are_kept(tmp_path: Path) -> None:
     def fail() -> None:
         with RunLog(tmp_path, 9, Progress(step=3), first=True) as log:
             log.write(loss=1.0)

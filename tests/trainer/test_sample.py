@@ -13,7 +13,7 @@ from trainer.data.stdlib.modules import read_modules
 from trainer.data.stdlib.sentences import sentences
 from trainer.errors import DatasetError
 
-# Writes the sample into a folder; prints the counts and the imported modules.
+# This program writes the sample into a folder and prints the counts and the imported modules.
 WRITE = """
 import json, sys
 from pathlib import Path
@@ -124,17 +124,17 @@ def test_every_label_has_a_train_sentence_and_splits_are_disjoint(sample: Sample
     assert len({row["uid"] for row in train + test}) == len(texts)
 
 
-def test_sentence_in_several_docstrings_has_all_their_names(sample: Sample) -> None:
+def test_sentence_in_several_docstrings_has_the_names_of_all_of_them_as_labels(sample: Sample) -> None:
     uids = sample.uids()
     labels = {row["text"]: [uids[position] for position in row["labels"]] for row in sample.rows("train")}
     assert {"builtins.open", "io.open"} <= set(labels["Open file and return a stream."])
 
 
-def test_python_modules_are_never_imported(sample: Sample) -> None:
+def test_writing_the_sample_never_imports_python_modules(sample: Sample) -> None:
     assert not {"antigravity", "this", "turtle", "tkinter", "pdb", "sqlite3", "readline"} & set(sample.loaded)
 
 
-def test_source_that_does_not_parse_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_whose_source_cannot_be_parsed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("print 'a Python of old'")
     (tmp_path / "colorsys.py").write_bytes("# coding: latin-1\n'''Café.'''".encode("latin-1"))
     (tmp_path / "mine.py").write_text("'''Not of the library.'''")
@@ -144,7 +144,9 @@ def test_source_that_does_not_parse_is_skipped(tmp_path: Path, monkeypatch: pyte
     assert not {"json", "mine"} & modules.keys()
 
 
-def test_empty_folder_is_filled_and_no_temporary_folder_remains(tmp_path: Path, one_docstring: None) -> None:
+def test_sample_is_written_into_an_empty_folder_and_no_temporary_folder_remains(
+    tmp_path: Path, one_docstring: None
+) -> None:
     folder = tmp_path / "sample"
     folder.mkdir()
     assert write_sample(folder) == SampleCounts(labels=1, train=1, test=0)
@@ -152,7 +154,7 @@ def test_empty_folder_is_filled_and_no_temporary_folder_remains(tmp_path: Path, 
     assert sorted(path.name for path in folder.iterdir()) == ["labels.jsonl", "test.jsonl", "train.jsonl"]
 
 
-def test_folder_with_files_is_refused_and_unchanged(tmp_path: Path) -> None:
+def test_sample_folder_that_contains_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DatasetError, match=r"an empty one; found notes\.txt in it: remove it or name another folder"):
         write_sample(tmp_path)
@@ -160,14 +162,16 @@ def test_folder_with_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_file_is_refused(tmp_path: Path) -> None:
+def test_sample_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sample").write_text("mine")
     with pytest.raises(DatasetError, match="found a file"):
         write_sample(tmp_path / "sample")
     assert (tmp_path / "sample").read_text() == "mine"
 
 
-def test_disk_error_leaves_no_files(tmp_path: Path, one_docstring: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_error_while_writing_the_sample_leaves_no_files(
+    tmp_path: Path, one_docstring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -200,5 +204,5 @@ def one_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Far too long a sentence " * 20, []),
     ],
 )
-def test_sentences_of_docstring(docstring: str, expected: list[str]) -> None:
+def test_docstring_is_split_into_its_sentences(docstring: str, expected: list[str]) -> None:
     assert sentences(docstring) == expected

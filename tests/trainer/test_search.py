@@ -20,7 +20,7 @@ def brute_force(queries: np.ndarray, keys: np.ndarray, top: int) -> tuple[np.nda
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("top", [1, 5, 40])
-def test_nearest_equals_brute_force(device: str, top: int) -> None:
+def test_nearest_keys_equal_those_of_a_full_sort(device: str, top: int) -> None:
     rng = np.random.default_rng(top)
     queries, keys = random_units(rng, 33), random_units(rng, 40)
     similarities, rows = nearest(queries, keys, top, device)
@@ -30,7 +30,7 @@ def test_nearest_equals_brute_force(device: str, top: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_keys_are_returned_if_top_is_larger(device: str) -> None:
+def test_all_keys_are_returned_if_top_exceeds_their_number(device: str) -> None:
     rng = np.random.default_rng(0)
     queries, keys = random_units(rng, 3), random_units(rng, 4)
     similarities, rows = nearest(queries, keys, 10, device)
@@ -72,7 +72,7 @@ def test_gpu_block_size_limits_the_number_of_similarities(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("chunk", [1, 4, 7, 100])
 @pytest.mark.parametrize("top", [1, 5, 40])
-def test_nearest_among_searches_only_the_given_rows(
+def test_nearest_among_returns_only_keys_of_the_given_rows(
     device: str, chunk: int, top: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_CHUNK_KEYS", chunk)
@@ -93,7 +93,7 @@ def test_no_queries_give_empty_results(device: str) -> None:
 
 @pytest.mark.parametrize("keys", [1, 2, 38, 39, 77])
 @pytest.mark.parametrize("top", [1, 3, 100])
-def test_approximate_search_is_exact_for_few_keys(keys: int, top: int) -> None:
+def test_approximate_search_finds_the_exact_result_among_few_keys(keys: int, top: int) -> None:
     rng = np.random.default_rng(keys)
     queries, vectors = random_units(rng, 10), random_units(rng, keys)
     similarities, rows = nearest_approximate(queries, vectors, top)
@@ -114,7 +114,7 @@ def test_approximate_search_finds_most_keys_of_clustered_data() -> None:
     assert (np.diff(similarities, axis=1) <= 0).all()
 
 
-def test_approximate_search_returns_minus_one_for_missing_keys() -> None:
+def test_approximate_search_fills_the_result_with_minus_one_if_it_finds_too_few_keys() -> None:
     rng = np.random.default_rng(5)
     similarities, rows = nearest_approximate(random_units(rng, 4), random_units(rng, 600), 600)
     assert (rows == -1).any()

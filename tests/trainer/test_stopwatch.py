@@ -17,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_shares_refer_to_the_time_since_creation(clock: Clock) -> None:
+def test_share_of_an_activity_is_its_fraction_of_the_time_since_the_stopwatch_was_created(clock: Clock) -> None:
     watch = Stopwatch()
     for name, seconds in (("mine", 1), ("gradient", 4), ("mine", 2)):
         with watch(name):
@@ -27,13 +27,13 @@ def test_shares_refer_to_the_time_since_creation(clock: Clock) -> None:
     assert watch.seconds == {"mine": 3, "gradient": 4}
 
 
-def test_remaining_time_is_other(clock: Clock) -> None:
+def test_time_outside_activities_is_the_share_other(clock: Clock) -> None:
     watch = Stopwatch()
     clock.now += 2
     assert watch.shares() == {"other": 1}
 
 
-def test_failed_activity_counts(clock: Clock) -> None:
+def test_activity_that_raises_an_error_is_measured(clock: Clock) -> None:
     watch = Stopwatch()
 
     def fail() -> None:
@@ -46,7 +46,7 @@ def test_failed_activity_counts(clock: Clock) -> None:
     assert watch.shares() == {"save": 1, "other": 0}
 
 
-def test_shares_can_be_computed_repeatedly(clock: Clock) -> None:
+def test_shares_of_the_time_can_be_computed_repeatedly(clock: Clock) -> None:
     watch = Stopwatch()
     with watch("batch"):
         clock.now += 1
@@ -55,7 +55,7 @@ def test_shares_can_be_computed_repeatedly(clock: Clock) -> None:
     assert watch.shares() == {"batch": 0.5, "other": 0.5}
 
 
-def test_peak_memory_is_at_least_current_memory() -> None:
+def test_peak_memory_is_at_least_the_memory_in_use_now() -> None:
     statm = Path("/proc/self/statm")
     if not statm.is_file():
         pytest.skip("needs /proc, which only Linux has")

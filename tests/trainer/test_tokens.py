@@ -14,7 +14,7 @@ MAX_LENGTH = 9
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of one text, truncated before the last special token."""
+    """Return the ids of one text. Long texts lose tokens before the last special token."""
     tokenizer.no_truncation()
     ids: list[int] = tokenizer.encode(text).ids
     return ids if len(ids) <= MAX_LENGTH else [*ids[: MAX_LENGTH - 1], ids[-1]]
@@ -38,7 +38,7 @@ def table(tokenizer: Tokenizer) -> TokenTable:
 class TestTokenTable:
     @pytest.mark.parametrize("chunk", [1, 3, 7, 8_192])
     @pytest.mark.parametrize("as_arrow", [False, True], ids=["list", "arrow"])
-    def test_chunk_size_does_not_change_the_ids(
+    def test_token_ids_do_not_depend_on_the_chunk_size(
         self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, chunk: int, as_arrow: bool
     ) -> None:
         monkeypatch.setattr("trainer.tokens._CHUNK_TEXTS", chunk)
@@ -50,7 +50,7 @@ class TestTokenTable:
         assert table.lengths.tolist() == [len(ids) for ids in expected]
         assert max(table.lengths) == MAX_LENGTH
 
-    def test_without_texts_is_empty(self, tokenizer: Tokenizer) -> None:
+    def test_token_table_without_texts_is_empty(self, tokenizer: Tokenizer) -> None:
         table = TokenTable.of([], tokenizer, MAX_LENGTH, pad_id=1)
         assert (len(table), table.lengths.tolist()) == (0, [])
 
@@ -65,7 +65,7 @@ class TestTokenTable:
         assert (input_ids.dtype, mask.dtype) == (torch.int64, torch.int64)
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 7), (2, 5), (3, 99), (4, 4)])
-    def test_slice_is_a_table_that_shares_the_ids(self, table: TokenTable, start: int, stop: int) -> None:
+    def test_slice_of_a_token_table_shares_the_ids(self, table: TokenTable, start: int, stop: int) -> None:
         part = table[start:stop]
         assert rows_of(part) == rows_of(table)[start:stop]
         assert part.ids is table.ids
@@ -92,7 +92,7 @@ def test_batches_contain_the_side_and_the_row_numbers(tokenizer: Tokenizer) -> N
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 40), st.integers(1, 40))
-def test_batches_contain_each_row_once_longest_first_within_both_limits(
+def test_batches_by_length_contain_each_row_once_longest_first_within_both_limits(
     lengths: list[int], batch_tokens: int, batch_rows: int
 ) -> None:
     batches = [rows.tolist() for rows in batches_by_length(np.array(lengths, dtype=np.int64), batch_tokens, batch_rows)]
@@ -104,7 +104,7 @@ def test_batches_contain_each_row_once_longest_first_within_both_limits(
 
 
 @pytest.mark.parametrize(("batch_tokens", "sizes"), [(4, [1] * 7), (14, [2, 2, 2, 1]), (15, [3, 3, 1]), (99, [7])])
-def test_batches_are_as_large_as_batch_tokens_allows(batch_tokens: int, sizes: list[int]) -> None:
+def test_batches_by_length_are_as_large_as_batch_tokens_allows(batch_tokens: int, sizes: list[int]) -> None:
     assert [len(rows) for rows in batches_by_length(np.full(7, 5), batch_tokens)] == sizes
 
 
@@ -112,7 +112,7 @@ def test_batch_rows_limits_the_rows_of_a_batch() -> None:
     assert [len(rows) for rows in batches_by_length(np.full(7, 5), 15, batch_rows=2)] == [2, 2, 2, 1]
 
 
-def test_batches_can_be_converted_to_tensors() -> None:
+def test_batches_by_length_can_be_converted_to_tensors() -> None:
     for rows in batches_by_length(np.array([3, 1, 2]), 3):
         assert torch.from_numpy(rows).tolist() == rows.tolist()
 

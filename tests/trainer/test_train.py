@@ -44,7 +44,7 @@ class TestTraining:
     @pytest.mark.usefixtures("every_step")
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_lowers_the_loss_and_builds_the_memory_with_the_trained_encoder(
+    def test_training_lowers_the_loss_and_builds_the_memory_with_the_trained_encoder(
         self, train: Train, run_folder: Path, tiny_bert: Any, method: str, what: str
     ) -> None:
         more = ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
@@ -72,7 +72,7 @@ class TestTraining:
         assert memory.defaults == DEFAULTS
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
-    def test_stores_its_recipe_and_its_result(self, train: Train, run_folder: Path, what: str) -> None:
+    def test_training_stores_its_recipe_and_its_result(self, train: Train, run_folder: Path, what: str) -> None:
         outcome = train("--train", what, "--seed", 5)
         saved = training(run_folder)
         assert saved["done"]
@@ -86,7 +86,7 @@ class TestTraining:
         assert re.search(r"^train: .*optimizer \d+%.*; peak memory [\d,]{3,} MiB$", outcome.err, re.MULTILINE)
         assert list(metrics(run_folder, "loss"))[-1] == 18
 
-    def test_keeps_the_best_checkpoint_not_the_last(
+    def test_training_keeps_the_best_checkpoint_instead_of_the_last_checkpoint(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scores: Iterator[float] = iter([5.0, 30.0, 10.0, 20.0])
@@ -115,7 +115,7 @@ class TestTraining:
         assert encoder_digest(kept) == open_memory(run_folder / "memory").plan.encoder_sha256 == learnt[1]
         assert len(set(learnt)) == 4
 
-    def test_without_improvement_keeps_the_encoder_of_the_start(
+    def test_training_without_improvement_keeps_the_encoder_from_which_it_started(
         self, train: Train, run_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scores: Iterator[float] = iter([50.0, 50.0, 49.0, 0.0])
@@ -140,12 +140,14 @@ class TestTraining:
         assert len(seen) == INSTANCES - HELD_OUT
         assert open_memory(run_folder / "memory").plan.instances == INSTANCES
 
-    def test_ends_after_max_steps(self, train: Train, run_folder: Path) -> None:
+    def test_training_ends_after_max_steps(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 8)
         assert training(run_folder)["progress"]["step"] == 8
         assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 8]
 
-    def test_equal_seeds_give_equal_weights_and_other_seeds_give_others(self, train: Train, run_folder: Path) -> None:
+    def test_equal_seeds_give_equal_weights_and_different_seeds_give_different_weights(
+        self, train: Train, run_folder: Path
+    ) -> None:
         found = {}
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             folder = run_folder.with_name(name)
@@ -154,7 +156,7 @@ class TestTraining:
         assert found["a"] == found["b"]
         assert found["a"]["adapter.safetensors"] != found["c"]["adapter.safetensors"]
 
-    def test_small_micro_batches_give_nearly_equal_weights(
+    def test_training_with_small_micro_batches_gives_nearly_equal_weights(
         self, train: Train, run_folder: Path, steady_encoder: Path
     ) -> None:
         few = ["--train", "full", "--encoder", steady_encoder, "--validation-fraction", 0, "--max-steps", 3]
@@ -187,14 +189,16 @@ class TestTraining:
         assert alphas == [0.25, 0.25]
         assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.25}
 
-    def test_half_precision_keys_equal_the_checkpoints_keys(self, train: Train, run_folder: Path) -> None:
+    def test_half_precision_keys_of_the_memory_equal_the_keys_that_the_checkpoint_gives(
+        self, train: Train, run_folder: Path
+    ) -> None:
         train("--key-dtype", "float16", "--epochs", 1, "--label-inputs", "text")
         encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
         assert memory.keys.dtype == np.float16
         found = encoder.encode(texts(run_folder, "labels.jsonl"), 8, side="labels")
         np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-3)
 
-    def test_starts_from_a_checkpoint_with_its_adapter(
+    def test_training_can_start_from_a_checkpoint_and_its_adapter(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         train("--validation-fraction", 0, "--label-inputs", "text")
@@ -222,11 +226,11 @@ class TestTraining:
 class TestVectors:
     @pytest.fixture
     def vectors(self, train: Train, tmp_path: Path) -> Path:
-        """The memory of the untrained encoder."""
+        """The memory folder of the untrained encoder, for the flag --vectors."""
         assert train("--epochs", 0, "--out", tmp_path / "zero").status == 0
         return tmp_path / "zero" / "memory"
 
-    def test_given_vectors_give_the_same_adapter_without_encoding(
+    def test_training_with_the_flag_vectors_gives_the_same_adapter_and_encodes_no_text(
         self, train: Train, run_folder: Path, vectors: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = files(vectors)
@@ -262,17 +266,19 @@ class TestVectors:
         assert f"--vectors {vectors}: expected float32 keys of this encoder and dataset" in message
         assert "found a memory that differs in encoder, encoder_sha256; omit the flag" in message
 
-    def test_vectors_of_another_dtype_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+    def test_vectors_of_another_data_type_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         train("--epochs", 0, "--out", tmp_path / "half", "--key-dtype", "float16")
         message = self.refused(train, run_folder, "--vectors", tmp_path / "half" / "memory")
         assert "differs in key_dtype;" in message
 
-    def test_missing_vectors_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+    def test_flag_vectors_with_a_missing_folder_is_refused(
+        self, train: Train, run_folder: Path, tmp_path: Path
+    ) -> None:
         message = self.refused(train, run_folder, "--vectors", tmp_path / "none")
         assert f"{tmp_path / 'none'}: expected a memory, found none" in message
 
     @pytest.mark.parametrize("more", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
-    def test_vectors_of_other_settings_are_refused(
+    def test_vectors_that_were_written_with_different_settings_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, more: list[object]
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, *more)
@@ -286,16 +292,15 @@ class TestVectors:
         for flag in (["--vectors", vectors], ["--encoder", vectors.parent / "checkpoint"]):
             outcome = train(*flag, "--out", vectors.parent, *overwrite)
             assert outcome.status == 2
-            assert f"{flag[0]} {flag[1]}: expected a folder outside --out {vectors.parent}, which is written" in (
-                outcome.message
-            )
+            expected = f"expected a folder outside --out {vectors.parent}, which this command writes"
+            assert f"{flag[0]} {flag[1]}: {expected}" in outcome.message
             assert files(vectors.parent) == before
 
 
 class TestDamagedMemory:
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("name", ["memory.json", "keys.npy", "value_indices.npy"])
-    def test_missing_memory_is_made_from_the_checkpoint_without_training(
+    def test_damaged_memory_of_a_finished_training_is_written_again_without_training(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
     ) -> None:
         few = ["--train", what, "--max-steps", 1]
@@ -308,7 +313,9 @@ class TestDamagedMemory:
         assert f"{run_folder}/memory: damaged; writing it again" in outcome.err
         assert files(run_folder) == before
 
-    def test_memory_with_other_settings_is_refused(self, train: Train, run_folder: Path) -> None:
+    def test_memory_that_differs_from_the_settings_of_the_training_is_refused(
+        self, train: Train, run_folder: Path
+    ) -> None:
         train("--max-steps", 1)
         before = files(run_folder)
         outcome = train("--max-steps", 1, "--key-dtype", "float16")
@@ -330,7 +337,7 @@ class TestOptimizer:
             id(weight): (group["rate_factor"], group["weight_decay"]) for group in groups for weight in group["params"]
         }
 
-    def test_only_matrices_have_weight_decay(self, tiny_bert: Any) -> None:
+    def test_only_weights_that_are_matrices_have_weight_decay(self, tiny_bert: Any) -> None:
         model = load(tiny_bert.folder).model
         groups = self.groups(model.trainable(), train="full")
         found = {name: groups.get(id(weight)) for name, weight in model.named_parameters()}
@@ -339,7 +346,9 @@ class TestOptimizer:
             assert group == (None if ".pooler." in name else (1, 0) if plain else (1, 0.01)), name
         assert set(found.values()) == {None, (1, 0), (1, 0.01)}
 
-    def test_head_learns_faster_than_the_encoder_and_its_lookups_have_no_weight_decay(self, tiny_bert: Any) -> None:
+    def test_head_has_a_higher_learning_rate_than_the_encoder_and_its_lookup_tables_have_no_weight_decay(
+        self, tiny_bert: Any
+    ) -> None:
         head = Prototypes(32, 40, ("text", "free"), 4)
         model = load(tiny_bert.folder).with_adapter(None, head).model
         groups = self.groups(model.trainable(), train="full")
@@ -348,17 +357,17 @@ class TestOptimizer:
         assert groups[id(head.layer.linear1.bias)] == (2, 0)
         assert groups[id(model.transformer.get_input_embeddings().weight)] == (1, 0.01)
 
-    def test_above_a_frozen_encoder_all_weights_have_the_same_rate(self) -> None:
+    def test_all_weights_above_a_frozen_encoder_have_the_same_learning_rate(self) -> None:
         head = Prototypes(4, 40, ("text", "free"), 4)
         groups = self.groups(VectorDualEncoder(4, Adapter(4, 3), head), method="prime")
         assert groups[id(head.free)] == (1, 0)
         assert {factor for factor, _ in groups.values()} == {1}
 
-    def test_head_without_free_vectors_trains_none(self) -> None:
+    def test_prototypes_without_free_vectors_have_no_lookup_tables_to_train(self) -> None:
         head = Prototypes(4, 40, ("text",), 0)
         assert id(head.free) not in self.groups(VectorDualEncoder(4, None, head), method="prime", prototype="text")
 
-    def test_each_group_has_its_rate_factor_and_long_gradients_are_clipped(self) -> None:
+    def test_each_group_of_weights_has_its_own_learning_rate_and_long_gradients_are_clipped(self) -> None:
         model = VectorDualEncoder(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
         learner = loop.Learner(model, loop._optimizer(model, recipe(train="full")), "cpu")
         for weight in model.parameters():
@@ -381,7 +390,7 @@ class TestOptimizer:
         assert self.groups(model).keys() == {id(weight) for weight in adapter.labels.parameters()}
 
 
-def test_keys_are_freed_before_a_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_keys_are_freed_before_a_training_step(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     makers, backward = [], loop.Objective.backward
     key_maker = loop.KeyMaker
 
@@ -420,7 +429,7 @@ def test_only_large_batches_use_the_gradient_cache(train: Train, monkeypatch: An
     [(1, 2, 6), (2, 2, 8), (0, 2, 14), (9, 2, 14), (9, 0, 10), (0, 50, 40), (1, None, 40)],
     ids=["one drawn", "two drawn", "all", "more than there are", "none mined", "all labels and more", "all labels"],
 )
-def test_tokens_of_a_batch_are_those_of_its_queries_and_its_pool(
+def test_tokens_of_an_average_batch_include_its_queries_and_its_pool(
     positives: int, hard_negatives: int | None, pool: int
 ) -> None:
     """A batch has two of six queries with 10 tokens and 5 of 40 labels each. A label has 3 tokens."""
@@ -444,7 +453,9 @@ def test_tokens_of_a_batch_are_those_of_its_queries_and_its_pool(
     assert loop._batch_tokens(task, given) == 2 * 10 + 3 * pool
 
 
-def test_help_explains_every_flag_with_its_values_or_its_unit(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_of_recollect_train_describes_every_flag_with_its_values_or_its_unit(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         recollect.main(["train", "--help"])
     out = " ".join(capfd.readouterr().out.split())

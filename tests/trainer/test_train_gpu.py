@@ -78,6 +78,6 @@ def test_memory_of_a_token_is_measured_without_drawing_random_numbers(tiny_bert:
     assert 500 < torch.cuda.mem_get_info()[0] / 2 / kept < 50_000
 
 
-def test_full_gpu_is_reported() -> None:
+def test_gpu_without_enough_memory_is_reported() -> None:
     with pytest.raises(TrainingError, match="found too little .CUDA out of memory"), explain_out_of_memory():
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

@@ -56,20 +56,22 @@ def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: 
     words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
     words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # label numbers must be right in every chunk
+        patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # label positions must be right in every chunk
         assert recollect.main([*map(str, words)]) == 0
     return folder
 
 
 class TestRun:
-    def test_is_complete(self, run: Path, method: str, what: str) -> None:
+    def test_training_with_a_head_writes_a_complete_run_folder(self, run: Path, method: str, what: str) -> None:
         assert {path.name for path in run.iterdir()} == LEFT
         kept = {path.name for path in (run / "checkpoint").glob("*.safetensors")}
         adapter = {"adapter.safetensors"} if what == "adapter" else set()
         head = set() if method == "supcon" else {"head.safetensors"}
         assert kept == {"model.safetensors"} | adapter | head
 
-    def test_has_the_keys_that_its_checkpoint_makes(self, run: Path, method: str) -> None:
+    def test_memory_of_a_training_with_a_head_has_the_keys_that_the_checkpoint_gives(
+        self, run: Path, method: str
+    ) -> None:
         encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
         dim = 2 * DIM if method == "unidec" else DIM
         assert memory.keys.shape == (INSTANCES + LABELS, dim)
@@ -82,7 +84,7 @@ class TestRun:
         moved = encoder.encode(names, 8, side="labels", first=0)[::-1]
         assert not np.allclose(memory.keys[INSTANCES:], moved, atol=1e-2)
 
-    def test_reports_time_memory_and_parameters(self, run: Path, what: str) -> None:
+    def test_training_with_a_head_reports_time_memory_and_number_of_parameters(self, run: Path, what: str) -> None:
         saved = training(run)
         above, below = weights_above_and_below(run / "checkpoint")
         assert saved["measured"]["trainable_parameters"] == above + (below if what == "full" else 0)
@@ -94,13 +96,13 @@ class TestRun:
         assert spent == sorted(spent)
         assert spent[-1] == saved["measured"]["seconds"]
 
-    def test_is_tuned_without_a_new_training(self, run: Path, tmp_path: Path) -> None:
+    def test_recollect_tune_tunes_the_memory_of_a_head_without_training_again(self, run: Path, tmp_path: Path) -> None:
         tuned = Path(shutil.copytree(run, tmp_path / "run"))
         assert recollect.main(["tune", str(tuned), "--lambda", "0,.5,1", "--temperature", ".04", "--json"]) == 0
         np.testing.assert_array_equal(open_memory(tuned / "memory").keys, open_memory(run / "memory").keys)
 
     @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["untrained", "rae"])
-    def test_is_a_start_for_another_training_without_its_head(
+    def test_checkpoint_with_a_head_can_start_another_training_which_drops_the_head(
         self, run: Path, train: Train, run_folder: Path, what: str, more: list[object]
     ) -> None:
         start = run / "checkpoint"
@@ -114,7 +116,7 @@ class TestRun:
             np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
         assert not list((run_folder / "checkpoint").glob("head*"))
 
-    def test_gives_its_adapter_to_another_training_which_gets_a_new_head(
+    def test_checkpoint_with_a_head_gives_its_adapter_to_another_training_with_a_new_head(
         self, run: Path, train: Train, run_folder: Path, method: str, what: str
     ) -> None:
         more = ["--method", method, "--train", what, "--max-steps", 1]
@@ -157,7 +159,7 @@ def test_held_out_instances_do_not_influence_the_head(
         rows[row]["text"] = "over"
     (other / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scores = itertools.count(1.0)
-    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # each checkpoint is the best so far
+    monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # every checkpoint counts as the best so far
     for dataset, run in ((lesson, run_folder), (other, tmp_path / "second")):
         assert train("--method", method, "--train", what, "--out", run, dataset=dataset).status == 0
     first, second = weights(run_folder), weights(tmp_path / "second")
@@ -227,7 +229,7 @@ def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
 
 
 class TestRefused:
-    """Refused before the run folder changes."""
+    """Trainings that must be refused before the run folder changes."""
 
     @pytest.fixture(params=[[], ["--overwrite"]], ids=["new", "over another"])
     def refused_training(
@@ -255,7 +257,7 @@ class TestRefused:
             (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["prime", "--prototype", "text,magic"], "--prototype"),
             (["prime", "--prototype", ""], "--prototype"),
-            (["prime", "--prototype", "text,text"], "--prototype: expected each part once, found text,text"),
+            (["prime", "--prototype", "text,text"], "--prototype: expected each part only once, found text,text"),
             (["prime", "--margin=-.1,.3"], "--margin: expected greater than 0; found '-.1'"),
             (["prime", "--margin", ".1"], "--margin"),
             (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),
@@ -268,13 +270,13 @@ class TestRefused:
         ],
         ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
     )
-    def test_bad_flags_in_one_line(
+    def test_bad_flags_of_a_method_are_refused_in_one_line(
         self, refused_training: Callable[..., Outcome], more: list[object], complaint: str
     ) -> None:
         assert f"recollect train: {complaint}" in refused_training("--method", *more).message
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
-    def test_head_that_does_not_fit_into_memory(
+    def test_head_that_does_not_fit_into_memory_is_refused(
         self, refused_training: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
     ) -> None:
         # A projection with its bias, and a vector for each label, six times in float32.
@@ -288,13 +290,13 @@ class TestRefused:
             in message
         )
 
-    def test_accepts_a_head_that_just_fits(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_head_that_just_fits_into_memory_is_accepted(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_check, "free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
         assert train("--method", "unidec", "--max-steps", 1).status == 0
 
 
 class TestTunedAtOnce:
-    def test_memory_of_prime_is_tuned_and_others_only_with_tune_yes(
+    def test_memory_of_prime_is_tuned_by_default_and_that_of_other_methods_only_with_tune_yes(
         self, train: Train, run_folder: Path, tmp_path: Path
     ) -> None:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
@@ -305,7 +307,7 @@ class TestTunedAtOnce:
         assert "tune: lambda " in train(*tuned).err
         assert "tune: lambda " not in train("--max-steps", 1, "--out", tmp_path / "usual").err
 
-    def test_next_call_tunes_once_after_a_kill(
+    def test_after_an_interruption_of_tuning_the_next_call_tunes_the_memory_once(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
@@ -320,7 +322,7 @@ class TestTunedAtOnce:
         assert not (run_folder / "memory" / "tuning.json").exists()
 
 
-def test_memory_check_of_a_head_is_only_before_training(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_for_a_head_is_checked_only_before_training(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("--method", "unidec", "--max-steps", 1).status == 0
     monkeypatch.setattr(memory_check, "free_bytes", lambda: 0)
     assert "already done" in train("--method", "unidec", "--max-steps", 1).err
@@ -349,7 +351,9 @@ class TestDamagedHead:
         return ask
 
     @pytest.mark.parametrize("content", [None, b"", b"\x00\x01", "half", "a tensor less", "another shape"], ids=repr)
-    def test_weights_are_refused_with_their_file_name(self, broken: Any, run_folder: Path, content: Any) -> None:
+    def test_damaged_weights_of_a_head_are_refused_and_the_error_names_their_file(
+        self, broken: Any, run_folder: Path, content: Any
+    ) -> None:
         path = run_folder / "checkpoint" / "head.safetensors"
         weights, whole = load_file(path), path.read_bytes()
         path.unlink()
@@ -380,7 +384,7 @@ class TestDamagedHead:
         ],
         ids=str,
     )
-    def test_description_is_refused_with_its_file_name(
+    def test_damaged_description_of_a_head_is_refused_and_the_error_names_its_file(
         self, broken: Any, run_folder: Path, change: dict[str, Any]
     ) -> None:
         path = run_folder / "checkpoint" / "recollect.json"
@@ -390,14 +394,16 @@ class TestDamagedHead:
             assert f"{path}: expected the description of a head, found: " in message
 
     @pytest.mark.parametrize("head", ["prototypes", [], 3, {}], ids=repr)
-    def test_head_that_is_no_description_is_refused(self, broken: Any, run_folder: Path, head: Any) -> None:
+    def test_recollect_json_whose_head_is_not_a_description_is_refused(
+        self, broken: Any, run_folder: Path, head: Any
+    ) -> None:
         path = run_folder / "checkpoint" / "recollect.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"head": head}))
         for message in broken():
             assert f"{path}: expected the description of a head, found: " in message
 
     @pytest.mark.parametrize("change", [{"labels": 13}, {"bank": 3}, {"tokens": []}], ids=str)
-    def test_description_that_the_weights_do_not_fit_is_refused(
+    def test_description_of_a_head_that_does_not_match_its_weights_is_refused(
         self, broken: Any, run_folder: Path, change: dict[str, Any]
     ) -> None:
         path = run_folder / "checkpoint" / "recollect.json"

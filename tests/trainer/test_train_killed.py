@@ -1,4 +1,4 @@
-"""`recollect train` killed at any moment, or run by several processes, has the same result."""
+"""`recollect train` has the same result if it is killed at any moment, or if several processes share the work."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ ON_THE_WAY = [
     Moment("trainer.training_state.save_file", 5),  # a state is half written
     Moment("trainer.train.save_state", 2, after=True),
     Moment("pathlib.Path.rename", 2),  # a state or a checkpoint is complete but not in its place
-    Moment("pathlib.Path.rename", 3, after=True),  # the one before still exists
+    Moment("pathlib.Path.rename", 3, after=True),  # the previous state still exists
     Moment("trainer.train._validate", 1),
     Moment("trainer.train._validate", 1, after=True),
 ]
-# Flags by what is trained. 5 divides neither the steps of an epoch nor the steps of the kills.
+# Flags for each value of --train. 5 divides neither the number of steps of an epoch nor the steps at which tests kill
+# the training.
 KINDS: dict[str, list[object]] = {
     "adapter": ["--train", "adapter", "--method", "softtopk"],
     "whole encoder": ["--train", "full", "--method", "dexml", "--positives", 1],
@@ -81,7 +82,7 @@ class TestKilled:
         return run
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_several_times_has_the_weights_and_keys_of_an_uninterrupted_one(
+    def test_training_killed_several_times_has_the_weights_and_keys_of_an_uninterrupted_training(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, kind: str
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
@@ -108,7 +109,7 @@ class TestKilled:
         ],
         ids=["before the memory", "in the memory", "after the memory"],
     )
-    def test_at_the_end_finishes_when_run_again(
+    def test_training_killed_at_its_end_finishes_when_it_is_run_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, moment: Moment, what: str, resume: list[str]
     ) -> None:
         few = ["--train", what, "--max-steps", 2]
@@ -124,7 +125,7 @@ class TestKilled:
             memory.instance_keys, encoder.encode(texts(run_folder, "instances.jsonl"), 16), atol=1e-5
         )
 
-    def test_before_the_first_state_starts_again_without_resume(
+    def test_training_killed_before_its_first_saved_state_starts_again_without_resume(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 2, "--out", tmp_path / "never") == 0
@@ -132,7 +133,7 @@ class TestKilled:
         assert run("--max-steps", 2) == 0
         assert results(run_folder) == results(tmp_path / "never")
 
-    def test_unfinished_is_refused_without_resume_and_stays_unchanged(
+    def test_unfinished_training_is_refused_without_resume_and_stays_unchanged(
         self,
         run: Callable[..., int],
         train: Train,
@@ -163,7 +164,7 @@ class TestKilled:
         assert "expected no training here, found one" in outcome.message
         assert files(run_folder) == before
 
-    def test_resuming_needs_the_same_dataset(
+    def test_training_can_be_resumed_only_with_the_same_dataset(
         self, run: Callable[..., int], train: Train, run_folder: Path, lesson: Path, tmp_path: Path
     ) -> None:
         dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
@@ -176,7 +177,7 @@ class TestKilled:
         assert "expected this training, found one that differs in dataset; continue with the same" in outcome.message
         assert files(run_folder) == before
 
-    def test_damaged_frozen_vectors_are_made_again(
+    def test_damaged_vectors_of_the_frozen_encoder_are_computed_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 3, "--out", tmp_path / "never") == 0
@@ -186,14 +187,16 @@ class TestKilled:
         assert run("--max-steps", 3, "--resume") == 0, (tmp_path / "log").read_text()
         assert results(run_folder) == results(tmp_path / "never")
 
-    def test_overwrite_starts_again(self, run: Callable[..., int], run_folder: Path, tmp_path: Path) -> None:
+    def test_overwrite_starts_a_killed_training_again(
+        self, run: Callable[..., int], run_folder: Path, tmp_path: Path
+    ) -> None:
         assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
         assert run(killed=Moment("trainer.objective.Objective.backward", 4)) == KILLED
         assert run("--seed", 1, "--max-steps", 7, "--overwrite") == 0
         assert results(run_folder) == results(tmp_path / "never")
         assert metrics(run_folder, "validation_ndcg_5") == metrics(tmp_path / "never", "validation_ndcg_5")
 
-    def test_resuming_a_finished_run_changes_nothing_and_an_absent_run_starts(
+    def test_resume_changes_nothing_in_a_finished_run_and_starts_an_absent_run(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert "1 steps of 8" in train("--resume", "--max-steps", 1).err
@@ -206,7 +209,7 @@ class TestKilled:
             assert files(run_folder) == before
 
     @pytest.mark.parametrize("kind", ["adapter", "whole encoder", "mined negatives"])
-    def test_run_finished_by_an_older_release_counts_as_finished(
+    def test_run_that_an_older_release_finished_counts_as_finished(
         self, train: Train, run_folder: Path, kind: str
     ) -> None:
         assert train(*KINDS[kind], "--max-steps", 1).status == 0
@@ -224,14 +227,16 @@ class TestKilled:
             assert "already done, 72 keys" in outcome.err
             assert files(run_folder) == before
 
-    def test_tuned_memory_stays_unchanged(self, train: Train, run_folder: Path) -> None:
+    def test_running_recollect_train_again_keeps_a_tuned_memory_unchanged(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         assert recollect.main(["tune", str(run_folder), "--lambda", "0.3", "--label-key-alpha", "0.75"]) == 0
         before = files(run_folder)
         assert train("--max-steps", 1).status == 0
         assert files(run_folder) == before
 
-    def test_state_includes_clusters_and_followed_vectors(self, run: Callable[..., int], run_folder: Path) -> None:
+    def test_saved_state_includes_clusters_and_the_instance_vectors_of_centroids(
+        self, run: Callable[..., int], run_folder: Path
+    ) -> None:
         assert run(*KINDS["prototypes"], killed=Moment("trainer.objective.Objective.backward", 8)) == KILLED
         (state,) = (run_folder / "state").iterdir()
         clusters = np.load(state / "clusters.npy")
@@ -241,7 +246,7 @@ class TestKilled:
         kept, head = (load_file(path) for path in (state / "model.safetensors", run_folder / "checkpoint" / HEAD))
         assert {f"head.{name}" for name in head} <= kept.keys()
 
-    def test_from_outside_while_it_runs_has_the_same_result(
+    def test_training_killed_from_outside_while_it_runs_has_the_same_result(
         self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--train", "full", "--out", tmp_path / "never") == 0
@@ -281,7 +286,7 @@ def descendants(pid: int) -> list[int]:
 
 # Flags for one process and for two.
 TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
-# Flags with a head, by method. Without dropout, because each process draws its own.
+# Flags of methods with a head. Dropout is off, because each process draws its own dropout.
 HEADS: dict[str, list[object]] = {
     "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
     "unidec": ["--hard-negatives", 3],
@@ -302,14 +307,16 @@ def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
     return folder / "two"
 
 
-def test_two_ranks_learn_the_same_as_one(two: Path, folder: Path, lesson: Path, steady_encoder: Path) -> None:
+def test_training_with_two_ranks_gives_the_weights_of_one_process(
+    two: Path, folder: Path, lesson: Path, steady_encoder: Path
+) -> None:
     words = ["train", lesson, "--out", folder / "one", "--encoder", steady_encoder, *USUAL, *TWICE]
     assert run_recollect(words, folder / "log") == [0]
     assert_same(folder / "one", two)
 
 
 @pytest.mark.parametrize("method", HEADS)
-def test_two_ranks_learn_the_same_as_one_with_a_head(
+def test_training_a_head_with_two_ranks_gives_the_weights_of_one_process(
     folder: Path, lesson: Path, steady_encoder: Path, method: str
 ) -> None:
     words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE, "--method", method, *HEADS[method]]
@@ -334,7 +341,7 @@ def assert_same(one: Path, two: Path) -> None:
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
-def test_two_ranks_killed_under_torchrun_resume_to_the_same_weights(
+def test_training_with_two_ranks_killed_under_torchrun_resumes_to_the_same_weights(
     two: Path, folder: Path, lesson: Path, steady_encoder: Path
 ) -> None:
     words = ["train", lesson, "--out", folder / "killed", "--encoder", steady_encoder, *USUAL, *TWICE]
@@ -355,7 +362,7 @@ def test_two_ranks_train_an_adapter_with_dropout_and_resume_after_a_kill(
         for moment in kills:
             first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)
             assert first == KILLED
-            assert second != 0  # killed too, or without a partner
+            assert second != 0  # also killed, or failed without the other process
             assert run_recollect([*words, *out, "--resume"], folder / "alone") == [2]
             assert "found one that differs in ranks; continue with the same settings" in (folder / "alone").read_text()
         assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (

@@ -1,4 +1,4 @@
-"""`recollect train` that fails: diverging losses, full disks, bad flags and bad data."""
+"""`recollect train` fails with a clear error: diverging losses, full disks, bad flags and bad data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from trainer.validation import Validation
 @pytest.mark.parametrize(
     "where", ["trainer.train.Objective.backward", "trainer.train.mine", "trainer.run.write_memory"]
 )
-def test_full_gpu_is_reported_in_one_line(train: Train, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_gpu_without_enough_memory_is_reported_in_one_line(
+    train: Train, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of")
 
@@ -41,7 +43,7 @@ def test_full_gpu_is_reported_in_one_line(train: Train, monkeypatch: pytest.Monk
 
 
 class TestDiverging:
-    def test_loss_is_reported_in_one_line_and_the_last_good_checkpoint_stays(
+    def test_diverging_loss_is_reported_in_one_line_and_the_last_good_checkpoint_stays(
         self, train: Train, run_folder: Path, tiny_bert: Any
     ) -> None:
         outcome = train("--train", "full", "--learning-rate", 1e30)
@@ -59,7 +61,7 @@ class TestDiverging:
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("fraction", [0, 0.2], ids=["nothing held out", "some held out"])
-    def test_last_step_leaves_no_broken_checkpoint_and_no_broken_memory(
+    def test_training_that_diverges_in_its_last_step_writes_no_broken_checkpoint_or_memory(
         self, train: Train, run_folder: Path, what: str, fraction: float
     ) -> None:
         last = ["--max-steps", 1, "--validation-fraction", fraction]
@@ -71,7 +73,7 @@ class TestDiverging:
             assert "--learning-rate below 1e+30" in outcome.message
             assert not (run_folder / "memory" / "memory.json").exists()
 
-    def test_later_step_leaves_the_best_checkpoint_so_far(
+    def test_training_that_diverges_in_a_later_step_keeps_the_best_checkpoint_so_far(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         backward = loop.Objective.backward
@@ -89,11 +91,11 @@ class TestDiverging:
         )
         assert load_checkpoint(run_folder / "checkpoint", "cpu").model.adapter is not None
 
-    def test_gradient_that_is_not_finite_is_named(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_says_that_the_gradient_is_not_finite(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loop, "_take_step", lambda *_: math.inf)
         assert "found a gradient of length inf; the checkpoint of step 0 is kept" in train().message
 
-    def test_vectors_that_are_not_finite_are_named(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_says_that_vectors_are_not_finite(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loop, "_has_finite_vectors", lambda *_: False)
         message = train().message
         assert (
@@ -105,7 +107,7 @@ class TestDiverging:
 class TestFullDisk:
     @pytest.fixture(autouse=True)
     def without_tensorboard(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Disable TensorBoard: the file limit applies to the whole process, so to its writer thread too."""
+        """Disable TensorBoard, because the file limit of the process applies to TensorBoard's thread too."""
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
     @pytest.fixture
@@ -123,7 +125,7 @@ class TestFullDisk:
 
         return limited
 
-    def test_while_saving_a_state_keeps_the_last_state_and_training_resumes_from_it(
+    def test_full_disk_while_saving_a_state_keeps_the_last_state_and_training_resumes_from_it(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         train("--train", "full", "--out", run_folder.with_name("never"))
@@ -147,7 +149,7 @@ class TestFullDisk:
 
     @pytest.mark.parametrize("what", ["adapter", "full"])
     @pytest.mark.parametrize("size", [100, 20_000], ids=["first file", "weights"])
-    def test_while_saving_a_checkpoint_keeps_the_last_good_one(
+    def test_full_disk_while_saving_a_checkpoint_keeps_the_last_good_checkpoint(
         self,
         train: Train,
         run_folder: Path,
@@ -175,7 +177,7 @@ class TestFullDisk:
         assert {path.name for path in run_folder.iterdir()} - {"frozen"} == LEFT - {"memory", "tensorboard"}
         assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
 
-    def test_while_saving_a_tokenizer_is_reported_in_one_line(
+    def test_full_disk_while_saving_a_tokenizer_is_reported_in_one_line(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Any, folder: Path) -> None:
@@ -187,7 +189,7 @@ class TestFullDisk:
         assert "No space left on device" in outcome.message
         assert not (run_folder / "checkpoint").exists()
 
-    def test_while_writing_the_memory_is_repaired_by_running_again(
+    def test_run_with_a_full_disk_while_writing_the_memory_can_be_completed_by_running_again(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         train("--out", run_folder.with_name("never"))
@@ -226,13 +228,16 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
     "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
     "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
-    "resume and overwrite": (["--resume", "--overwrite"], "--resume, --overwrite: expected one of them, found both"),
+    "resume and overwrite": (
+        ["--resume", "--overwrite"],
+        "--resume, --overwrite: expected only one of these flags, found both",
+    ),
     "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
 }
 
 
 @pytest.mark.parametrize(("more", "complaint"), BAD_FLAGS.values(), ids=BAD_FLAGS)
-def test_bad_flag_is_reported_in_one_line_and_writes_nothing(
+def test_bad_flag_is_refused_in_one_line_and_nothing_is_written(
     train: Train, run_folder: Path, more: list[object], complaint: str
 ) -> None:
     outcome = train(*more)
@@ -260,7 +265,7 @@ BAD_DATA: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("labels", "instances", "complaint"), BAD_DATA.values(), ids=BAD_DATA)
-def test_data_without_two_labels_in_use_is_reported_in_one_line_and_writes_nothing(
+def test_dataset_with_fewer_than_two_labels_in_use_is_refused_in_one_line_and_nothing_is_written(
     run_folder: Path,
     tiny_bert: Any,
     tmp_path: Path,
@@ -281,7 +286,9 @@ def test_data_without_two_labels_in_use_is_reported_in_one_line_and_writes_nothi
     assert not run_folder.exists()
 
 
-def test_missing_gpu_is_refused(train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_cuda_without_a_gpu_is_refused_by_recollect_train(
+    train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     outcome = train("--device", "cuda")
     assert outcome.status == 2
@@ -290,14 +297,14 @@ def test_missing_gpu_is_refused(train: Train, run_folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "memory", "state", "frozen", "tensorboard"])
-def test_folder_of_unknown_origin_is_not_removed_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
+def test_folder_with_unknown_files_is_not_removed_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
     (run_folder / name).mkdir(parents=True)
     (run_folder / name / "precious.bin").write_text("mine")
     assert train("--max-steps", 1).status == 2
     assert files(run_folder) == {f"{name}/precious.bin": b"mine"}
 
 
-def test_unreadable_state_is_refused_until_overwritten(
+def test_unreadable_saved_state_is_refused_without_overwrite(
     train: Train, flags: list[object], run_folder: Path, tmp_path: Path
 ) -> None:
     killed = Moment("trainer.objective.Objective.backward", 3)
@@ -311,7 +318,9 @@ def test_unreadable_state_is_refused_until_overwritten(
     assert train("--overwrite", "--max-steps", 1).status == 0
 
 
-def test_two_instances_with_two_labels_are_enough(tmp_path: Path, tiny_bert: Any, run_folder: Path) -> None:
+def test_dataset_of_two_instances_and_two_labels_can_be_trained(
+    tmp_path: Path, tiny_bert: Any, run_folder: Path
+) -> None:
     dataset = tmp_path / "dataset"
     dataset.mkdir()
     (dataset / "labels.jsonl").write_text('{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n')

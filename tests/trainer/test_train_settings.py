@@ -17,85 +17,85 @@ def settings(**given: Any) -> TrainSettings:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "resume and overwrite": (
         {"resume": True, "overwrite": True},
-        "--resume, --overwrite: expected one of them, found both; resume, or start again",
+        "--resume, --overwrite: expected only one of these flags, found both; omit one",
     ),
-    "vectors for nothing": (
+    "vectors with epochs 0": (
         {"vectors": "zero/memory", "epochs": 0},
-        "--vectors: expected --train adapter, as only an adapter trains on vectors, found --epochs 0",
+        "--vectors: expected --train adapter, because only an adapter trains on vectors, found --epochs 0",
     ),
-    "vectors for a whole encoder": (
+    "vectors with train full": (
         {"vectors": "zero/memory", "train": "full"},
-        "--vectors: expected --train adapter, as only an adapter trains on vectors, found --train full",
+        "--vectors: expected --train adapter, because only an adapter trains on vectors, found --train full",
     ),
-    "label inputs of a whole encoder": (
+    "label inputs with train full": (
         {"label_inputs": "enriched", "train": "full"},
-        "--label-inputs: expected --train adapter, as a whole encoder reads a label's text, found --train full",
+        "--label-inputs: expected --train adapter, because an encoder reads label texts, found --train full",
     ),
-    "weight of what is not mixed": (
+    "label key alpha with text label keys": (
         {"label_key_alpha": 0.5},
-        "--label-key-alpha: expected --label-keys enriched, which it is a weight of, found --label-keys text",
+        "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text",
     ),
-    "mining where the pool is the whole label space": (
+    "mine every with a method over all labels": (
         {"mine_every": 10, "method": "dexml"},
-        "--mine-every: expected hard negatives to mine, found --method dexml without any; leave it out, or give "
+        "--mine-every: expected hard negatives to mine, found --method dexml, which uses none; omit the flag, or set "
         "--hard-negatives",
     ),
-    "mining where the pool is the batch's labels": (
+    "mine top with a method without mined negatives": (
         {"mine_top": 50, "method": "infonce"},
-        "--mine-top: expected hard negatives to mine, found --method infonce without any; leave",
+        "--mine-top: expected hard negatives to mine, found --method infonce, which uses none; omit",
     ),
-    "mining without negatives": (
+    "mine search with hard negatives 0": (
         {"mine_search": "auto", "hard_negatives": 0},
-        "--mine-search: expected hard negatives to mine, found --hard-negatives 0; leave",
+        "--mine-search: expected hard negatives to mine, found --hard-negatives 0; omit",
     ),
-    "a free vector's bank without a head": (
+    "bank with a method without a head": (
         {"bank": 4},
-        "--bank: expected --method prime, found --method rae; leave it out",
+        "--bank: expected --method prime, found --method rae; omit the flag",
     ),
-    "margins without triplets": (
+    "margin with a method without triplets": (
         {"margin": (0.1, 0.3), "method": "unidec"},
-        "--margin: expected --method prime, found --method unidec; leave it out",
+        "--margin: expected --method prime, found --method unidec; omit the flag",
     ),
-    "a prototype without its network": (
+    "prototype with a method without prototypes": (
         {"prototype": "text", "method": "supcon"},
-        "--prototype: expected --method prime, found --method supcon; leave it out",
+        "--prototype: expected --method prime, found --method supcon; omit the flag",
     ),
-    "positives' softmax without any": (
+    "psl with a method without this loss": (
         {"psl": "pal", "method": "prime"},
-        "--psl: expected --method unidec or supcon, found --method prime; leave it out",
+        "--psl: expected --method unidec or supcon, found --method prime; omit the flag",
     ),
-    "both sides of a loss with one": (
+    "symmetric with a method without a loss of labels": (
         {"symmetric": False, "method": "dexml"},
-        "--symmetric: expected --method prime or unidec or supcon, found --method dexml; leave it out",
+        "--symmetric: expected --method prime or unidec or supcon, found --method dexml; omit the flag",
     ),
-    "tau of no softmax": (
+    "temperature with a method without softmax": (
         {"temperature": 0.1, "method": "prime"},
-        "--temperature: expected a method with a softmax, found --method prime; leave it out",
+        "--temperature: expected a method with a softmax, found --method prime; omit the flag",
     ),
-    "a part twice": (
+    "prototype with a repeated part": (
         {"prototype": "text,free,text", "method": "prime"},
-        "--prototype: expected each part once, found text,free,text; leave the second out",
+        "--prototype: expected each part only once, found text,free,text; remove the repetition",
     ),
-    "prototypes that tell no labels apart": (
+    "prototype of a free vector only": (
         {"prototype": "free", "method": "prime"},
-        "--prototype free: expected a part that differs within a cluster, found none; add text or centroid",
+        "--prototype free: expected a part that differs between labels of a cluster, found none; add text or centroid",
     ),
-    "free vectors that nothing reads": (
+    "bank without free vectors in prototypes": (
         {"prototype": "text,centroid", "bank": 4, "method": "prime"},
-        "--bank: expected free vectors in prototypes, found --prototype text,centroid; leave it out",
+        "--bank: expected free vectors in prototypes, found --prototype text,centroid; omit the flag",
     ),
-    "margins out of order": (
+    "margin with the upper bound first": (
         {"margin": "0.3,.1", "method": "prime"},
-        "--margin: expected the lower bound first, found 0.3,0.1; swap them",
+        "--margin: expected the lower bound first, found 0.3,0.1; swap the bounds",
     ),
-    "when to cluster what is not": (
+    "cluster from with a method without clusters": (
         {"cluster_from": 0},
-        "--cluster-from: expected batches made of clusters, found --method rae without any; leave it out, or give "
+        "--cluster-from: expected clustered batches, found --method rae, which uses none; omit the flag, or set "
         "--clusters",
     ),
-    "how often to cluster what shall not be": (
+    "cluster every with clusters 0": (
         {"cluster_every": 1, "clusters": 0, "method": "prime"},
-        "--cluster-every: expected batches made of clusters, found --clusters 0; leave it out, or give --clusters",
+        "--cluster-every: expected clustered batches, found --clusters 0; omit the flag, or set --clusters",
     ),
 }
 
@@ -139,14 +139,14 @@ class TestInsideTheRunFolder:
 
     @pytest.mark.parametrize("flag", ["vectors", "encoder"])
     @pytest.mark.parametrize("path", ["run/memory", "run", "run/../run/memory", "link"])
-    def test_input_inside_the_run_folder_is_refused(self, out: Path, flag: str, path: str) -> None:
+    def test_input_path_inside_the_run_folder_is_refused(self, out: Path, flag: str, path: str) -> None:
         given = f"{out.parent}/{path}"
         with pytest.raises(
-            TrainingError, match=f"--{flag} .*: expected a folder outside --out {out}, which is written"
+            TrainingError, match=f"--{flag} .*: expected a folder outside --out {out}, which this command writes"
         ):
             settings(out=out, **{flag: given})
 
-    def test_input_outside_the_run_folder_is_accepted(
+    def test_input_path_outside_the_run_folder_is_accepted(
         self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "other").mkdir()

@@ -58,7 +58,7 @@ def learner() -> Learner:
     return learner
 
 
-def test_restored_learner_continues_like_the_saved_one(tmp_path: Path, learner: Learner) -> None:
+def test_training_continues_from_a_restored_state_with_the_same_result(tmp_path: Path, learner: Learner) -> None:
     progress = Progress(step=3, best=12.5, best_step=2, seconds=7.25)
     save_state(tmp_path, progress, learner, ALONE)
     take_steps(learner, 4)
@@ -75,7 +75,7 @@ def test_restored_learner_continues_like_the_saved_one(tmp_path: Path, learner: 
     np.testing.assert_array_equal(other.clusters, CLUSTERS)
 
 
-def test_saving_does_not_change_the_learner(tmp_path: Path, learner: Learner) -> None:
+def test_saving_a_state_does_not_change_the_learner(tmp_path: Path, learner: Learner) -> None:
     other = new_learner()
     take_steps(other, 3)
     random = torch.get_rng_state()
@@ -87,7 +87,7 @@ def test_saving_does_not_change_the_learner(tmp_path: Path, learner: Learner) ->
     assert weights_of(learner) == weights_of(other)
 
 
-def test_learner_without_steps_is_restored(tmp_path: Path) -> None:
+def test_state_before_the_first_step_can_be_restored(tmp_path: Path) -> None:
     learner = new_learner()
     save_state(tmp_path, Progress(), learner, ALONE)
     other = new_learner(seed=1, negatives=MINED, clusters=CLUSTERS)
@@ -97,7 +97,7 @@ def test_learner_without_steps_is_restored(tmp_path: Path) -> None:
     assert other.clusters is None
 
 
-def test_learner_without_a_saved_state_starts_unchanged(tmp_path: Path, learner: Learner) -> None:
+def test_loading_without_a_saved_state_leaves_the_learner_unchanged(tmp_path: Path, learner: Learner) -> None:
     before, random = weights_of(learner), torch.get_rng_state()
     assert load_state(tmp_path / "absent", learner, ALONE) == Progress()
     assert weights_of(learner) == before
@@ -105,7 +105,7 @@ def test_learner_without_a_saved_state_starts_unchanged(tmp_path: Path, learner:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_newest_of_several_states_is_loaded(tmp_path: Path, learner: Learner) -> None:
+def test_newest_of_several_saved_states_is_loaded(tmp_path: Path, learner: Learner) -> None:
     for step in (9, 10, 100):
         save_state(tmp_path / str(step), Progress(step=step), learner, ALONE)
         (state,) = (tmp_path / str(step)).iterdir()
@@ -113,7 +113,7 @@ def test_newest_of_several_states_is_loaded(tmp_path: Path, learner: Learner) ->
     assert load_state(tmp_path / "all", learner, ALONE).step == 100
 
 
-def test_unfinished_state_is_ignored(tmp_path: Path, learner: Learner) -> None:
+def test_incompletely_written_state_is_ignored(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=3), learner, ALONE)
     shutil.copytree(tmp_path / "step-00000003", tmp_path / ".step-00000004-incoming")
     (tmp_path / ".step-00000004-incoming" / "model.safetensors").write_bytes(b"half")
@@ -122,7 +122,7 @@ def test_unfinished_state_is_ignored(tmp_path: Path, learner: Learner) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
-def test_older_states_stay_until_the_new_one_is_complete(
+def test_older_states_are_removed_only_when_the_new_state_is_complete(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
@@ -141,7 +141,7 @@ def test_older_states_stay_until_the_new_one_is_complete(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
-def test_full_disk_keeps_the_older_state_and_names_the_next_step(tmp_path: Path, learner: Learner) -> None:
+def test_full_disk_keeps_the_older_state_and_the_error_says_how_to_continue(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     before = files(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -159,7 +159,7 @@ def test_full_disk_keeps_the_older_state_and_names_the_next_step(tmp_path: Path,
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("IoError")])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_failed_save_keeps_the_older_state(
+def test_failed_save_of_a_state_keeps_the_older_state(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, error: Exception, nth: int
 ) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
@@ -207,7 +207,9 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spoil", [empty, halve, garble, replace_by_a_list])
-def test_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, spoil: Callable[[Path], None]) -> None:
+def test_broken_saved_state_is_refused(
+    tmp_path: Path, learner: Learner, name: str, spoil: Callable[[Path], None]
+) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     spoil(tmp_path / "step-00000001" / name)
     with pytest.raises(TrainingError, match="step-00000001: expected a training state, found: .*--overwrite"):
@@ -215,14 +217,14 @@ def test_broken_state_is_refused(tmp_path: Path, learner: Learner, name: str, sp
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(".npy")])
-def test_state_with_a_missing_file_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
+def test_saved_state_with_a_missing_file_is_refused(tmp_path: Path, learner: Learner, name: str) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     (tmp_path / "step-00000001" / name).unlink()
     with pytest.raises(TrainingError, match="expected a training state, found: .*"):
         load_state(tmp_path, learner, ALONE)
 
 
-def test_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
+def test_saved_state_of_another_model_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     model = VectorDualEncoder(2, Adapter(2, 2))
     other = Learner(model, torch.optim.AdamW(model.parameters()), "cpu")
@@ -244,7 +246,7 @@ def test_only_rank_0_writes_a_state(tmp_path: Path, learner: Learner) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_state_of_fewer_ranks_is_refused(tmp_path: Path, learner: Learner) -> None:
+def test_saved_state_of_fewer_ranks_is_refused(tmp_path: Path, learner: Learner) -> None:
     save_state(tmp_path, Progress(step=1), learner, ALONE)
     with pytest.raises(TrainingError, match="expected a training state"):
         load_state(tmp_path, new_learner(), EqualRank(1, 2))

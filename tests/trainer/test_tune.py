@@ -1,4 +1,4 @@
-"""`recollect tune`: against each query's answer worked out alone, with all others, label by label, in float64."""
+"""`recollect tune` against a naive implementation: each query alone, against all other instances, in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def entries(kind: str, rows: int) -> Entries:
 
 
 def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: Any = "float32") -> Path:
-    """Write a run folder whose memory has these keys: instances, then labels."""
+    """Write a run folder whose memory has the given keys of instances and labels."""
     labels, dim = len(keys) - len(sets), keys.shape[1]
     plan = MemoryPlan(len(sets), labels, dim, key_dtype, {}, "", "")
     instances = Split(entries("i", len(sets)), label_sets(sets), np.empty((0, 2), np.int64))
@@ -49,7 +49,10 @@ def make_run(folder: Path, keys: np.ndarray, sets: list[set[int]], key_dtype: An
 
 
 def random_run(folder: Path, seed: int, instances: int, labels: int, key_dtype: Any = "float32") -> Path:
-    """Write a run folder with random keys. Instances have none to all labels; some labels have one instance or none."""
+    """Write a run folder with random keys.
+
+    Instances have zero to all labels, and some labels have one instance or no instance.
+    """
     rng = np.random.default_rng(seed)
     sets = [own - {0, 1} for own in random_sets(rng, instances, labels)]
     sets[0] |= {0}
@@ -196,19 +199,20 @@ def test_query_does_not_vote_for_itself(tmp_path: Path) -> None:
 
 def test_query_is_not_part_of_the_means_of_its_labels(tmp_path: Path) -> None:
     units = np.eye(4, dtype=np.float32)
-    # The text key of each label equals the instance of the other label. Only a query in the mean would find its label.
+    # The text key of each label equals the instance of the other label. A query would find its label only if the query
+    # were part of the label's mean.
     run = make_run(tmp_path, units[[0, 1, 1, 0]], [{0}, {1}])
     tuning = tune(settings(run, metric="P@1", lambda_=[0], label_key_alpha=[0, 0.5, 0.9]))
     assert {trial.score for trial in tuning.trials if trial.lambda_ == 0} == {0.0}
 
 
-def test_equal_instances_vote_for_each_other(tmp_path: Path) -> None:
+def test_instances_with_equal_keys_vote_for_each_other(tmp_path: Path) -> None:
     keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 0, 1, 2]]
     tuning = tune(settings(make_run(tmp_path, keys, [{1}] * 4), metric="P@1", lambda_=[1], top_b=[1, 2, 400]))
     assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {100.0}
 
 
-def test_single_instance_is_scored_with_label_keys_only(tmp_path: Path) -> None:
+def test_query_that_is_the_only_instance_is_scored_with_label_keys_only(tmp_path: Path) -> None:
     keys = np.eye(3, dtype=np.float32)[[0, 1, 0]]
     tuning = tune(settings(make_run(tmp_path, keys, [{1}]), metric="P@1"))
     assert tuning.queries == 1
@@ -230,14 +234,18 @@ class TestQueries:
         monkeypatch.setattr(tuner, "_instance_neighbours", watched)
         return rows
 
-    def test_without_training_are_all_instances_with_labels(self, tmp_path: Path, queries: list[list[int]]) -> None:
+    def test_queries_of_an_untrained_run_are_all_instances_with_labels(
+        self, tmp_path: Path, queries: list[list[int]]
+    ) -> None:
         memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
         tune(settings(tmp_path, **GRID))
         labelled = [row for row, own in enumerate(sets_of(memory)) if own]
         assert queries == [labelled]
         assert len(labelled) < 40
 
-    def test_are_a_random_sample_that_depends_on_the_seed(self, tmp_path: Path, queries: list[list[int]]) -> None:
+    def test_queries_are_a_random_sample_that_depends_on_the_seed(
+        self, tmp_path: Path, queries: list[list[int]]
+    ) -> None:
         memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
         for seed in (0, 0, 1):
             assert tune(settings(tmp_path, queries=7, seed=seed, **GRID)).queries == 7
@@ -246,7 +254,7 @@ class TestQueries:
         assert queries[0] == sorted(set(queries[0]))
 
     @pytest.mark.parametrize("seed", [0, 3])
-    def test_of_a_trained_run_are_the_held_out_instances(
+    def test_queries_of_a_trained_run_are_the_held_out_instances(
         self, train: Train, run_folder: Path, queries: list[list[int]], seed: int
     ) -> None:
         train("--max-steps", 1, "--seed", seed)
@@ -255,7 +263,7 @@ class TestQueries:
         assert queries == [np.flatnonzero(hold_out(memory.label_sets, 0.2, seed)).tolist()]
 
     @pytest.mark.parametrize("fraction", [0, 0.005], ids=["fraction 0", "rounded to 0"])
-    def test_are_all_instances_with_labels_if_training_held_out_none(
+    def test_queries_are_all_instances_with_labels_if_training_held_out_none(
         self, train: Train, run_folder: Path, queries: list[list[int]], fraction: float
     ) -> None:
         assert "0 instances held out" in train("--max-steps", 1, "--validation-fraction", fraction).err
@@ -263,7 +271,7 @@ class TestQueries:
         assert (tuning.queries, tuning.trained_on) == (59, True)
         assert queries == [list(range(59))]
 
-    def test_that_training_used_give_a_warning_and_trained_on(
+    def test_tuning_on_training_instances_gives_a_warning_and_sets_trained_on(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         train("--max-steps", 1, "--validation-fraction", 0)
@@ -275,7 +283,7 @@ class TestQueries:
         assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is True
 
     @pytest.mark.parametrize("trained", [True, False], ids=["held out", "never trained"])
-    def test_that_training_did_not_use_give_no_warning(
+    def test_tuning_on_instances_that_training_did_not_use_gives_no_warning(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str], trained: bool
     ) -> None:
         if trained:
@@ -292,7 +300,7 @@ class TestResult:
     def run(self, tmp_path: Path) -> Path:
         return random_run(tmp_path / "run", 5, 30, 9)
 
-    def test_changes_only_the_defaults_of_the_memory(self, run: Path) -> None:
+    def test_tuning_changes_only_the_defaults_of_the_memory(self, run: Path) -> None:
         before = files(run)
         tuning = tune(settings(run))
         memory = open_memory(run / "memory")
@@ -323,7 +331,7 @@ class TestResult:
         assert saved["before"] | {"score": 0} == DEFAULTS | {"score": 0}
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_is_never_worse_than_the_previous_defaults(self, tmp_path: Path, seed: int) -> None:
+    def test_best_trial_is_never_worse_than_the_previous_defaults(self, tmp_path: Path, seed: int) -> None:
         run = random_run(tmp_path, seed, 25, 7)
         bad: dict[str, Any] = {"lambda_": [0], "temperature": [9.0], "top_b": [1], "label_key_alpha": [0.25]}
         for metric in ("P@1", "PSP@5"):
@@ -335,20 +343,20 @@ class TestResult:
         first, second = (tune(settings(run, **GRID)) for _ in range(2))
         assert second.before == second.best == first.best
 
-    def test_does_not_depend_on_the_previous_defaults(self, run: Path) -> None:
+    def test_best_trial_does_not_depend_on_the_previous_defaults(self, run: Path) -> None:
         first = tune(settings(run, **GRID))
         memory = open_memory(run / "memory")
         write_defaults(memory.folder, memory.plan, DEFAULTS | {"top_b": 4, "temperature": 0.4, "lambda": 0.3})
         second = tune(settings(run, **GRID))
         assert (second.best.score, second.best.lambda_) == (first.best.score, first.best.lambda_)
 
-    def test_among_equal_scores_prefers_text_keys_then_larger_b_then_smaller_tau(self, tmp_path: Path) -> None:
+    def test_tuning_prefers_text_keys_then_larger_b_then_smaller_tau_among_equal_scores(self, tmp_path: Path) -> None:
         keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # every setting is correct
         tuning = tune(settings(make_run(tmp_path, keys, [{0}, {0}])))
         assert tuning.best.score == tuning.before.score == max(trial.score for trial in tuning.trials)
         assert setting(tuning.best)[1:] == (0.02, 400, 0)
 
-    def test_interruption_keeps_the_previous_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted_tuning_keeps_the_previous_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = (run / "memory" / "memory.json").read_bytes()
 
         def interrupted(*_: Any) -> None:
@@ -365,7 +373,7 @@ def trial(lambda_: float, alpha: float, score: float) -> Trial:
 
 
 class TestTable:
-    def test_contains_before_and_best_and_the_best_for_each_alpha_and_lambda(self) -> None:
+    def test_table_contains_before_and_best_and_the_best_trial_for_each_alpha_and_lambda(self) -> None:
         trials = [trial(0.5, 0.25, 60), trial(1, 0.25, 55.125), trial(1, 0, 50), trial(0.05, 0, 40), trial(0.5, 0, 30)]
         lines = table(Tuning("nDCG@5", 10, False, trials[4], trials[0], trials))
         assert [" ".join(line.split()) for line in lines] == [
@@ -379,7 +387,7 @@ class TestTable:
             "best at lambda 1 1 0.04 200 0.25 55.12",
         ]
 
-    def test_lines_have_equal_length(self, tmp_path: Path) -> None:
+    def test_lines_of_the_table_have_equal_length(self, tmp_path: Path) -> None:
         lines = table(tune(settings(random_run(tmp_path, 6, 20, 5), **GRID)))
         assert len({len(line) for line in lines}) == 1
         assert len(lines) == 3 + 4 + 3  # the header, before and best; lambdas 0, .3, .5 and 1; alphas
@@ -390,14 +398,14 @@ class TestCommand:
     def run(self, tmp_path: Path) -> Path:
         return random_run(tmp_path / "run", 5, 20, 6)
 
-    def test_prints_only_the_table_to_stdout(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_tune_prints_only_the_table_to_stdout(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert recollect.main(["tune", str(run), "--lambda", "0,.5", "--metric", "P@1"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["lambda", "tau", "b", "alpha", "P@1"]
         assert [line.split()[0] for line in lines[1:3]] == ["before", "best"]
         assert len(lines) == 3 + 2 + 4
 
-    def test_prints_json_with_json_flag(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_tune_prints_json_with_the_flag_json(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert recollect.main(["tune", str(run), "--json", "--temperature", ".05"]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert printed == json.loads((run / "memory" / "tuning.json").read_text())
@@ -425,7 +433,7 @@ class TestCommand:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_bad_flag_gives_one_line_and_changes_nothing(
+    def test_tune_with_a_bad_flag_prints_one_line_and_changes_nothing(
         self, run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
     ) -> None:
         before = files(run)
@@ -436,7 +444,7 @@ class TestCommand:
         assert complaint in err
         assert files(run) == before
 
-    def test_help_describes_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_of_recollect_tune_describes_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             recollect.main(["tune", "--help"])
         out = " ".join(capsys.readouterr().out.split())
@@ -446,30 +454,30 @@ class TestCommand:
 
 
 class TestRefused:
-    def test_without_a_memory(self, tmp_path: Path) -> None:
+    def test_tuning_without_a_memory_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(MemoryFolderError, match=r"memory: expected a memory, found none; run `recollect train`"):
             tune(settings(tmp_path))
         assert not list(tmp_path.iterdir())
 
-    def test_with_an_unfinished_memory(self, tmp_path: Path) -> None:
+    def test_tuning_an_unfinished_memory_is_refused(self, tmp_path: Path) -> None:
         memory = random_run(tmp_path, 0, 6, 3) / "memory"
         (memory / "memory.json").rename(memory / "progress.json")
         with pytest.raises(MemoryFolderError, match=r"expected a memory, found one that is not finished"):
             tune(settings(tmp_path))
 
-    def test_if_no_instance_has_a_label(self, tmp_path: Path) -> None:
+    def test_tuning_is_refused_if_no_instance_has_a_label(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 5), [set(), set(), set()])
         before = files(run)
         with pytest.raises(TrainingError, match=r"expected instances with labels, found none; tuning needs some"):
             tune(settings(run))
         assert files(run) == before
 
-    def test_without_instances(self, tmp_path: Path) -> None:
+    def test_tuning_a_memory_without_instances_is_refused(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 2), [])
         with pytest.raises(TrainingError, match=r"expected instances with labels, found none"):
             tune(settings(run))
 
-    def test_with_an_invalid_recipe(self, train: Train, run_folder: Path) -> None:
+    def test_tuning_a_run_with_an_invalid_recipe_is_refused(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
         assert training(run_folder)["done"]
         (run_folder / "training.json").write_text("{}")

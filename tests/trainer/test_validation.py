@@ -44,17 +44,19 @@ def test_other_seeds_hold_out_other_instances() -> None:
 
 
 @pytest.mark.parametrize(("instances", "fraction", "count"), [(1, 0.5, 0), (2, 0.5, 1), (100, 0.05, 5), (100, 0.0, 0)])
-def test_fraction_is_of_labelled_instances(instances: int, fraction: float, count: int) -> None:
+def test_held_out_fraction_is_a_fraction_of_the_instances_with_labels(
+    instances: int, fraction: float, count: int
+) -> None:
     sets = label_sets([{0}, set()] * instances)
     assert hold_out(sets, fraction, 0).sum() == count
 
 
-def test_at_most_four_thousand_are_held_out() -> None:
+def test_at_most_4_000_instances_are_held_out() -> None:
     assert hold_out(label_sets([{0}] * 20_000), 0.5, 0).sum() == 4_000
 
 
 def gathered(instances: np.ndarray, labels: np.ndarray) -> Keys:
-    """Return keys as rank 0 has them. Its own share is not used here."""
+    """Return keys as rank 0 has them. The validation does not use rank 0's own share."""
     return Keys(instances[:0], labels, instances)
 
 
@@ -98,7 +100,7 @@ def naive_score_at(
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("seed", "instances", "labels"), [(0, 12, 7), (1, 40, 3), (2, 150, 120)])
-def test_score_is_the_written_formula_and_held_out_instances_have_no_vote(
+def test_validation_score_equals_the_formula_and_held_out_instances_do_not_vote(
     seed: int, instances: int, labels: int, alpha: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -110,14 +112,14 @@ def test_score_is_the_written_formula_and_held_out_instances_have_no_vote(
     assert validation.score(keys) == pytest.approx(naive_score(keys, sets, held_out, alpha), abs=1e-3)
 
 
-def test_held_out_instance_does_not_find_itself() -> None:
+def test_held_out_instance_is_not_among_its_own_neighbours() -> None:
     keys = gathered(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
     validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu")
     # The other instance has label 1. Label 0 has no instance except the query.
     assert validation.score(keys) == pytest.approx(100 / math.log2(3))
 
 
-def test_perfect_answers_score_100() -> None:
+def test_perfect_answers_have_the_score_100() -> None:
     units = np.eye(6, dtype=np.float32)
     keys = gathered(units[[0, 1, 0, 1]], units[[0, 1]])
     validation = Validation(np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu")

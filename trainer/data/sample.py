@@ -1,8 +1,8 @@
 """The built-in sample dataset: sentences from the docstrings of Python's standard library.
 
 The labels are the documented names. The labels of a sentence are the names whose docstrings contain the sentence. The
-module of a name is not a label of its sentences: it would collect the votes of all its functions and outrank the
-correct function.
+module of a name is not a label of its sentences: the module would get the votes of all its functions, and would rank
+above the correct function.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from trainer.data.stdlib.names import read_docstrings
 from trainer.data.stdlib.sentences import sentences
 from trainer.errors import DatasetError
 
-_MOST_LABELS = 8  # a sentence with more labels is boilerplate and describes none of them
-_TEST_SHARE = 0.25  # of the sentences that do not open a docstring
+_MOST_LABELS = 8  # a sentence with more labels is boilerplate that describes none of the names
+_TEST_SHARE = 0.25  # share of the sentences that are not the first of a docstring
 
 _Record = dict[str, Any]
 
@@ -38,7 +38,7 @@ def write_sample(folder: Path) -> SampleCounts:
     """Write the sample dataset. The same interpreter always writes the same bytes.
 
     Args:
-        folder: The dataset folder. It and its parents are created if they do not exist.
+        folder: The dataset folder. Missing folders on the path are created.
 
     Raises:
         DatasetError: If `folder` is a file or a folder that is not empty; nothing is changed.
@@ -71,15 +71,15 @@ def _check_absent_or_empty(folder: Path) -> None:
 
 
 def _build_records(docstrings: dict[str, list[str]]) -> tuple[list[_Record], list[_Record], list[_Record]]:
-    """The lines of the three files: labels, train, test."""
+    """Make the records of the three files: labels, train, test."""
     prose = [(name, sentences(docstring)) for name, of_name in docstrings.items() for docstring in of_name]
     documented: dict[str, set[str]] = defaultdict(set)
     for name, of_docstring in prose:
         for sentence in of_docstring:
             documented[sentence].add(name)
     documented = {sentence: names for sentence, names in documented.items() if len(names) <= _MOST_LABELS}
-    # The first sentence of a docstring describes the name best. It is never held out, so that every label occurs in
-    # the train split.
+    # The first sentence of a docstring describes the name best. This sentence is never in the test split, so that every
+    # label occurs in the train split.
     openings = {next(filter(documented.__contains__, of_docstring), None) for _, of_docstring in prose}
 
     labels = sorted(set().union(*documented.values()))

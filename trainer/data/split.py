@@ -24,7 +24,7 @@ _CHUNK_STRINGS = 65_536
 
 @dataclass(frozen=True)
 class Entries:
-    """Texts and their uids, row by row: the labels of a dataset, or the instances or queries of a split."""
+    """Texts and their uids, one row for each label of a dataset or for each instance or query of a split."""
 
     uids: pa.LargeStringArray
     texts: pa.LargeStringArray
@@ -48,17 +48,17 @@ class LabelSets:
 
     @classmethod
     def of(cls, relevance: sparse.csr_matrix) -> LabelSets:
-        """The non-zeros of a relevance matrix, "row label"."""
+        """Make the label sets from the non-zeros of a relevance matrix with the axes (row, label)."""
         return cls(relevance.indptr.astype(np.int64), relevance.indices.astype(np.int32))
 
     def where(self, kept: Bool[np.ndarray, " row"]) -> LabelSets:
-        """The same rows, with an empty label set where `kept` is false."""
+        """Copy the label sets, with an empty set for each row where `kept` is false."""
         sizes = np.diff(self.indptr)
         indptr = np.concatenate([[0], np.cumsum(sizes * kept)])
         return LabelSets(indptr, self.indices[np.repeat(kept, sizes)])
 
     def to_csr(self, labels: int) -> sparse.csr_matrix:
-        """The relevance matrix Y, "row label", of zeros and ones.
+        """Make the relevance matrix Y of zeros and ones, with the axes (row, label).
 
         Args:
             labels: Number of columns.
@@ -74,7 +74,7 @@ class Split:
     Attributes:
         entries: Texts and uids.
         labels: The label set of each text.
-        filtered_pairs: (row, label) pairs that do not count as predictions.
+        filtered_pairs: Pairs (row, label): the label is removed from the predictions for the row.
     """
 
     entries: Entries
@@ -140,7 +140,7 @@ class StringColumn:
 
 
 def fingerprint(labels: Entries, split: Split) -> str:
-    """SHA-256 over every uid, text and label set, in order. Equal contents in equal order give equal fingerprints."""
+    """SHA-256 over every uid, text and label set, row by row. Equal rows in equal order give equal fingerprints."""
     digest = hashlib.sha256()
     for strings in (labels.uids, labels.texts, split.entries.uids, split.entries.texts):
         digest.update(len(strings).to_bytes(8, "little"))

@@ -1,7 +1,7 @@
-"""Small residual networks on a frozen encoder, which train in minutes on a CPU.
+"""Small residual networks above a frozen encoder. Their training takes minutes on a CPU.
 
-Queries (and so instances) have one network, labels have another. At the start of training both return the encoder's
-own vectors. Two networks can separate two kinds of text where one shared network could not.
+Queries and instances have one network, labels have another. At the start of training both return the encoder's own
+vectors. Two networks can separate two kinds of text where one shared network could not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ResidualHead(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The networks of both sides."""
+    """Two networks: one for queries and instances, one for labels."""
 
     def __init__(self, dim: int, hidden: int, dropout: float = 0.1) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Label centroids: the mean of each label's instances, updated as the instances move, without the step's own queries.
+"""Label centroids: the mean of the vectors of each label's instances, updated during training.
 
 PRIME keeps a momentum mean for each label. Here a vector for each instance is updated with momentum, and a centroid is
 the mean of these vectors. A rare label is then updated as fast as a frequent one, and an instance can be left out
-exactly. A query must be left out of its own labels' centroids: otherwise it is near them for that reason alone, and
-most of all for a rare label.
+exactly. Each step leaves its queries out of the centroids of their labels. Otherwise a query would be near these
+centroids only because it is part of them, above all for a rare label.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from trainer.batches import Batch
 
-# Weight of an instance's old vector at each of its visits. A label of 14 instances then moves as far as with PRIME's
-# .95 a visit.
+# Weight of an instance's old vector when a step updates the vector. The centroid of a label with 14 instances then
+# changes as much as with PRIME's momentum of .95.
 _MOMENTUM = 0.5
-# Instances whose vectors are in full precision at once.
+# Number of instances whose vectors are converted to full precision at once.
 _CHUNK_ROWS = 65_536
 
 
@@ -59,13 +59,13 @@ class Centroids(nn.Module):
         self.counts.copy_(torch.from_numpy(np.bincount(values.indices, minlength=len(self.counts))))
 
     def leave_out(self, batch: Batch) -> None:
-        """Leave a batch's queries out of the labels of its pool, until `follow` is called."""
+        """Leave the queries of a batch out of the centroids of the labels in its pool, until `follow` is called."""
         own = batch.label_sets[:, batch.pool].T.tocsr()
         sums, counts = own @ self.followed[batch.rows].astype(np.float32), np.diff(own.indptr)
         self._left_out = (self._on_device(batch.pool), self._on_device(sums), self._on_device(counts))
 
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
-        """Update the vectors of a batch's queries with momentum, and the sums of their labels."""
+        """Update the stored vectors of a batch's queries with momentum, and the sums of the queries' labels."""
         self._left_out = None
         before = self.followed[batch.rows]
         after = _MOMENTUM * before.astype(np.float32) + (1 - _MOMENTUM) * queries.cpu().numpy()

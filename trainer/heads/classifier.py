@@ -40,7 +40,7 @@ class Classifier(Head):
         self.project = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(_DROPOUT)
         self.weights = nn.Parameter(torch.zeros(labels, dim))
-        nn.init.eye_(self.project.weight)  # both views of a query start equal
+        nn.init.eye_(self.project.weight)  # at first both views of a query are equal
         nn.init.zeros_(self.project.bias)
 
     @property
@@ -66,7 +66,7 @@ class Classifier(Head):
         values: sparse.csr_matrix,
         seed: int,
     ) -> None:
-        """Start each label's weight between its text vector and the mean of its instances."""
+        """Initialise each label's vector w_l between the label's text vector and the mean of its instances."""
         weights = mix(texts, values.T @ instances, alpha=0.5)
         with torch.no_grad():
             self.weights.copy_(torch.from_numpy(weights))

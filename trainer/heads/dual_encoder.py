@@ -40,13 +40,16 @@ class DualEncoder(nn.Module):
         return self.head.label_views if side == "labels" else self.head.query_views
 
     def views(self, *inputs: Any) -> Float[Tensor, "row view dim"]:
-        """Return the views, which the loss compares. The inputs are the result of `Inputs.batch`."""
+        """Return the views of a batch, the unit vectors that the loss compares.
+
+        The arguments are those of `Inputs.batch`.
+        """
         raise NotImplementedError
 
     def views_of_vectors(
         self, vectors: Float[Tensor, "row dim"], side: Side, rows: Int[Tensor, " row"] | None
     ) -> Float[Tensor, "row view dim"]:
-        """Apply adapter and head to text vectors. A head needs the numbers of the labels in `rows`."""
+        """Apply adapter and head to text vectors. For a head, `rows` must contain the label positions."""
         if self.adapter is not None:
             vectors = self.adapter(vectors, side)
         if self.head is None:

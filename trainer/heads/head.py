@@ -21,9 +21,9 @@ class Head(nn.Module, abc.ABC):
 
     Attributes:
         kind: Name of the class in a checkpoint.
-        query_views: Views of a query.
-        label_views: Views of a label. The loss compares each of them with the query's view of the same number, or with
-            the query's only view.
+        query_views: Number of views of a query.
+        label_views: Number of views of a label. The loss compares view number i of a label with view number i of a
+            query, or with the query's only view.
         dim: Size of a view.
     """
 
@@ -46,7 +46,7 @@ class Head(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row view dim"]:
-        """Return the views of labels, given their text vectors and their numbers."""
+        """Return the views of labels, given their text vectors and their label positions."""
 
     @abc.abstractmethod
     def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
@@ -65,12 +65,12 @@ class Head(nn.Module, abc.ABC):
         Args:
             texts: Vectors of the label texts.
             instances: Vectors of the instances.
-            values: Y, "instance label". The row of a held-out instance is empty.
+            values: The relevance matrix Y, with the axes (instance, label). The row of a held-out instance is empty.
             seed: Seed of all random draws.
         """
 
     def leave_out(self, batch: Batch) -> None:  # noqa: B027
-        """Ignore the batch's queries as instances of their labels, until `follow` is called at the end of the step."""
+        """Leave the batch's queries out of the instances of their labels, until `follow` ends the step."""
 
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
         """Update the head with the vectors of the batch's queries, at the end of a step."""
@@ -84,7 +84,10 @@ class Head(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def lookups(self) -> list[nn.Parameter]:
-        """Return the tables with one vector for each label or cluster. They learn faster and have no weight decay."""
+        """Return the tables with one vector for each label or cluster.
+
+        Training gives these tables a higher learning rate and no weight decay.
+        """
 
     @abc.abstractmethod
     def shape(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     p_l = unit( mean of Transformer( [t_l, v_c(l), c_l] ) )
 
 t_l is the vector of the label text, c_l the centroid of its instances, and v_c(l) a free vector from a bank: all labels
-of a cluster share one.
+of a cluster share one free vector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Prototypes(Head):
     Args:
         dim: Size of a vector.
         labels: Number of labels.
-        tokens: Parts of a prototype.
+        tokens: The parts of a prototype: `text`, `free` and `centroid`, or some of them.
         bank: Number of free vectors. 0 if `free` is not among the tokens.
     """
 

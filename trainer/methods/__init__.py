@@ -1,4 +1,4 @@
-"""The training methods, one file each: pool of keys, loss, head, defaults and flags."""
+"""The training methods, one file for each method: its pool of keys, loss, head, defaults and flags."""
 
 from trainer.methods import dexml, infonce, prime, rae, softtopk, supcon, unidec
 from trainer.methods.method import Method, MethodOptions, SymmetricOptions

@@ -1,4 +1,7 @@
-"""InfoNCE: one positive for each query against the batch's labels. The most common way to train a dual encoder."""
+"""InfoNCE: one positive for each query against the batch's labels.
+
+This is the most common way to train a dual encoder.
+"""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class MethodOptions(BaseModel):
 
 
 class SymmetricOptions(MethodOptions):
-    """The flag of methods that have a loss of labels as well."""
+    """The flag of methods that also have a loss for labels."""
 
     symmetric: CliImplicitFlag[bool] = Field(
-        True, description="prime, unidec, supcon: train labels to find their queries too"
+        True, description="prime, unidec, supcon: also train labels to find their queries"
     )
 
 
@@ -60,16 +60,20 @@ class Method:
         options: The flags of the method.
         loss: The loss of each query, given the method's options.
         hard_negatives: Default number of mined negatives for each query. None: the pool is the whole label space and
-            needs none.
-        positives: Default number of true labels drawn for a query at each visit. 0: all are in the pool.
+            needs no mined negatives.
+        positives: Default number of true labels drawn for a query each time the query is in a batch. 0: all true labels
+            are in the pool.
         temperature: Default tau. None: the loss takes similarities that are not divided by tau.
         instances: Whether the instances of the batch are keys of the pool too.
-        pulls_pool: Whether a query pulls all its true labels in the pool closer, or only the labels drawn for it.
-        label_loss: The loss of each label, added to the queries' loss with `--symmetric`. None: there is none.
+        pulls_pool: Whether the positives of a query are all its true labels in the pool, or only the labels drawn for
+            this query.
+        label_loss: The loss of each label, added to the queries' loss with `--symmetric`. None: the method has no such
+            loss.
         positive_sampling: Default way to draw true labels.
         clusters: Default composition of batches: random queries; clusters that grow (NGAME); or one cluster a batch.
-        label_inputs: What an adapter reads of a label by default.
-        head: Makes the head, given the size of a vector, the number of labels and the options. None: there is none.
+        label_inputs: Default input of an adapter for a label: `text` or `enriched`.
+        head: Makes the head, given the size of a vector, the number of labels and the options. None: the method has no
+            head.
         tuned: Whether `--tune auto` chooses the memory's lambda after training.
     """
 

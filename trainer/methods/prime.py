@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer.methods.scored import Scored, ScoredLabels
 
 _REGULARISER_WEIGHT = 0.1
-# Labels that share a free vector.
+# Number of labels that share a free vector, at least.
 _LABELS_PER_FREE = 2
 
 
@@ -31,22 +31,28 @@ class PrimeOptions(SymmetricOptions):
         ["text", "free", "centroid"], description="prime: parts of a label's prototype"
     )
     bank: int | None = Field(
-        None, ge=1, description="prime: number of free vectors; unset: a power of two, one for 2 or 3 labels"
+        None,
+        ge=1,
+        description="prime: number of free vectors; unset: a power of two, so that 2 or 3 labels share each vector",
     )
     margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
-        (0.1, 0.3), description="prime: bounds of the triplets' margin; equal bounds fix it"
+        (0.1, 0.3),
+        description="prime: lower and upper bound of the triplet margin; equal bounds give a constant margin",
     )
 
     def contradictions(self) -> Iterator[str]:
         tokens, (low, high) = self.prototype, self.margin
         if len(set(tokens)) < len(tokens):
-            yield f"--prototype: expected each part once, found {','.join(tokens)}; leave the second out"
+            yield f"--prototype: expected each part only once, found {','.join(tokens)}; remove the repetition"
         if tokens == ["free"]:
-            yield "--prototype free: expected a part that differs within a cluster, found none; add text or centroid"
+            yield (
+                "--prototype free: expected a part that differs between labels of a cluster, found none; "
+                "add text or centroid"
+            )
         if "bank" in self.model_fields_set and "free" not in tokens:
-            yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; leave it out"
+            yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; omit the flag"
         if low > high:
-            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap them"
+            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
 
     def with_defaults(self, labels: int) -> PrimeOptions:
         if (self.bank or 0) > labels:
@@ -94,7 +100,7 @@ METHOD = Method(
     positive_sampling="propensity",
     temperature=None,
     clusters="growing",
-    label_inputs="text",  # a prototype contains the instances through its centroid
+    label_inputs="text",  # the centroid in a prototype already contains the instances
     head=_head,
     tuned=True,
 )

@@ -1,4 +1,4 @@
-"""The similarities that a loss reads: some queries compared with the pool, or some labels compared with the queries."""
+"""The inputs of a loss: similarities of some queries to the pool, or of some labels to the queries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Scored:
 
     Attributes:
         labels: Similarities to the labels of the pool, in each view.
-        positives: The true labels that this step pulls closer.
+        positives: The true labels that this step moves closer to the query.
         relevant: All true labels.
-        instances: Similarities to the instances of the batch. No columns if the method does not use instances as keys.
+        instances: Similarities to the instances of the batch. The matrix has no columns if the method does not use
+            instances as keys.
         disjoint_instances: The instances that share no label with the query.
         ranks: The processes that share the pool.
     """
@@ -37,7 +38,7 @@ class ScoredLabels:
 
     Attributes:
         queries: Similarities to the queries, in each view.
-        positives: The queries that this step pulls closer.
+        positives: The queries that this step moves closer to the label.
         relevant: All queries that have the label.
     """
 

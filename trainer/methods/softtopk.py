@@ -1,4 +1,4 @@
-"""SoftTop-k (DEXML): pull each true label into the top 5 of all labels, or of batch labels and mined negatives."""
+"""SoftTop-k (DEXML): move each true label into the top 5 of all labels, or of batch labels and mined negatives."""
 
 from __future__ import annotations
 

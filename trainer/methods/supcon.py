@@ -1,4 +1,8 @@
-"""SupconDE: UniDEC's dual encoder without its classifier. Each view has the same weight, and so has each direction."""
+"""SupconDE: UniDEC's dual encoder without its classifier.
+
+Both views have the same weight, and so have the losses of queries and of
+labels.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ class SupconOptions(SymmetricOptions):
 
 
 def _loss(scored: Scored, options: SupconOptions) -> Float[Tensor, " query"]:
-    """Queries over labels."""
+    """Loss of the queries over the labels."""
     mean = _mean_over_views(options.psl, scored.labels, scored.positives, scored.ranks)
     return mean / 2 if options.symmetric else mean
 
 
 def _label_loss(scored: ScoredLabels, options: SupconOptions) -> Float[Tensor, " label"]:
-    """Labels over queries."""
+    """Loss of the labels over the queries."""
     return _mean_over_views(options.psl, scored.queries, scored.positives) / 2
 
 

@@ -1,4 +1,7 @@
-"""UniDEC: SupconDE's dual encoder and a classifier. Each is trained by half of the loss, and both answer queries."""
+"""UniDEC: SupconDE's dual encoder and a classifier.
+
+Each of the two gets half of the loss, and both take part in answers to queries.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     train.parquet  test.parquet   query text, label uid[, weight]
     labels.parquet                label uid, label text
 
-Each of these is one file or a folder of files. Rows with the same query text become one instance. The weights of rows
-with the same query and label are added; the label counts if the sum is positive.
+Each of these paths is one Parquet file or a folder of Parquet files. Rows with the same query text become one instance.
+The weights of rows with the same query and label are added. The instance has the label if the sum is positive.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _read_strings(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Lar
         raise DatasetError(f"{path}: expected a column {' or '.join(names)}, found {', '.join(table.column_names)}")
     kind = (
         column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    )  # the type of pandas categories
+    )  # pandas categories are stored as dictionaries
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DatasetError(f"{path}: expected column {names[0]!r} to hold strings, found {column.type}")
     strings = pa.concat_arrays(column.cast(pa.large_string()).chunks or [pa.array([], type=pa.large_string())])

@@ -47,7 +47,7 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
         record: The JSON object.
         path: The file, for error messages.
         number: Line number of the record, from 1, for error messages.
-        default: The uid of a record without one; None if every record needs a uid.
+        default: The uid of a record without the field; None if every record needs the field.
 
     Raises:
         DatasetError: If the uid is missing or invalid.
@@ -73,7 +73,7 @@ def check_position(position: object, labels: int, path: Path, number: int) -> in
         number: Line number of the value, from 1, for error messages.
 
     Raises:
-        DatasetError: If it is not an integer from 0 to `labels` - 1.
+        DatasetError: If the value is not an integer from 0 to `labels` - 1.
     """
     if not isinstance(position, int) or isinstance(position, bool):
         raise DatasetError(f"{path}:{number}: expected a label position, found {position!r}")

@@ -1,6 +1,6 @@
-"""Filter files: (row, label) pairs, both from 0, that do not count as predictions.
+"""Filter files: pairs (row, label), both counted from 0. The label is removed from the predictions for the row.
 
-In product-to-product data a test text and a label can be the same product. A correct prediction of it is trivial.
+In product-to-product data, a test text and a label can be the same product. Predicting this label is trivial.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.errors import DatasetError
 
 
 def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:
-    """The pairs of a filter file; no pairs if the file is absent or empty.
+    """Read the pairs of a filter file. An absent or empty file has no pairs.
 
     Args:
         path: `filter_labels_train.txt` or `filter_labels_test.txt`.

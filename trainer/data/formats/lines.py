@@ -35,7 +35,7 @@ def require_file(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line number, from 1, with the text on the line."""
+    """Yield each line number, from 1, with the text of the line."""
     for number, line in _read_lines(path):
         text = _decode(line, path, number)
         if problem := text_problem(text):
@@ -44,7 +44,7 @@ def read_texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line number, from 1, with the JSON object on the line. Blank lines are skipped."""
+    """Yield each line number, from 1, with the JSON object of the line. Blank lines are skipped."""
     for number, line in _read_lines(path):
         if not line or line.isspace():
             continue
@@ -59,7 +59,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each line number, from 1, with the bytes of the line without its line break."""
+    """Yield each line number, from 1, with the bytes of the line. The line break is removed."""
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:

@@ -50,7 +50,7 @@ def _file_names(stem: str) -> tuple[str, ...]:
 
 
 class _LabelResolver:
-    """Converts a label in a file, which is a position or a uid, to its position."""
+    """Converts a label reference in a file to the label's position. A reference is a position or a uid."""
 
     def __init__(self, labels: Entries, path: Path) -> None:
         self._labels, self._path = labels, path
@@ -59,7 +59,7 @@ class _LabelResolver:
     def __call__(self, label: object, number: int) -> int:
         if not isinstance(label, str):
             return check_position(label, len(self._labels), self._path, number)
-        if self._positions is None:  # built on the first uid: files with positions do not need it
+        if self._positions is None:  # built at the first uid, because files with positions do not need the mapping
             self._positions = {uid: row for row, uid in enumerate(self._labels.uids.to_pylist())}
         if label not in self._positions:
             raise DatasetError(

@@ -65,9 +65,9 @@ def _read_relevance(path: Path) -> sparse.csr_matrix:
             f"{path}: expected a sparse matrix as scipy.sparse.save_npz writes it, found a file that is no zip archive"
         )
     try:
-        loaded = sparse.load_npz(path)  # never unpickles
+        loaded = sparse.load_npz(path)  # load_npz never unpickles objects
         if loaded.format in ("csr", "csc", "bsr"):
-            loaded.check_format(full_check=True)  # the next calls do not check the indices
+            loaded.check_format(full_check=True)  # csr_matrix does not check the indices
         relevance = sparse.csr_matrix(loaded)
         relevance.sum_duplicates()
         relevance.eliminate_zeros()

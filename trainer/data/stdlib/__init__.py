@@ -1,4 +1,6 @@
-"""The documentation of Python's standard library: `modules` reads it, `names` names it, `sentences` splits it.
+"""The documentation of Python's standard library:
 
-It is read from the running interpreter and is the text of the built-in sample dataset.
+`modules` reads docstrings, `names` gives them public names, `sentences` splits them.
+
+The docstrings come from the running interpreter. The built-in sample dataset consists of their sentences.
 """

@@ -22,8 +22,8 @@ STAR = "*"
 
 _SKIPPED = {
     *("test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "_vendor"),
-    "distutils",  # removed in Python 3.12
-    *("antigravity", "this"),  # jokes
+    "distutils",  # Python 3.12 does not have this module any more
+    *("antigravity", "this"),  # modules that are jokes
     "readline",  # importing it may write escape codes to the terminal
 }
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -53,8 +53,8 @@ class Module:
 
 
 def read_modules() -> dict[str, Module]:
-    """All Python modules by name, and the C modules that are public or that a Python module imports."""
-    with warnings.catch_warnings(action="ignore"):  # invalid escapes in the source, deprecated modules
+    """Return, by name, all Python modules, and the C modules that are public or that a Python module imports."""
+    with warnings.catch_warnings(action="ignore"):  # invalid escapes, deprecated modules
         modules = {module.name: module for module in _python_modules()}
         imported = {statement.source for module in modules.values() for statement in module.imports}
         public = {name for name in sys.stdlib_module_names - _SKIPPED if is_public(name)}
@@ -71,7 +71,7 @@ def is_public(name: str) -> bool:
 def _python_modules() -> Iterator[Module]:
     root = Path(sysconfig.get_path("stdlib"))
     for top in sorted(root.iterdir()):
-        if top.stem not in sys.stdlib_module_names:  # for example site-packages
+        if top.stem not in sys.stdlib_module_names:  # skip for example site-packages
             continue
         for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
             parts = path.relative_to(root).with_suffix("").parts
@@ -139,13 +139,13 @@ def _c_module_names() -> set[str]:
 def _import_c_module(name: str) -> Module | None:
     try:
         imported = importlib.import_module(name)
-    except ImportError:  # a library is missing on this platform
+    except ImportError:  # the module needs a library that this platform lacks
         return None
     module = Module(name, imported.__doc__, in_c=True)
     contents = vars(imported)
     for key in sorted(filter(is_public, contents)):
-        value = contents.get(f"__{key}__", contents[key])  # the original `sys` hooks, which programs replace
-        if inspect.isbuiltin(value) and value.__name__ == key:  # else it is an alias
+        value = contents.get(f"__{key}__", contents[key])  # `sys` keeps originals of its hooks so
+        if inspect.isbuiltin(value) and value.__name__ == key:  # another name means an alias
             module.definitions[key] = _own_docstring(value, "")
         elif inspect.isclass(value) and (value.__module__ == "builtins") == (name == "builtins"):
             module.definitions[key] = _own_docstring(value, "")

@@ -1,7 +1,7 @@
 """The public names of the standard library, each with its docstrings.
 
-A name is the path that users import, not the path of its definition: `asyncio.run`, not `asyncio.runners.run`;
-`os.path.join`, not `posixpath.join`; `csv.reader`, not `_csv.reader`.
+A name is the path that users import, not the path where the object is defined: `asyncio.run`, not
+`asyncio.runners.run`; `os.path.join`, not `posixpath.join`; `csv.reader`, not `_csv.reader`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Set
 from trainer.data.stdlib.modules import STAR, Import, Module, is_public, read_modules
 
 _Modules = dict[str, Module]
-_Place = tuple[str, str]  # a module, and a name in it
+_Place = tuple[str, str]  # the name of a module, and a name in this module
 
 
 def read_docstrings() -> dict[str, list[str]]:
@@ -26,14 +26,14 @@ def read_docstrings() -> dict[str, list[str]]:
         for source in filter(None, map(modules.get, [module.name, *borrowed])):
             docstrings[module.name] += filter(None, [source.docstring])
 
-    public_places: dict[_Place, list[_Place]] = defaultdict(list)  # definition -> the places that offer it
-    reexported: set[_Place] = set()  # places whose names another module offers too
+    public_places: dict[_Place, list[_Place]] = defaultdict(list)  # definition -> places with a public name for it
+    reexported: set[_Place] = set()  # places that another module re-exports
     for module in public:
         for name, origins in _public_names(module.name, modules).items():
             for origin in origins:
                 public_places[origin].append((module.name, name))
         reexported |= {place for _, place, _ in _reexports(module, modules)}
-    for (source_name, defined), places in sorted(public_places.items()):  # sorted, as sets have no order
+    for (source_name, defined), places in sorted(public_places.items()):  # sorted, because sets have no order
         nearest = [place for place in places if place not in reexported and not _is_below(place, places)]
         for below, docstring in modules[source_name].definitions[defined]:
             for module_name, name in nearest:
@@ -46,7 +46,7 @@ def _is_below(place: _Place, others: list[_Place]) -> bool:
 
 
 def _public_names(name: str, modules: _Modules, importing: frozenset[str] = frozenset()) -> dict[str, set[_Place]]:
-    """The names that a module defines or re-exports, each with the places of its definitions."""
+    """Return the names that a module defines or re-exports, each with the places of its definitions."""
     names: dict[str, set[_Place]] = defaultdict(set)
     for defined in modules[name].definitions:
         names[defined].add((name, defined))
@@ -58,10 +58,10 @@ def _public_names(name: str, modules: _Modules, importing: frozenset[str] = froz
 def _reexports(
     module: Module, modules: _Modules, importing: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, _Place, set[_Place]]]:
-    """The names that a module imports for its users: (name here, imported place, places of its definitions)."""
+    """Yield the names that a module re-exports: (name in the module, imported place, places of the definitions)."""
     for statement in module.imports:
         source = modules.get(statement.source)
-        if source is None or source.name in importing:  # not in the standard library, or an import cycle
+        if source is None or source.name in importing:  # not in the standard library, or part of an import cycle
             continue
         there = _public_names(source.name, modules, importing | {module.name})
         for name_here, name_there in _offered_names(module, statement, source, there.keys()):
@@ -69,7 +69,7 @@ def _reexports(
 
 
 def _offered_names(module: Module, statement: Import, source: Module, there: Set[str]) -> Iterator[tuple[str, str]]:
-    """Pairs (name here, name there) of the names that an import offers to the users of `module`.
+    """Yield the names that an import statement of `module` re-exports: (name in `module`, name in `source`).
 
     Names that the module imports only for its own use are left out.
     """

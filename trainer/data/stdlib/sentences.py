@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-_SHORTEST, _LONGEST = 12, 300  # characters
+_SHORTEST, _LONGEST = 12, 300  # length of a sentence in characters
 _FEWEST_WORDS = 3
 _LEAST_PROSE = 0.8  # smallest share of letters and spaces in the characters of a sentence
 
@@ -37,10 +37,10 @@ def _paragraph(lines: list[str]) -> str:
         if _TABLE_ROW.match(line.lstrip()) or (line.startswith((" ", "\t")) and not prose):
             break
         if _UNDERLINE.match(line):
-            prose.clear()  # an underlined heading is no prose
+            prose.clear()  # an underlined heading is not a sentence
             continue
         prose.append(line)
-        if line.rstrip().endswith(":"):  # a table or code follows
+        if line.rstrip().endswith(":"):  # the rest of the block is a table or code
             break
     return " ".join(_MARKUP.sub("", " ".join(prose)).split())
 
