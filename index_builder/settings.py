@@ -1,4 +1,4 @@
-"""Settings of the index builder. A field declares environment variable, flag, default and help text together."""
+"""Settings of the index builder. Each field declares an environment variable, a flag, a default and a help text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.settings import (
     TrainingPrecision,
 )
 
-# Every method of `recollect train --method` can be compared.
+# All methods of `recollect train --method`, because each can be compared.
 METHODS: tuple[str, ...] = get_args(MethodName)
 
 
@@ -43,16 +43,16 @@ def _check_method(method: str) -> str:
 
 def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
     if len(set(values)) < len(values):
-        raise ValueError("each one once")
+        raise ValueError("each value once")
     return values
 
 
-# An empty value means no methods: a comparison may consist of variants alone.
+# An empty value means no methods, because a comparison may consist of variants only.
 _EmptyAllowed = BeforeValidator(lambda value: [] if value == "" else value)
 
 
 class BuilderSettings(BaseSettings):
-    """Each setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+    """Base of all settings. A field `x_y` is the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
     model_config = SettingsConfigDict(
         env_prefix="RECOLLECT_",
@@ -66,7 +66,7 @@ class BuilderSettings(BaseSettings):
 
 
 class BuildSettings(BuilderSettings):
-    """Build a bundle from a run, verify it and publish it. The last line of the output is its version."""
+    """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
     store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
@@ -83,7 +83,8 @@ class BuildSettings(BuilderSettings):
         0.98,
         gt=0,
         le=1,
-        description="least recall of each index: share of the exact top b keys, at the memory's default b",
+        description="least recall of each index: the share of the exact top b keys that a search must find, with the "
+        "memory's default b",
     )
     memory_budget: ByteSize | None = Field(
         None, gt=0, description="largest size of both indexes together, for example 2GB"

@@ -145,7 +145,7 @@ def test_store_is_unchanged_when_there_are_fewer_keys_than_clusters(
 ) -> None:
     assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", "IVF16,SQ8"]) == 2
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert "expected enough keys to train it, found 8: " in last_line
+    assert "expected enough keys to train the index, found 8: " in last_line
     assert contents(tmp_path) == {}
 
 
@@ -194,7 +194,7 @@ def test_force_publishes_and_records_the_failure_in_the_manifest(
 def test_budget_that_no_index_meets_is_a_failed_check(
     tiny_run: Path, quick_export: None, tmp_path: Path, budget: dict[str, Any], failed: str
 ) -> None:
-    with pytest.raises(CheckFailed, match=f"expected every check to pass, 1 failed: {failed}; not published"):
+    with pytest.raises(CheckFailed, match=f"expected every check to pass, 1 failed: {failed}; the bundle is not"):
         build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path} | budget))
     assert contents(tmp_path) == {}
 

@@ -276,4 +276,5 @@ def test_comparison_on_another_dataset_is_rejected(
     (other / "train.jsonl").write_text("\n".join(rows[1:]), encoding="utf-8")
     output = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *SMALL_TRAINING)
     assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
-    assert "expected a comparison on this dataset, found one on another; choose another --out" in output.err
+    expected = "expected a comparison on this dataset, found a comparison on another dataset; choose another --out"
+    assert expected in output.err

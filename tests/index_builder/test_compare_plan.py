@@ -41,9 +41,9 @@ def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
     ("flags", "expected"),
     [
         (["--methods", "rae,bayes"], f"--methods: expected one of {', '.join(METHODS)}; found 'bayes'"),
-        (["--methods", "rae,dexml,rae"], "--methods: expected each one once; found"),
-        (["--methods", ""], "--methods: expected at least one method, or --variants, found neither"),
-        (["--seeds", "1,1"], "--seeds: expected each one once; found"),
+        (["--methods", "rae,dexml,rae"], "--methods: expected each value once; found"),
+        (["--methods", ""], "--methods: expected at least one method, or a file with --variants, found neither"),
+        (["--seeds", "1,1"], "--seeds: expected each value once; found"),
         (["--seeds", ""], "--seeds: expected"),
         (["--seeds", "0,-1"], "--seeds: expected greater than or equal to 0; found '-1'"),
         (["--epochs", "0"], "--epochs: expected greater than or equal to 1; found '0'"),
@@ -63,15 +63,15 @@ def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: s
         ("bank = 0", "bank: expected one table for each variant, found a key outside any table"),
         (
             '[rae]\nmethod = "rae"',
-            "[rae]: expected a name that no method has; rename the variant, as in [rae-variant]",
+            "[rae]: expected a name that no method has, found the name of a method; rename the variant, as in [rae-",
         ),
         ('[untrained]\nmethod = "rae"', "[untrained]: expected a name that no method has"),
         ('["../up"]\nmethod = "rae"', "[../up]: expected a name of letters, digits"),
         (
             '[rae-seed1]\nmethod = "rae"',
-            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-', without a seed",
+            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-' that does not end in -seed and a",
         ),
-        ("[near]\npositives = 2", '[near]: expected a method, found none; add one, as in method = "rae"'),
+        ("[near]\npositives = 2", '[near]: expected the key "method", found none; add one, as in method = "rae"'),
         ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`, with underscores"),
         ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag that may differ between variants"),
         ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag that may differ between variants"),
@@ -109,9 +109,9 @@ def test_folder_with_other_content_is_rejected(dataset: Path) -> None:
     (out / "thesis.tex").write_text("")
     assert "expected an absent folder, an empty folder or a comparison, found thesis.tex in it" in rejection(dataset)
     (out / "comparison.json").write_text('{"format_version": 99}')
-    assert "expected a comparison of format_version 1, found: " in rejection(dataset)
+    assert "expected a comparison with format_version 1, found: " in rejection(dataset)
     (out / "comparison.json").write_text('{"format_version": 1, "dataset_sha256": "", "runs": {"rae": 3}}')
-    assert "expected a comparison of format_version 1, found: " in rejection(dataset)
+    assert "expected a comparison with format_version 1, found: " in rejection(dataset)
     shutil.rmtree(out)
     out.write_text("")
     assert str(out) in rejection(dataset)

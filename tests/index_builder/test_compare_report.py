@@ -129,7 +129,7 @@ def test_markdown_holds_every_section_and_marks_the_best_in_bold(comparison: Com
     written = markdown_report(comparison, plots)
     assert [line for line in written.splitlines() if line.startswith("## ")] == [
         *(f"## {section.heading}" for section in comparison.sections(plots)),
-        "## How it was made",
+        "## How to repeat this comparison",
     ]
     assert "**54.50 ± 0.71**" in written
     assert "![The λ curve](plots/lambda.svg)" in written

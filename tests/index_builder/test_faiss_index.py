@@ -164,7 +164,7 @@ def test_code_arrays_are_reserved_once_and_never_move(
 
 @pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,SQ8", "IVF1,PQ4", "PQ8x4fs", "OPQ8,IVF64,PQ8x4fs,RFlat"])
 def test_error_of_fewer_keys_than_clusters_says_what_to_do(factory: str) -> None:
-    expected = r"expected enough keys to train it, found 15: .*number of clusters.*; use fewer clusters, or build "
+    expected = r"expected enough keys to train the index, found 15: .*number of clusters.*; use fewer clusters, or "
     with pytest.raises(BuildError, match=expected):
         build_index(random_keys(15), factory, 0, silent)
 
