@@ -28,7 +28,7 @@ def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
-    """Run a command that must fail with one line on stderr and write nothing."""
+    """Run `recollect compare`, which must fail with a message of one line and write nothing; return the message."""
     out = out or dataset.parent / "out"
     before = sorted(dataset.parent.rglob("*"))
     output = run(dataset, "--out", out, *flags)
@@ -82,7 +82,7 @@ def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: s
         ('[near]\nmethod = "infonce"\nmine_top = 9', "[near]: --mine-top: expected hard negatives to mine"),
     ],
 )
-def test_error_of_a_variants_file_names_table_and_key(dataset: Path, written: str, expected: str) -> None:
+def test_error_in_a_variants_file_names_the_table_and_the_key(dataset: Path, written: str, expected: str) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text(written)
     message = rejection(dataset, "--methods", "rae", "--variants", variants)
@@ -96,14 +96,14 @@ def test_missing_dataset_or_test_split_is_rejected(dataset: Path) -> None:
     assert "test.jsonl" in rejection(dataset)
 
 
-def test_flag_that_does_not_fit_the_dataset_size_is_rejected_before_training(dataset: Path) -> None:
+def test_variant_that_needs_a_larger_dataset_is_rejected_before_training(dataset: Path) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text('[large]\nmethod = "prime"\nbank = 1000\n')
     assert "[large]: --bank 1000: expected at most " in rejection(dataset, "--variants", variants)
     assert not (dataset.parent / "out").exists()
 
 
-def test_folder_with_other_content_is_rejected(dataset: Path) -> None:
+def test_output_folder_with_other_content_is_rejected(dataset: Path) -> None:
     out = dataset.parent / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("")
@@ -118,7 +118,7 @@ def test_folder_with_other_content_is_rejected(dataset: Path) -> None:
     assert str(out) in rejection(dataset, out=out / "below")
 
 
-def test_variants_share_all_flags_except_their_own(dataset: Path) -> None:
+def test_variant_has_its_own_flags_and_the_shared_flags(dataset: Path) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text(
         '[slow]\nmethod = "dexml"\nlearning_rate = 1e-5\n[text]\nmethod = "rae"\nlabel_inputs = "text"\n'
@@ -143,7 +143,7 @@ def test_variants_share_all_flags_except_their_own(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED_FLAGS if name in TrainSettings.model_fields])
-def test_shared_flags_have_the_same_type_and_default_as_in_train(name: str) -> None:
+def test_shared_flags_have_the_same_type_and_default_as_in_recollect_train(name: str) -> None:
     ours, theirs = CompareSettings.model_fields[name], TrainSettings.model_fields[name]
     assert (ours.annotation, ours.default) == (theirs.annotation, theirs.default)
 
@@ -153,7 +153,9 @@ def test_every_method_is_compared_by_default() -> None:
     assert CompareSettings.model_fields["methods"].default == list(METHODS)
 
 
-def test_error_of_a_killed_process_names_the_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_after_a_killed_training_process_names_the_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Zwölf >&2\nkill -KILL $$\n", encoding="utf-8")
     python.chmod(0o755)
@@ -162,7 +164,7 @@ def test_error_of_a_killed_process_names_the_signal(monkeypatch: pytest.MonkeyPa
         run_recollect("rae", "train")
 
 
-def test_error_of_a_failed_process_holds_its_last_line(
+def test_error_after_a_failed_training_process_contains_its_last_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = tmp_path / "python"
