@@ -100,7 +100,8 @@ class BuildSettings(BuilderSettings):
         description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature",
     )
     gate_dataset: Path | None = Field(
-        None, description="dataset folder; its test split compares the bundle with the current version, see --max-drop"
+        None,
+        description="dataset folder on whose test split the bundle must match the current version; see --max-drop",
     )
     max_drop: float = Field(
         0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
@@ -139,7 +140,7 @@ class EvaluateSettings(BuilderSettings):
         [], description="one or more numbers of keys (b); default: the bundle's default"
     )
     propensity: Propensity = (0.55, 1.5)
-    limit: int = Field(0, ge=0, description="number of test texts to use, from the first; 0: all")
+    limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
 
@@ -181,7 +182,7 @@ class CompareSettings(BuilderSettings):
         "nDCG@5", description="metric that tuning maximises and that decides the best two contestants"
     )
     propensity: Propensity = (0.55, 1.5)
-    limit: int = Field(0, ge=0, description="number of test texts to use, from the first; 0: all")
+    limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 

@@ -40,7 +40,7 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A function that adds a verb `attempt`. `body` is the code of the verb, `top` the code at the top of its module."""
+    """A function that adds a verb `attempt`. `body` is its code, `top` is code at the start of its module."""
 
     def add(body: str, top: str = "") -> None:
         code = (

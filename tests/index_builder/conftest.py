@@ -46,7 +46,7 @@ def write_tiny_encoder(folder: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the topics with a tiny BERT. Tests must not change it."""
+    """A run on the topics with a tiny BERT. Tests must not change this run."""
     from transformers.utils import logging
 
     from trainer.run import write_run

@@ -28,7 +28,7 @@ def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
-    """Run `recollect compare`, which must fail with a message of one line and write nothing; return the message."""
+    """Run `recollect compare`, which must fail with one line on stderr and write nothing; return the line."""
     out = out or dataset.parent / "out"
     before = sorted(dataset.parent.rglob("*"))
     output = run(dataset, "--out", out, *flags)
