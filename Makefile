@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # pip installs the CPU build if it can find one. Any release that pyproject.toml allows works: make TORCH=torch demo
 TORCH ?= torch==2.13.0
-# Number of test files that run at the same time. Each needs a core of its own, or its threads wait for each other.
+# Number of test files that run at the same time. Each needs its own core; otherwise its threads wait for each other.
 JOBS ?= 2
 BIN := .venv/bin
 
@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS)
 test: .venv/dev.stamp
 	$(PYTEST) --dist loadfile -m "not slow"
 
-# The slow tests share nothing, so they are distributed one by one.
+# The slow tests share no fixtures, so pytest distributes single tests instead of whole files.
 test-slow: .venv/dev.stamp
 	$(PYTEST) --dist load -m slow
 

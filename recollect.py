@@ -6,10 +6,10 @@
     recollect.build("run/", store="store/", activate=True)
     recollect.open("store/").predict("garden chair", top_k=5)
 
-The three packages are imported when a verb or a function runs, so `import recollect` and `recollect --help` are fast.
-The functions take the flags of their verbs as keywords (`max_length=32`, `lambda_=0.5`) and read the same environment
-variables. They raise the errors in `recollect.ERRORS` for mistakes that a user can correct, and never write to standard
-output.
+This module imports `trainer`, `index_builder` and `service` only when a verb or a function runs, so `import recollect`
+and `recollect --help` are fast. A function takes the flags of its verb as keywords (`max_length=32`, `lambda_=0.5`) and
+reads the same environment variables. For a mistake that a user can correct, a function raises an error in
+`recollect.ERRORS`. No function writes to standard output.
 
 Exit status of the command line: 0 success, 1 failure, 2 wrong usage or wrong input, 130 interrupted.
 """
@@ -44,7 +44,7 @@ _PACKAGES = ("trainer", "index_builder", "service")
 
 
 class UsageError(Exception):
-    """The call is wrong: an unknown flag or keyword, a value out of range, or a package that is not installed."""
+    """A call is wrong: an unknown flag or keyword, a value out of range, or a package that is not installed."""
 
     exit_status = 2
 
@@ -58,13 +58,13 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
     threads: int = 1,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
 ) -> Model:
-    """Open a version of a store, to answer queries in this process.
+    """Open a version of a bundle store, to answer queries in this process.
 
     Args:
         store: Bundle store: a folder, or a URL such as `s3://bucket/store`.
-        version: Version to open.
+        version: Version to open; "current" means the store's current version.
         verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
-        bundle_cache: Folder for bundles of a store at a URL; None means ~/.cache/recollect.
+        bundle_cache: Folder for bundles that are downloaded from a store at a URL; None means ~/.cache/recollect.
         threads: Threads for each call of `predict`; 0 means one for each core.
         device: Device that encodes and searches.
     """
@@ -94,7 +94,7 @@ def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
 
 
 def tune(run: str | Path, **flags: Any) -> dict[str, float]:
-    """Choose lambda, tau, b and the label keys of a run on held-out instances, and make them its defaults.
+    """Choose lambda, tau, b and label_key_alpha on held-out instances, and make them the defaults of the run.
 
     Returns:
         The new defaults, `lambda`, `temperature`, `top_b` and `label_key_alpha`, and their `score` in percent.
@@ -134,9 +134,9 @@ def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[st
 
 
 def _load_errors() -> tuple[type[Exception], ...]:
-    """Every error that a user can correct, for `except recollect.ERRORS as error`.
+    """The base classes of all errors that a user can correct, for `except recollect.ERRORS as error`.
 
-    The packages share no base class, because `trainer` and `service` share no code.
+    The packages have no common base class, because `trainer` and `service` share no code.
     """
     from index_builder.errors import BuildError
     from service.errors import ServiceError
@@ -147,17 +147,24 @@ def _load_errors() -> tuple[type[Exception], ...]:
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:  # called for ERRORS only: loading it imports the packages
+    def __getattr__(
+        name: str,
+    ) -> Any:  # ERRORS is loaded when it is first used, because loading it imports the packages
         if name == "ERRORS":
             return _load_errors()
         raise AttributeError(f"module 'recollect' has no attribute {name!r}")
 
 
 def _from_keywords(function: str, keywords: Mapping[str, Any], settings_class: Any = None) -> Any:
-    """Settings from keywords, then environment variables, then defaults; by default the settings of a verb.
+    """Read settings from keywords. A setting without a keyword comes from its environment variable or its default.
+
+    Args:
+        function: Name of the public function, which is also the verb.
+        keywords: Keywords of the call.
+        settings_class: Class of the settings; None means the settings of the verb.
 
     Raises:
-        UsageError: If a keyword is unknown or its value is wrong, in one line.
+        UsageError: If a keyword is unknown or its value is wrong. The message is one line.
     """
     from pydantic import ValidationError
 
@@ -210,11 +217,11 @@ USAGE = "usage: recollect VERB [--help] ..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line, and return the exit status."""
     try:
         status = _choose_verb(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has exited: `recollect versions | head -1`
+    except BrokenPipeError:  # the program that reads our output has exited, as in `recollect versions | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard the remaining output
         return 1
     return status
@@ -252,17 +259,17 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return 2
     except Exception as error:
         status = getattr(error, "exit_status", None)
-        if status is None:  # a bug: keep its traceback
+        if status is None:  # an error without an exit status is a bug, which keeps its traceback
             raise
         _write(sys.stderr, f"recollect {name}: {error}")
         return int(status)
 
 
 def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
-    """Settings from flags, then environment variables, then defaults.
+    """Read settings from flags. A setting without a flag comes from its environment variable or its default.
 
     Raises:
-        UsageError: If a flag is wrong, in one line.
+        UsageError: If a flag is wrong. The message is one line.
         SystemExit: After `--help`.
     """
     from pydantic import ValidationError
@@ -274,7 +281,7 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
             return _settings_class(name)(
                 _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
             )
-    except SystemExit:  # after --help; a default of None is left out
+    except SystemExit:  # after --help; the help does not show a default of None
         _write(sys.stdout, re.sub(r"\s*\(default:\s+(null|\0)\)", "", printed.getvalue()).rstrip())
         sys.stdout.flush()
         raise
@@ -306,18 +313,18 @@ def _write(stream: typing.TextIO, message: str) -> None:
 
 
 def _load_command(name: str) -> Any:
-    """The function of a verb."""
+    """Import the function of a verb."""
     return getattr(importlib.import_module(VERBS[name].module), name)
 
 
 def _settings_class(name: str) -> Any:
-    """The class that declares a verb's flags: the type of its function's argument `settings`."""
+    """The class that declares the flags of a verb. It is the type of the argument `settings` of the verb's function."""
     return typing.get_type_hints(_load_command(name))["settings"]
 
 
 @contextlib.contextmanager
 def _require_extra(extra: str) -> Iterator[None]:
-    """Name the extra to install when a package of another project is missing."""
+    """If a package of another project is missing, raise an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -327,7 +334,7 @@ def _require_extra(extra: str) -> Iterator[None]:
 
 
 def _describe(error: ValidationError, spell: typing.Callable[[str], str]) -> str:
-    """The first problem of a validation error in one line."""
+    """Describe the first problem of a validation error in one line."""
     problem = error.errors()[0]
     name = spell(str(problem["loc"][0])) if problem["loc"] else "settings"
     if problem["type"] == "missing":

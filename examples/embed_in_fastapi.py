@@ -1,4 +1,4 @@
-"""Answer queries inside a FastAPI application of your own: one model, shared by all requests.
+"""Answer queries inside a FastAPI application of your own. All requests share one model.
 
 python examples/embed_in_fastapi.py store/            # any store; then:
 curl 'http://127.0.0.1:8001/products?text=garden+chair'
@@ -22,10 +22,12 @@ def create_app(store: str) -> FastAPI:
     model = recollect.open(store)
 
     @app.get("/products")
-    def products(text: str, top_k: int = 5) -> dict[str, Any]:  # not async: FastAPI runs it on a thread of its own
+    def products(
+        text: str, top_k: int = 5
+    ) -> dict[str, Any]:  # without `async`, so FastAPI runs each request on a thread
         try:
             labels = model.predict(text, top_k=top_k)
-        except recollect.ERRORS as error:  # an empty text, or a top_k out of range
+        except recollect.ERRORS as error:  # the text is empty, or top_k is out of range
             raise HTTPException(422, str(error)) from error
         return {
             "version": model.version,

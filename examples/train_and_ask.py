@@ -1,4 +1,4 @@
-"""Train on a dataset, build a bundle and ask it questions, in one Python program.
+"""Train on a dataset, build a bundle and answer queries with it, in one Python program.
 
 python examples/train_and_ask.py                                       # the small dataset in examples/garden
 python examples/train_and_ask.py my_data/ --work my_work/ "a query" "another query"

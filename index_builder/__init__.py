@@ -1,1 +1,4 @@
-"""The road between: a checkpoint and a memory become a published bundle. It alone knows both ends."""
+"""The index builder turns a trained checkpoint and its memory into a published bundle.
+
+Only this package imports both `trainer` and `service`.
+"""

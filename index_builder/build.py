@@ -64,7 +64,7 @@ def build(settings: BuildSettings) -> str:
     Raises:
         BuildError: If the run's checkpoint and memory do not match, a key is not a unit vector, or faiss rejects the
             requested index.
-        CheckFailed: If a check fails, without `--force`.
+        CheckFailed: If a check fails and `--force` is not set.
         MemoryFolderError, EncoderError: If the run cannot be read.
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
         KeyFileError: If the signing key cannot be read.
@@ -77,7 +77,7 @@ def build(settings: BuildSettings) -> str:
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
     device = usable_device(settings)
-    if settings.index != "auto":  # fail before the long work
+    if settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
@@ -106,18 +106,18 @@ def build(settings: BuildSettings) -> str:
 def write_bundle(
     memory: Memory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Manifest, dict[str, Point]]:
-    """Write all files of a bundle, without verification.
+    """Write all files of a bundle. The caller verifies them afterwards.
 
     Args:
         memory: The memory of the run.
-        encoder: The encoder that made the memory's keys.
-        sample: Texts and their vectors by this encoder, for the int8 export and the golden queries.
+        encoder: The encoder that computed the memory's keys.
+        sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
         folder: An existing folder.
         settings: Settings of the indexes and of the encoder's precision.
         device: Device that trains and fills indexes.
 
     Returns:
-        The manifest, and the chosen point of each part's index.
+        The manifest, and the chosen measurement for the index of the labels and for the index of the instances.
 
     Raises:
         BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss rejects the requested
@@ -139,7 +139,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def usable_device(settings: BuildSettings) -> Device:
-    """The device to build on: the GPU if it is requested and present, else the CPU."""
+    """The device that builds the indexes: a GPU if one is requested and present, otherwise the CPU."""
     try:
         if settings.device != "cpu":
             gpu_resources()
@@ -154,27 +154,30 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
     if memory.plan.dim != encoder.dim:
         raise BuildError(
             f"{run}: expected keys of {encoder.dim} dimensions, as in the checkpoint, found {memory.plan.dim} in the "
-            f"memory; encode it again with `recollect train --overwrite`"
+            f"memory; encode the memory again with `recollect train --overwrite`"
         )
     if memory.plan.encoder_sha256 != encoder_digest(encoder):
         raise BuildError(
             f"{run}: expected a memory that this checkpoint encoded, found another encoder's keys; "
-            "encode it again with `recollect train --overwrite`"
+            "encode the memory again with `recollect train --overwrite`"
         )
 
 
 def _write_indexes(
     memory: Memory, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Indexes, dict[str, Point], dict[str, list[Point]]]:
-    """Build the index of the label keys, then the index of the instance keys with the rest of the budgets.
+    """Build the index of the label keys, then the index of the instance keys.
+
+    The index of the instance keys may use the part of the memory and time budgets that the first index left unused.
 
     Returns:
-        The manifest entries, the chosen point of each index, and all measured points.
+        The manifest entries, the chosen measurement of each index, and all measurements.
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
     queries = np.asarray(memory.keys[evenly_spaced_rows(instances, QUERIES)], dtype=np.float32)
     if memory.defaults["label_key_alpha"]:
-        check_units(memory.keys[instances:], instances)  # mixing would hide a damaged text key
+        # An enriched label key is normalised again, so a damaged key of a label's text would go unnoticed.
+        check_units(memory.keys[instances:], instances)
     size_bytes, milliseconds = settings.memory_budget or np.inf, settings.latency_budget_ms or np.inf
     infos: dict[str, IndexInfo] = {}
     points: dict[str, Point] = {}
@@ -230,13 +233,13 @@ def _require_passed(checks: list[Check], force: bool) -> None:
     """Print the checks.
 
     Raises:
-        CheckFailed: If a check failed, without `force`.
+        CheckFailed: If a check failed and `force` is false.
     """
     for line in format_checks(checks):
         print_status(line)
     failed = [each.name for each in checks if not each.passed]
     if failed and not force:
         raise CheckFailed(
-            f"expected every check to pass, {len(failed)} failed: {', '.join(failed)}; not published; fix the "
-            "cause, or publish anyway with --force"
+            f"expected every check to pass, {len(failed)} failed: {', '.join(failed)}; the bundle is not published; "
+            "fix the cause, or publish anyway with --force"
         )

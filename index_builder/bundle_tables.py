@@ -1,4 +1,4 @@
-"""Bundle files with a memory's values, label counts, uids and texts. The service maps these files."""
+"""Write a memory's values, label counts, uids and texts to files of a bundle. The service maps these files."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def write_bundle_tables(memory: Memory, folder: Path) -> None:
             table = write_table(folder, f"{part}_{field}s", read_field(source, field))
             if len(table) != rows:
                 raise BuildError(
-                    f"{source}: expected {rows:,} lines, found {len(table):,}; run `recollect train --overwrite`"
+                    f"{source}: expected {rows:,} lines, found {len(table):,}; "
+                    "encode the memory again with `recollect train --overwrite`"
                 )
             if (part, field) == ("label", "uid"):
                 save_array(folder / "label_order.npy", table.sorted_rows())
 
 
 def transpose(sets: LabelSets, labels: int) -> LabelSets:
-    """List the instances of each label in ascending order.
+    """List the instances of each label in ascending order, from the labels of each instance.
 
-    This is a counting sort: it needs little memory in addition to its result.
+    The function sorts by counting, so it needs little memory in addition to its result.
     """
     ones = np.ones(len(sets.indices), dtype=np.int8)
     by_label = sparse.csr_matrix((ones, sets.indices, sets.indptr), shape=(len(sets), labels)).tocsc()
@@ -52,14 +53,15 @@ def transpose(sets: LabelSets, labels: int) -> LabelSets:
 
 
 def read_field(path: Path, field: str) -> Iterator[str]:
-    """Read one field of every line of a JSON Lines file of the memory."""
+    """Yield one field of every line of a JSON Lines file in the memory folder."""
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 yield _check_string(json.loads(line)[field])
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(
-            f"{path}: expected JSON lines with {field!r}, found: {error!r}; run `recollect train --overwrite`"
+            f"{path}: expected JSON lines with the field {field!r}, found: {error!r}; "
+            "encode the memory again with `recollect train --overwrite`"
         ) from None
 
 

@@ -1,7 +1,8 @@
-"""Choice of an index: compare families of indexes on a sample of the keys, then build and measure the best on all keys.
+"""Choose an index by measurement.
 
-The queries of the sample are keys outside the sample. The queries of a full index are some of its keys, so each of
-these queries finds its own key.
+First compare families of indexes, such as graphs and inverted lists, on a sample of the keys. Then build the best
+family on all keys and measure it again. In a measurement on the sample, the queries are keys outside the sample. In a
+measurement on all keys, the queries are some of these keys, so each query finds its own key.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from service.bundle.manifest import IndexInfo, Point
 from service.predictor.searcher import KeyIndex
 from service.settings import Device
 
-# Keys of the sample, and queries of every measurement.
+# Number of keys in the sample, and number of queries in every measurement.
 _SAMPLE_KEYS, QUERIES = 50_000, 256
 # With fewer keys, exact search takes a fraction of a millisecond, so other families are not tried.
 _FEW_KEYS = 2_000
-# Exact search has full recall. It is chosen if it is this fast, even if an approximate index is faster.
+# Exact search that takes at most this long is chosen, even if an approximate index is faster: its recall is always 1.
 _EXACT_MILLISECONDS = 2.0
-# Least gain of recall for which a higher effort is tried.
+# The search effort is raised further only while each step raises the recall by at least this much.
 _GAIN = 0.0005
-# Efforts tried between the chosen effort and the next lower one.
+# Number of efforts to try between the chosen effort and the next lower one.
 _BISECTIONS = 2
-# efSearch as a multiple of b; nprobe as a share of the lists; candidates to refine for each key asked for.
+# Efforts to measure. For a graph: efSearch as a multiple of b. For inverted lists: nprobe as a share of the lists. For
+# an index that refines its results: number of candidates for each requested key.
 _GRAPH_EFFORTS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 _LIST_SHARES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1)
 _REFINEMENTS = (2, 4, 8)
@@ -42,13 +44,13 @@ _TIMED_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Target:
-    """Requirements of an index.
+    """The requirements that an index must meet.
 
     Attributes:
-        recall: Least share of the exact top b keys that the index must find.
-        top_b: Number of keys asked for.
-        size_bytes: Largest size of the index.
-        milliseconds: Longest search time of a query, alone on one thread.
+        recall: Least recall: the share of the exact top b keys that the index must find.
+        top_b: Number of keys that each search returns.
+        size_bytes: Largest allowed size of the index.
+        milliseconds: Longest allowed search time of one query on one thread.
     """
 
     recall: float
@@ -57,15 +59,16 @@ class Target:
     milliseconds: float = np.inf
 
 
-# Opens a progress bar for a factory string and a number of keys. The bar is called with the size of each block.
+# A function that opens a progress bar for an index (its factory string) and its number of keys. The builder calls the
+# bar with the number of keys that it has added.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 
 def candidate_factories(keys: int, dim: int) -> list[str]:
-    """Factory strings of the families to compare, with the list counts that suit this number of keys.
+    """The faiss factory strings of the families to compare, with numbers of inverted lists that suit the keys.
 
-    `PQx4fs` compares 32 four-bit codes at a time in registers; `Refine(SQ8)` then compares the nearest candidates with
-    eight bits a dimension.
+    `PQx4fs` scores 32 keys at a time in CPU registers, from codes of four bits. `Refine(SQ8)` then scores the best
+    candidates again, with eight bits for each dimension.
     """
     families = ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
     if dim % 2 == 0:
@@ -83,21 +86,23 @@ def build_chosen_index(
     progress: Progress,
     device: Device = "cpu",
 ) -> tuple[IndexInfo, Point, list[Point]]:
-    """Choose, build and write the fastest index that meets the target; if none does, the one that comes nearest.
+    """Choose, build and write the fastest index that meets the requirements.
+
+    If no index meets them, choose the index with the best recall among the indexes within the budgets.
 
     Args:
         keys: Unit vectors.
-        first_row: Row of `keys[0]` in the memory, for messages.
+        first_row: Row of `keys[0]` in the memory, for error messages.
         path: The file to write.
-        kind: `auto`, or a kind that `build_index` accepts.
-        queries: Queries that measure the finished index.
+        kind: `auto`, or a kind of index that `build_index` accepts.
+        queries: Queries for the measurement on all keys.
         target: Requirements of the index.
         progress: Opens a progress bar for each index.
-        device: Device that trains and fills indexes; the CPU measures them.
+        device: Device that trains and fills indexes. Measurements always run on the CPU.
 
     Returns:
-        The manifest entry of the index, its chosen point, and all measured points: first those of the sample, then
-        those of full indexes.
+        The manifest entry of the index, its chosen measurement, and all measurements: first the measurements on the
+        sample, then the measurements on all keys.
 
     Raises:
         BuildError: If a key is not a unit vector, or faiss rejects the kind.
@@ -107,7 +112,7 @@ def build_chosen_index(
     if len(families) > 1:
         measured += compare_families(keys, first_row, target, progress)
         families = rank_families(measured, target, *keys.shape)
-    built: dict[Point, IndexInfo] = {}  # by the chosen point of each index
+    built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
     for family in families:
         info = _build_and_write(keys, family, first_row, trial_path, progress, device)
@@ -128,7 +133,7 @@ def build_chosen_index(
 def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress) -> list[Point]:
     """Measure every family on a sample of the keys. The queries are keys outside the sample.
 
-    If exact search is fast enough for all keys, no other family is tried.
+    If exact search over all keys would be fast enough, the other families are not measured.
 
     Raises:
         BuildError: If a key of the sample or of the queries is not a unit vector.
@@ -149,14 +154,14 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
 
 
 class Trial:
-    """A written index that is measured against exact search.
+    """An index file whose results are compared with exact search.
 
     Args:
         path: File of the index.
         info: Manifest entry of the index.
-        keys: All its keys.
-        queries: Queries to measure with.
-        top_b: Number of keys that each query asks for.
+        keys: All keys of the index.
+        queries: Queries of the measurement.
+        top_b: Number of keys that each search returns.
     """
 
     def __init__(
@@ -170,7 +175,7 @@ class Trial:
         self.lists, self._reachable = self._index.lists, reachable_share(self._index.index)
 
     def measure(self, effort: int, refine: float) -> Point:
-        """Measure recall and search time at one effort."""
+        """Measure recall and search time with one effort and one number of refined candidates for each key."""
         info = self.info.model_copy(update={"effort": effort, "refine": refine})
         search = functools.partial(self._index.at(info).search, top_b=self.top_b)
         return Point(
@@ -186,7 +191,7 @@ class Trial:
 
 
 def measure_curve(trial: Trial) -> Iterator[Point]:
-    """Measure an index at rising efforts, until a higher effort no longer improves the recall."""
+    """Measure an index with higher and higher effort, until more effort no longer improves the recall."""
     before, refinements = -1.0, _refinements(trial.info)
     for effort in efforts(trial.info, trial.lists, trial.top_b):
         points = [trial.measure(effort, refine) for refine in refinements]
@@ -197,9 +202,10 @@ def measure_curve(trial: Trial) -> Iterator[Point]:
 
 
 def bisect_effort(trial: Trial, points: list[Point], target: Target) -> Iterator[Point]:
-    """Search for a lower effort that meets the target, between the chosen effort and the next lower measured one.
+    """Search for a lower effort that still meets the requirements.
 
-    If the chosen point does not meet the target, nothing is measured.
+    The search is a bisection between the effort of the chosen measurement and the next lower measured effort. If the
+    chosen measurement does not meet the requirements, nothing more is measured.
     """
     high = choose_point(points, target)
     lower = [point for point in points if point.refine == high.refine and point.effort < high.effort]
@@ -218,7 +224,7 @@ def bisect_effort(trial: Trial, points: list[Point], target: Target) -> Iterator
 def _build_and_write(
     keys: Keys, factory: str, first_row: int, path: Path, progress: Progress, device: Device = "cpu"
 ) -> IndexInfo:
-    """Build an index and keep only its file, because the service opens the file, and so do the measurements."""
+    """Build an index, write it to a file, and free its memory. The measurements open the file, as the service does."""
     with progress(factory, len(keys)) as advance:
         index, info = build_index(keys, factory, first_row, advance, device)
     write_index(index, path)
@@ -226,14 +232,14 @@ def _build_and_write(
 
 
 def efforts(info: IndexInfo, lists: int, top_b: int) -> list[int]:
-    """List the efforts at which to measure an index, in ascending order.
+    """List the search efforts to measure for an index, in ascending order.
 
-    A search raises an effort that is too low to find `top_b` keys, so lower efforts are left out.
+    The list begins with the lowest effort that can find `top_b` keys, because the service raises any lower effort.
 
     Args:
         info: Manifest entry of the index.
         lists: Number of inverted lists; 0 if the index has none.
-        top_b: Number of keys asked for.
+        top_b: Number of keys that each search returns.
     """
     wanted = min(top_b * max(_refinements(info)), info.keys)
     match info.kind:
@@ -252,9 +258,10 @@ def _refinements(info: IndexInfo) -> tuple[float, ...]:
 
 
 def rank_families(points: list[Point], target: Target, keys: int, dim: int) -> list[str]:
-    """Rank families by their measurements on the sample; the expected fastest on this number of keys comes first.
+    """Rank families by the search time that their measurements on the sample predict for all keys, fastest first.
 
-    Families that missed the target are left out. If all missed it, the one that came nearest is returned.
+    Families that did not meet the requirements are left out. If no family met them, only the family with the best
+    recall within the budgets is returned.
     """
     expected = [_expected(point, keys, dim) for point in points]
     ranked = sorted(meeting(expected, target), key=_preference) or [choose_point(expected, target)]
@@ -262,14 +269,17 @@ def rank_families(points: list[Point], target: Target, keys: int, dim: int) -> l
 
 
 def choose_point(points: list[Point], target: Target) -> Point:
-    """Choose the fastest point that meets the target; if none does, the point with the best recall within budget."""
+    """Choose the fastest measurement that meets the requirements.
+
+    If none meets them, choose the measurement with the best recall among the measurements within the budgets.
+    """
     if fitting := meeting(points, target):
         return min(fitting, key=_preference)
     return max(points, key=lambda point: (_within_budget(point, target), point.recall, -point.milliseconds))
 
 
 def meeting(points: list[Point], target: Target) -> list[Point]:
-    """The points that meet the target, of indexes in which a search can reach all keys."""
+    """The measurements that meet the requirements, of indexes in which a search can reach nearly all keys."""
     return [
         point
         for point in points
@@ -283,10 +293,12 @@ def _within_budget(point: Point, target: Target) -> bool:
 
 
 def _expected(point: Point, keys: int, dim: int) -> Point:
-    """Predict a point on all keys from a point on the sample, with the family's list count for all keys.
+    """Predict a measurement on all keys from a measurement on the sample.
 
-    The time of an exhaustive search grows in proportion to the keys. The times of graphs and lists grow too, roughly
-    with the third root at equal recall; the factor is the same for all of them, so it does not change their order.
+    The factory string gets the number of inverted lists that suits all keys. The time of an exhaustive search grows in
+    proportion to the number of keys. At equal recall, the times of graphs and inverted lists grow roughly with the
+    third root of that number. This growth is left out, because it is the same factor for all of them and does not
+    change their order.
     """
     factories = dict(zip(candidate_factories(point.keys, dim), candidate_factories(keys, dim), strict=True))
     factory = factories.get(point.factory, point.factory)
@@ -303,5 +315,5 @@ def _exact_and_fast(point: Point) -> bool:
 
 
 def evenly_spaced_rows(rows: int, wanted: int) -> Int[np.ndarray, " row"]:
-    """Choose rows at equal distances; all rows if there are fewer than wanted."""
+    """Choose `wanted` of the row numbers at equal distances; all rows if there are fewer."""
     return np.unique(np.linspace(0, rows - 1, num=min(rows, wanted), dtype=np.int64))

@@ -41,7 +41,7 @@ def demo(settings: DemoSettings) -> None:
     from service.process.server import serve
     from service.settings import ServeSettings
 
-    with listen(settings.host, settings.port) as listener:  # fail before the long work if the port is taken
+    with listen(settings.host, settings.port) as listener:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201
         print(f"\nServing at {url(listener)}; try it at {url(listener)}/docs. Stop with Ctrl-C.", flush=True)  # noqa: T201
         serve(ServeSettings(store=settings.folder / "store", workers=1), listener)

@@ -1,4 +1,4 @@
-"""The demo: sample dataset, memory, bundle and evaluation on one machine, without downloads. `make demo` runs it."""
+"""`recollect demo`: sample dataset, memory, bundle and evaluation on one machine, without downloads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _QUESTION = "compute the square root of a number"
 
 
 def demo(settings: DemoSettings) -> str:
-    """Write the sample, build its memory and bundle, measure the bundle and answer a question.
+    """Write the sample dataset, build its memory and its bundle, measure the bundle, and answer one question.
 
     Returns:
-        The table, the question and the answer, ready to print.
+        The text to print: the table of measurements, the question and its answer.
     """
     dataset, run, store = (settings.folder / name for name in ("dataset", "run", "store"))
     if not dataset.is_dir():
@@ -28,7 +28,7 @@ def demo(settings: DemoSettings) -> str:
     training = TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64)
     try:
         write_run(training)
-    except MemoryFolderError:  # the memory is damaged or of another release
+    except MemoryFolderError:  # the memory is damaged, or another release of Recollect wrote it
         write_run(training.model_copy(update={"overwrite": True}))
     version = build(BuildSettings(run=run, store=store, activate=True))
     settings_to_measure = EvaluateSettings.model_validate(

@@ -1,18 +1,21 @@
 """Errors of the index builder.
 
-BuildError          an invalid run, index or comparison
+BuildError          a run, an index or a comparison is invalid
 ├── CheckFailed     the bundle was built, but is not good enough to publish
 └── ContestantError a contestant of a comparison could not be trained or tuned
 """
 
 
 class BuildError(Exception):
-    """A mistake that the user can correct. The message says where, what was expected, what was found and what to do."""
+    """A mistake that the user can correct.
+
+    The message states the place, the expected value, the value that was found, and the next step.
+    """
 
     exit_status = 2
 
 
-class CheckFailed(BuildError):  # noqa: N818 - the check failed, the builder did not
+class CheckFailed(BuildError):  # noqa: N818 - a failed check is a result, not an error of the program
     exit_status = 1
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of a bundle on a test split, with the code that serves. The result has one row for each setting."""
+"""`recollect evaluate`: measure a bundle on a test split with the code of the service, one row for each setting."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from trainer.data.dataset import open_dataset
 from trainer.data.split import Entries, Split
 from trainer.metrics import report
 
-# Labels that the metrics need: 100 for R@100.
+# Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
 _BLOCK_QUERIES = 256
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Options of one row."""
+    """The options with which one row of the result is measured."""
 
     lambda_: float
     temperature: float
@@ -43,7 +43,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation. A row holds a setting and its metrics in percent; None if a metric is undefined."""
+    """Result of an evaluation. Each row has a setting and its metrics in percent; an undefined metric is None."""
 
     version: str
     queries: int
@@ -52,9 +52,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """True labels of the test texts, as label positions of the bundle.
+    """True labels of the test texts, as positions in the bundle's list of labels.
 
-    Labels that the bundle does not have come after all its own labels.
+    Labels that the bundle does not contain have positions after the bundle's last label.
     """
 
     relevance: sparse.csr_matrix
@@ -67,11 +67,11 @@ class GroundTruth:
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
-    """Measure every combination of the given lambdas, temperatures and numbers of keys.
+    """Measure a bundle with every combination of the given lambdas, temperatures and numbers of keys.
 
     Raises:
         StoreError, BundleError: If the version cannot be opened.
-        KeyFileError: If the verification key cannot be read.
+        KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
         BuildError: If the bundle has none of the dataset's labels.
     """
@@ -94,7 +94,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
 
 
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
-    """Measure a bundle's default options on a dataset's test split, in percent, without undefined metrics."""
+    """Measure a bundle with its default options on a test split, in percent. Undefined metrics are left out."""
     dataset = open_dataset(folder, "auto")
     test = dataset.read_split("test")
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
@@ -106,13 +106,13 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
 
 
 def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -> GroundTruth:
-    """Translate the labels of a test split to label positions of a bundle, by uid.
+    """Match the labels of a test split with the labels of a bundle by uid.
 
     Args:
         labels: Labels of the dataset.
         test: The test split.
         known: Labels of the bundle.
-        where: The dataset, for messages.
+        where: The dataset folder, for error messages.
 
     Raises:
         BuildError: If the bundle has none of the labels.
@@ -121,7 +121,9 @@ def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -
     positions = pc.index_in(labels.uids, value_set=known_uids).fill_null(-1).to_numpy().astype(np.int64)
     unknown = positions < 0
     if unknown.all():
-        raise BuildError(f"{where}: expected at least one label of the bundle, found none of its uids")
+        raise BuildError(
+            f"{where}: expected at least one label of the bundle, found none; evaluate a bundle of this dataset"
+        )
     positions[unknown] = len(known) + np.arange(unknown.sum())
     total = len(known) + int(unknown.sum())
     counts = np.concatenate([known.counts, np.zeros(unknown.sum(), dtype=known.counts.dtype)])
@@ -154,7 +156,10 @@ def predict_top(
 
 
 def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> Callable[[int, float], Neighbours]:
-    """Return a search that caches the keys found by each index, and joins them for a lambda as the service does."""
+    """Return a search function for these vectors that searches each index only once for each number of keys.
+
+    The function merges the keys of both indexes for a lambda as the service does.
+    """
     instances = functools.cache(functools.partial(searcher.instances.search, vectors))
     labels = functools.cache(functools.partial(searcher.labels.search, vectors))
 
@@ -174,11 +179,11 @@ def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) ->
 def best_labels(
     query: Int[np.ndarray, " row"], label: Int[np.ndarray, " row"], queries: int
 ) -> Int[np.ndarray, "query 100"]:
-    """The first 100 labels of each query in a ranking; -1 pads short lists.
+    """The best 100 labels of each query in a ranking; -1 pads short lists.
 
     Args:
-        query: Query number of each row of the ranking, ascending.
-        label: Label of each row, best first for each query.
+        query: Query number of each row of the ranking, in ascending order.
+        label: Label of each row. The rows of a query are in descending order of score.
         queries: Number of queries.
     """
     labels = np.full((queries, _DEPTH), -1, dtype=np.int32)
@@ -189,7 +194,7 @@ def best_labels(
 
 
 def _best_allowed(ranking: Ranking, queries: int, first_query: int, truth: GroundTruth) -> Int[np.ndarray, "query 100"]:
-    """The first 100 labels of each query. Filtered labels are removed before the cut, not set to zero."""
+    """The best 100 labels of each query. Filtered labels are removed first, so 100 other labels remain."""
     codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
     kept = ~np.isin(codes, truth.filtered_codes)
     return best_labels(ranking.query[kept], ranking.label[kept], queries)
@@ -208,7 +213,7 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
 
 
 def format_table(evaluation: Evaluation) -> Iterator[str]:
-    """Format the rows as aligned lines, with short headings that fit a terminal."""
+    """Format the result rows as aligned lines. The headings are short, so that the lines fit a terminal."""
     short = {
         "temperature": "tau",
         "top_b": "b",

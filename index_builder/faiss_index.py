@@ -1,4 +1,4 @@
-"""faiss indexes over unit vectors by inner product: exact, inverted lists or a graph, built block by block."""
+"""Build faiss indexes over unit vectors, searched by inner product. Keys are read and added block by block."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from service.predictor.searcher import refines, unwrapped
 from service.settings import Device
 from trainer.label_keys import LabelKeys
 
-# Keys in rows: a mapped array, or label keys that are mixed when they are read.
+# An array of keys in rows: mapped from a file, or label keys that are computed from texts and instances when read.
 Keys = Float[np.ndarray, "key dim"] | LabelKeys
 
-# Keys that are read, checked and added at a time.
+# Number of keys in one block: a block is read, checked and added at once.
 _BLOCK_KEYS = 65_536
 # Tolerance for the length of a unit vector that is stored in float16.
 _NORM_TOLERANCE = 5e-3
 
-# RAE-XMC uses a graph with 64 links and construction effort 500; this one is half as dense, over eight-bit keys.
+# Links and construction effort of a graph. RAE-XMC uses 64 links, effort 500 and keys in full precision.
 _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
-# Default efforts before measurement: efSearch of a graph, nprobe as 1/16 of the lists, candidates to refine per key.
+# Search efforts of an index that is not measured yet: efSearch of a graph; nprobe of inverted lists, as 1/16 of the
+# lists; candidates to refine for each requested key.
 HNSW_EFFORT, _IVF_SHARE, _REFINEMENT = 300, 16, 2
-# The k-means of faiss needs at least 39 keys for each centroid; more than 64 change little.
+# The k-means of faiss needs at least 39 keys for each centroid. More than 64 hardly improve the centroids.
 _LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
-# Tests a factory string (argument 1) with keys of a dimension (argument 2), in a separate process.
+# A program that builds, writes, reads and searches an index of a factory string (argument 1) with random keys of a
+# dimension (argument 2).
 _TRIAL = """
 import sys, faiss, numpy
 factory, dim = sys.argv[1], int(sys.argv[2])
@@ -51,12 +53,15 @@ except RuntimeError:
     sys.exit()  # building the index will report this error
 faiss.deserialize_index(faiss.serialize_index(index)).search(keys[:2], 2)
 """
-# Centroids of a product quantiser whose codes are bytes.
+# Number of centroids of a product quantiser whose codes are bytes.
 _CODEBOOK = 256
 
 
 def factory_string(kind: str, keys: int) -> str:
-    """The faiss factory string of `flat`, `ivf` or `hnsw` for this number of keys; other strings stay as they are."""
+    """The faiss factory string for `flat`, `ivf` or `hnsw` and this number of keys.
+
+    Any other `kind` is already a factory string and is returned unchanged.
+    """
     match kind:
         case "flat":
             return "Flat"
@@ -68,28 +73,29 @@ def factory_string(kind: str, keys: int) -> str:
 
 
 def lists(keys: int) -> int:
-    """Number of inverted lists: four times the square root of the keys, but with enough keys for each list."""
+    """Number of inverted lists for a number of keys: four times its square root, or fewer if there are few keys."""
     return max(1, min(int(4 * math.sqrt(keys)), keys // _LEAST_KEYS_PER_LIST))
 
 
 def build_index(
     keys: Keys, kind: str, first_row: int, progress: Callable[[int], object], device: Device = "cpu"
 ) -> tuple[Any, IndexInfo]:
-    """Build an index over keys, block by block.
+    """Build an index over keys. The keys are read and added block by block.
 
     Args:
-        keys: Unit vectors, float32 or float16; usually a slice of a mapped memory.
+        keys: Unit vectors in float32 or float16, usually a slice of a mapped memory.
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
-        first_row: Row of `keys[0]` in the memory, for messages.
+        first_row: Row of `keys[0]` in the memory, for error messages.
         progress: Called after each block with its number of keys.
-        device: Device that trains and fills the index. Without a GPU form, the CPU fills it and a message says so.
+        device: Device that trains and fills the index. If faiss has no GPU version of an index, the CPU fills the
+            index, and a message on standard error states this.
 
     Returns:
         The faiss index and its manifest entry.
 
     Raises:
         BuildError: If a key is not a finite unit vector (the message names its row), or faiss rejects the factory
-            string, cannot train on this few keys, or cannot add keys.
+            string, needs more keys to train the index, or cannot add keys to the index.
     """
     factory = factory_string(kind, len(keys))
     if device == "cuda":
@@ -129,14 +135,14 @@ def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[
         filling.add(block)
     filled = index if filling is index else faiss.downcast_index(faiss.index_gpu_to_cpu(filling))
     if type(filled) is not type(faiss.downcast_index(index)):
-        raise NoGpuError("faiss returns another kind of index from the GPU")
+        raise NoGpuError("faiss returned another kind of index from the GPU")
     return filled
 
 
 def _checked_blocks(
     keys: Keys, first_row: int, progress: Callable[[int], object]
 ) -> Iterator[Float[np.ndarray, "block dim"]]:
-    """Yield every block after a check for unit vectors; report each block to `progress` when it is done."""
+    """Check that each block consists of unit vectors, yield it, and then report its size to `progress`."""
     for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
         yield block
@@ -144,20 +150,21 @@ def _checked_blocks(
 
 
 def check_factory(factory: str, dim: int) -> None:
-    """Test that faiss can build, write and read an index of this factory string.
+    """Check that faiss can build, write and read an index of this factory string.
 
-    Some strings crash faiss when keys are added or read back. The test runs in a separate process, with few keys and
-    few lists.
+    With some strings, faiss crashes when keys are added or when the index is read. So the check runs in a separate
+    process. It uses few keys and few inverted lists, so it is fast.
 
     Raises:
-        BuildError: If it cannot; the message says what faiss did.
+        BuildError: If faiss cannot; the message describes the error or the crash.
     """
     few = re.sub(r"IVF[1-9]\d*", "IVF4", factory)
     tried = subprocess.run([sys.executable, "-c", _TRIAL, few, str(dim)], capture_output=True, text=True)
     if tried.returncode < 0:
         name = signal.Signals(-tried.returncode).name
         raise BuildError(
-            f"--index {factory!r}: expected an index that faiss can build, found that faiss crashes with {name}"
+            f"--index {factory!r}: expected an index that faiss can build, found that faiss crashes with {name}; "
+            "choose another index"
         )
     empty_index(factory, dim)
     if tried.returncode:
@@ -168,10 +175,10 @@ def check_factory(factory: str, dim: int) -> None:
 
 
 def empty_index(factory: str, dim: int) -> Any:
-    """Create an empty index with the factory of faiss.
+    """Create an empty index from a factory string.
 
     Raises:
-        BuildError: If faiss does not support the string with inner products.
+        BuildError: If faiss does not support an index of this string for inner products.
     """
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
@@ -190,7 +197,7 @@ def check_units(keys: Keys, first_row: int) -> None:
     """Check that all keys are unit vectors.
 
     Raises:
-        BuildError: If one is not; the message names its row.
+        BuildError: If a key is not a unit vector; the message names its row.
     """
     for start, block in blocks(keys):
         _check_units(block, first_row + start + np.arange(len(block)))
@@ -200,7 +207,7 @@ def select_units(keys: Keys, rows: Int[np.ndarray, " row"], first_row: int) -> F
     """Select keys by row, in float32.
 
     Raises:
-        BuildError: If one is not a unit vector; the message names its row.
+        BuildError: If a selected key is not a unit vector; the message names its row.
     """
     some = np.ascontiguousarray(keys[rows], dtype=np.float32)
     _check_units(some, first_row + rows)
@@ -208,19 +215,19 @@ def select_units(keys: Keys, rows: Int[np.ndarray, " row"], first_row: int) -> F
 
 
 def blocks(keys: Keys) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
-    """Yield the first row and the keys of each block, in float32."""
+    """Yield each block of keys in float32, with the number of its first row."""
     for start in range(0, len(keys), _BLOCK_KEYS):
         yield start, np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Write an index. A full disk raises OSError, not an error of faiss."""
+    """Write an index to a file. On a full disk the function raises OSError, not an error of faiss."""
     with path.open("wb") as file:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def _code_arrays(index: Any) -> Iterator[Any]:
-    """Yield the parts of an index that hold all their codes in one array."""
+    """Yield the component indexes that store all their codes in one array."""
     match faiss.downcast_index(index):
         case faiss.IndexPreTransform() as transform:
             yield from _code_arrays(transform.index)
@@ -234,7 +241,7 @@ def _code_arrays(index: Any) -> Iterator[Any]:
 
 
 def _reserve_codes(index: Any, keys: int) -> None:
-    """Reserve memory for all codes. An array that grows is copied and needs twice the memory."""
+    """Reserve memory for all codes at once. An array that grows later is copied and needs twice the memory."""
     for store in _code_arrays(index):
         store.codes.resize(keys * store.code_size)
         store.codes.resize(0)
@@ -245,7 +252,7 @@ def _train(index: Any, factory: str, sample: Float[np.ndarray, "sample dim"]) ->
         index.train(sample)
     except RuntimeError as error:
         raise BuildError(
-            f"--index {factory!r}: expected enough keys to train it, found {len(sample):,}: {reason(error)}; "
+            f"--index {factory!r}: expected enough keys to train the index, found {len(sample):,}: {reason(error)}; "
             "use fewer clusters, or build with --index auto"
         ) from None
 
@@ -278,7 +285,9 @@ def _training_rows(keys: int, index: Any) -> Int[np.ndarray, " row"]:
 
 def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"]) -> None:
     norms = np.linalg.norm(keys, axis=1)
-    wrong = np.flatnonzero(~(np.abs(norms - 1) <= _NORM_TOLERANCE))  # NaN compares false, so it counts as wrong
+    wrong = np.flatnonzero(
+        ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
+    )  # a comparison with NaN is false, so NaN counts as wrong
     if len(wrong):
         raise BuildError(
             f"keys.npy: row {rows[wrong[0]]}: expected a unit vector, found length {norms[wrong[0]]:.4g}; "

@@ -1,10 +1,13 @@
-"""Fidelity of a bundle: the change of quality from the encoder's precision and from the indexes.
+"""Fidelity of a bundle: how much the encoder's precision and the indexes change the quality of its answers.
 
-Some instances of the memory are queries, and each query's own key is left out of its answer. (A label key that is mixed
-with instances keeps its share of the query in all three measurements.) The queries are answered three times: with the
-trained encoder and exact search, with the exported encoder and exact search, and with the exported encoder and the
-bundle's indexes. The first difference is the effect of the precision, the second is the effect of the indexes.
-`recollect evaluate` measures the quality on new texts.
+The queries are some of the memory's instances. Each query's own instance key is left out of its answer. (An enriched
+label key still contains the vectors of its instances, so of the query too.) The queries are answered three times:
+
+1. with the trained encoder and exact search;
+2. with the exported encoder and exact search: the difference to 1 is the effect of the precision;
+3. with the exported encoder and the bundle's indexes: the difference to 2 is the effect of the indexes.
+
+`recollect evaluate` measures the quality on new texts instead.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ _MOST_QUERIES = 512
 
 
 def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
-    """Measure the change of each metric from the encoder's precision and from the indexes, in points.
+    """Measure how much the encoder's precision and the indexes change each metric, in percentage points.
 
-    The result also holds the mean and the worst cosine between the exported and the trained encoder on these texts.
+    The result also has the mean and the worst cosine between the vectors of the exported and the trained encoder.
 
     Args:
         memory: The memory of the bundle.
@@ -56,7 +59,7 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
 
 
 def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
-    """Find the top-b keys by exact search, in the parts of the memory that vote at this lambda."""
+    """Find the top-b keys by exact search. At lambda = 0 only label keys are searched, at 1 only instance keys."""
     search_instances = functools.partial(exact_neighbours, memory.instance_keys)
     search_labels = functools.partial(exact_neighbours, memory.label_keys())
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, lambda_)
@@ -65,11 +68,11 @@ def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b:
 def _quality(
     memory: Memory, predictor: Predictor, rows: Int[np.ndarray, " query"], found: Neighbours
 ) -> dict[str, float]:
-    """Metrics of the found keys without each query's own key, in percent."""
+    """Metrics in percent of the answers from the found keys, with each query's own key left out."""
     defaults, values = predictor.manifest.defaults, predictor.values
     own = found.keys == rows[:, None]
     similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
-    order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the own key last, if it was found
+    order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the query's own key moves to the end
     others = Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
     ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
     truth = memory.label_sets.to_csr(values.labels)[rows]

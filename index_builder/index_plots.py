@@ -1,4 +1,4 @@
-"""Plots of the measured indexes: recall against search time, one SVG for each part of the memory."""
+"""Plots of the measured indexes: recall against search time, one SVG for label keys and one for instance keys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def write_index_plots(
 
     Args:
         folder: An existing folder.
-        points: The chosen point of each part's index.
-        curves: All measured points of each part.
-        top_b: Number of keys that each query asked for.
+        points: The chosen measurement of the index, by `labels` and `instances`.
+        curves: All measurements, by `labels` and `instances`.
+        top_b: Number of keys that each search returned.
         recall_target: The recall that the index must reach.
     """
     for part, point in points.items():

@@ -1,6 +1,7 @@
-"""Export of the encoder as an ONNX graph from token ids to unit vectors, with pooling and normalisation inside.
+"""Export the encoder as an ONNX graph from token ids to unit vectors. The graph includes pooling and normalisation.
 
-The graph is written without optimisation, so it is portable. ONNX Runtime optimises it for the machine on opening.
+The graph is exported without optimisation, so that it runs on any machine. ONNX Runtime optimises the graph for the
+machine that opens it.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from service.bundle.manifest import EncoderInfo, Precision
 from service.predictor.encoder import QueryEncoder
 from trainer.encoder import Encoder, UnitVectorModel
 
-# Least cosine between the exported and the trained encoder, for each precision.
+# Least cosine allowed between the vectors of the exported and the trained encoder, for each precision.
 WORST_COSINE: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}
-# Least cosine on the sample at which the int8 export stops refining. It is above the bound, because other texts may be
-# worse than the sample.
+# The int8 export quantises more finely until the least cosine on the sample reaches this value. The value is above the
+# bound for int8, because other texts may have a lower cosine than the sample.
 _CLOSE_ENOUGH = 0.991
-# Inputs of a matrix product that share a scale, if the product is quantised in blocks.
+# Number of inputs that share one scale in a matrix product that is quantised in blocks.
 _BLOCK_INPUTS = 64
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts and their vectors by the trained encoder."""
+    """Texts, and their vectors from the trained encoder."""
 
     texts: list[str]
     vectors: Float[np.ndarray, "text dim"]
@@ -67,8 +68,8 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
     Args:
         encoder: An encoder on the CPU.
         folder: An existing folder.
-        info: Manifest entry with the precision: `fp32`; `fp16`, the transformer in half precision, for GPUs; or
-            `int8`, weights and activations in eight bits.
+        info: Manifest entry of the encoder. Its precision is `fp32`, `fp16` (the transformer in half precision, for
+            GPUs) or `int8` (weights and activations in eight bits).
         sample: Texts and vectors that decide how finely `int8` quantises.
     """
     encoder.tokenizer.enable_truncation(info.max_length)
@@ -83,7 +84,7 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
 
 
 def cosines(first: Float[np.ndarray, "text dim"], second: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, " text"]:
-    """Cosine between the two vectors of each text, in float64."""
+    """Cosine between the two vectors of each text, computed in float64."""
     first, second = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     product: np.ndarray = (first * second).sum(axis=1) / norms
@@ -96,7 +97,7 @@ def _export_graph(model: UnitVectorModel, path: Path) -> None:
     with _quiet():
         torch.onnx.export(
             model,
-            (example, example.clone()),  # the same tensor twice would become one input
+            (example, example.clone()),  # a clone, because one tensor used twice would become one input of the graph
             path,
             input_names=["input_ids", "attention_mask"],
             output_names=["vectors"],
@@ -127,12 +128,13 @@ def _in_half(model: UnitVectorModel) -> UnitVectorModel:
 
 
 def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, sample: Sample) -> None:
-    """Quantise to int8 as coarsely as the sample allows, because coarser is faster.
+    """Quantise to int8 as coarsely as the sample allows, because coarse quantisation is faster.
 
-    A whole batch shares one activation scale. Some activations after the activation function of a feed-forward layer
-    are huge, so the narrowing product of that layer loses most precision, then the widening product; the first layers
-    lose most. Quantising a product in blocks of inputs, each with its own scale, loses a tenth of that and takes 1.5
-    times as long. The search tries blocks for as few products as needed, in the order of their loss.
+    The coarse form of a matrix product has one scale for the activations of the whole batch. A few activations in a
+    feed-forward layer are huge. So the second (narrowing) product of the layer loses most precision, then the first
+    (widening) product, and the first layers of the encoder lose more than the last. The fine form quantises blocks of
+    inputs, each with its own scale. It loses a tenth of that precision and takes 1.5 times as long. A bisection finds
+    the smallest number of products in the fine form; products with the largest loss get it first.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         full, trial = Path(scratch) / "full.onnx", Path(scratch)
@@ -156,7 +158,7 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
 
 
 def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
-    """Numbers of inputs and outputs of each product with weights, by name, in the order of the layers."""
+    """The numbers of inputs and outputs of each matrix product with weights, by name, in the order of the layers."""
     shapes = {each.name: tuple(each.dims) for each in graph.initializer}
     return {
         node.name: shapes[node.input[1]]
@@ -167,7 +169,7 @@ def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
 
 def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
     model = onnx.load(full)
-    del model.graph.value_info[:]  # the quantiser transposes weights and infers all shapes itself
+    del model.graph.value_info[:]  # the recorded shapes would be wrong, because the quantiser transposes weights
     with _quiet():
         quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8, nodes_to_exclude=sorted(in_blocks))
         if not in_blocks:
@@ -178,7 +180,7 @@ def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
             bits=8,
             block_size=_BLOCK_INPUTS,
             is_symmetric=False,
-            accuracy_level=4,  # eight-bit activations as well
+            accuracy_level=4,  # level 4: activations in eight bits too
             nodes_to_exclude=[node.name for node in model.graph.node if node.name not in in_blocks],
         )
         quantiser.process()
@@ -187,7 +189,7 @@ def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress messages of the exporters."""
+    """Suppress the messages that the export libraries print."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Quality and speed of an index: recall against exact search, reachable keys, and search time on one thread."""
+"""Measure an index: its recall, the share of keys that a search can reach, and its search time on one thread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from service.predictor.searcher import Neighbours, merge, unwrapped
 
 # Rounding error of an inner product of unit vectors in float32.
 _ROUNDING = 1e-5
-# Share of a graph's keys that a search must be able to reach.
+# Least share of a graph's keys that a search must be able to reach.
 MIN_REACHABLE = 0.999
-# Keys whose links are followed at a time.
+# Number of keys whose links are read at once when the reachable keys are counted.
 _FOLLOWED_KEYS = 65_536
 
 
@@ -38,15 +38,16 @@ def recall(
     queries: Float[np.ndarray, "query dim"],
     exact: Neighbours,
 ) -> float:
-    """Share of the exact top-b keys that a search found, over all queries.
+    """The share of the exact top-b keys that a search found, over all queries.
 
-    A found key counts if it is as similar as the b-th best key, because equal keys are equally good.
+    A found key counts if it is at least as similar to the query as the b-th exact key. So a key with equal similarity
+    counts too.
 
     Args:
         found: Keys that the search found; -1 pads short lists.
         keys: All keys.
         queries: The queries.
-        exact: Their neighbours by `exact_neighbours`.
+        exact: The neighbours of the queries by `exact_neighbours`.
     """
     least = exact.similarities[:, -1:]
     rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
@@ -57,12 +58,12 @@ def recall(
 def search_milliseconds(
     search: Callable[[Float[np.ndarray, "1 dim"]], object], queries: Float[np.ndarray, "query dim"], most_seconds: float
 ) -> Float[np.ndarray, " query"]:
-    """Measure the search time of each query, alone on one thread.
+    """Measure the search time of each query. The queries are searched one after the other on one thread.
 
     Args:
         search: Searches one query.
         queries: The queries.
-        most_seconds: Time limit. After it, the remaining queries are not measured.
+        most_seconds: Time limit for all queries. The queries that remain after this time are not measured.
     """
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
@@ -81,7 +82,10 @@ def search_milliseconds(
 
 
 def reachable_share(index: Any) -> float:
-    """Share of the keys that links reach from the entry point, on the lowest level of a graph; 1 for other indexes."""
+    """The share of a graph's keys that a search can reach from the entry point over links of the lowest level.
+
+    For an index without a graph, the share is 1.
+    """
     graph = unwrapped(index)
     if not isinstance(graph, faiss.IndexHNSW):
         return 1.0

@@ -1,4 +1,4 @@
-"""Settings of the index builder. A field declares environment variable, flag, default and help text together."""
+"""Settings of the index builder. Each field declares an environment variable, a flag, a default and a help text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.settings import (
     TrainingPrecision,
 )
 
-# Every method of `recollect train --method` can be compared.
+# All methods of `recollect train --method`, because each can be compared.
 METHODS: tuple[str, ...] = get_args(MethodName)
 
 
@@ -43,16 +43,16 @@ def _check_method(method: str) -> str:
 
 def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
     if len(set(values)) < len(values):
-        raise ValueError("each one once")
+        raise ValueError("each value once")
     return values
 
 
-# An empty value means no methods: a comparison may consist of variants alone.
+# An empty value means no methods, because a comparison may consist of variants only.
 _EmptyAllowed = BeforeValidator(lambda value: [] if value == "" else value)
 
 
 class BuilderSettings(BaseSettings):
-    """Each setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
+    """Base of all settings. A field `x_y` is the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
 
     model_config = SettingsConfigDict(
         env_prefix="RECOLLECT_",
@@ -66,7 +66,7 @@ class BuilderSettings(BaseSettings):
 
 
 class BuildSettings(BuilderSettings):
-    """Build a bundle from a run, verify it and publish it. The last line of the output is its version."""
+    """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
     store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
@@ -83,7 +83,8 @@ class BuildSettings(BuilderSettings):
         0.98,
         gt=0,
         le=1,
-        description="least recall of each index: share of the exact top b keys, at the memory's default b",
+        description="least recall of each index: the share of the exact top b keys that a search must find, with the "
+        "memory's default b",
     )
     memory_budget: ByteSize | None = Field(
         None, gt=0, description="largest size of both indexes together, for example 2GB"
@@ -99,7 +100,8 @@ class BuildSettings(BuilderSettings):
         description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature",
     )
     gate_dataset: Path | None = Field(
-        None, description="dataset folder; its test split compares the bundle with the current version, see --max-drop"
+        None,
+        description="dataset folder on whose test split the bundle must match the current version; see --max-drop",
     )
     max_drop: float = Field(
         0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
@@ -138,7 +140,7 @@ class EvaluateSettings(BuilderSettings):
         [], description="one or more numbers of keys (b); default: the bundle's default"
     )
     propensity: Propensity = (0.55, 1.5)
-    limit: int = Field(0, ge=0, description="number of test texts to use, from the first; 0: all")
+    limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
 
@@ -180,7 +182,7 @@ class CompareSettings(BuilderSettings):
         "nDCG@5", description="metric that tuning maximises and that decides the best two contestants"
     )
     propensity: Propensity = (0.55, 1.5)
-    limit: int = Field(0, ge=0, description="number of test texts to use, from the first; 0: all")
+    limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 

@@ -1,4 +1,4 @@
-"""Bundle signatures. Only this module reads a private key."""
+"""Sign bundles. No other module reads a private key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
     """Read an Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it.
 
     Raises:
-        KeyFileError: If the file holds no such key.
+        KeyFileError: If the file does not contain such a key.
     """
     make = "write it, without a passphrase, with `openssl genpkey -algorithm ed25519 -out PRIVATE`"
     load = partial(load_pem_private_key, password=None)
@@ -24,10 +24,10 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def sign_manifest(folder: Path, key: Ed25519PrivateKey) -> VerifyKey:
-    """Sign the manifest of a bundle. The manifest holds the checksums of all other files, so these are signed too.
+    """Sign the manifest of a bundle. The manifest has the checksums of all other files, so they are signed too.
 
     Returns:
-        The public key that verifies the bundle.
+        The public key with which the signature can be verified.
     """
     (folder / SIGNATURE).write_bytes(key.sign((folder / MANIFEST).read_bytes()))
     return VerifyKey(key.public_key(), "the signing key")

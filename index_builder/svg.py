@@ -1,4 +1,4 @@
-"""SVG plots. Text stays text, a legend stands below, and equal figures give equal bytes."""
+"""Draw plots as SVG. Text stays text, the legend is below the axes, and equal figures give equal files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH_INCHES = 9
-# Without metadata, because a date would make each file different.
+# The files have no metadata, because a date would make every file different.
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -18,11 +18,11 @@ def render_svg(draw: Callable[[Figure], None], height: float, legend_columns: in
     """Draw a figure as SVG.
 
     Args:
-        draw: Draws on the figure. The legend lists each label once.
+        draw: Function that draws on the figure. The legend names each label once.
         height: Height in inches.
-        legend_columns: Columns of the legend.
+        legend_columns: Number of columns in the legend.
     """
-    from matplotlib import rc_context  # imported here, because it takes a second and few commands draw plots
+    from matplotlib import rc_context  # imported here: the import takes a second, and few commands draw plots
     from matplotlib.figure import Figure
 
     written = io.StringIO()

@@ -1,4 +1,4 @@
-"""Verification before publishing: checks of a bundle, measured with the code that serves it."""
+"""Check a bundle before it is published, with the code of the service."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ from service.store.store import Store
 from trainer.encoder import Encoder
 from trainer.memory import Memory
 
-# Texts of the memory for the comparison of encoders; golden queries among them; golden labels of each query.
+# Number of texts on which the exported and the trained encoder are compared, number of golden queries among these
+# texts, and number of golden labels for each query.
 _SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
-# Share of the golden labels that the answers must contain.
+# Least share of the golden labels that the answers must contain.
 _GOLDEN_SHARE: dict[Precision, float] = {"fp32": 0.95, "fp16": 0.95, "int8": 0.85}
-# Metrics that the gate compares.
+# Metrics that the gate compares with the current version.
 _GATED = ("P@1", "P@5", "nDCG@5", "R@100")
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Checks of a bundle, and its other measurements."""
+    """The checks of a bundle, and all its other measurements."""
 
     checks: list[Check]
     metrics: dict[str, float]
 
 
 def encode_sample(memory: Memory, encoder: Encoder) -> Sample:
-    """Encode some of the memory's texts, and compare the vectors with the memory's keys.
+    """Encode some of the memory's texts, and compare the vectors with the keys that the memory has for these texts.
 
     Raises:
-        BuildError: If the keys differ from the vectors.
+        BuildError: If a key differs from its vector, so that another encoder must have computed it.
     """
     rows = evenly_spaced_rows(memory.plan.instances, _SAMPLE_TEXTS)
     wanted = set(rows.tolist())
@@ -56,12 +57,12 @@ def encode_sample(memory: Memory, encoder: Encoder) -> Sample:
     if len(texts) < len(rows):
         raise BuildError(
             f"{memory.folder}/instances.jsonl: expected {memory.plan.instances:,} lines, found fewer; "
-            "run `recollect train --overwrite`"
+            "encode the memory again with `recollect train --overwrite`"
         )
     vectors = encoder.encode(texts, encoder.config.max_length)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a key of NaN or of zeros raises an error below
+    with np.errstate(invalid="ignore", divide="ignore"):  # the comparison below rejects keys of NaN or of zeros
         stored = cosines(vectors, np.asarray(memory.keys[rows], dtype=np.float32))
-    worst = int(stored.argmin())  # the first NaN, if there is one
+    worst = int(stored.argmin())  # argmin returns the first NaN if there is one
     if not stored[worst] >= WORST_COSINE["fp32"]:
         raise BuildError(
             f"{memory.folder}/keys.npy: row {rows[worst]}: expected the checkpoint's vector of the text, "
@@ -72,7 +73,9 @@ def encode_sample(memory: Memory, encoder: Encoder) -> Sample:
 
 
 def current_metrics(store: Store, settings: BuildSettings, threads: int) -> dict[str, float]:
-    """Metrics of the current version on the gate dataset; empty without a current version or a gate dataset.
+    """Metrics of the store's current version on the gate dataset.
+
+    The result is empty if the store has no current version, or no gate dataset is given.
 
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
@@ -101,11 +104,11 @@ def verify(
         folder: The bundle, not yet published.
         memory: The memory of the bundle.
         before: Metrics of the current version on the gate dataset.
-        sample: Texts and their vectors by the trained encoder.
-        points: The chosen point of each part's index.
+        sample: Texts, and their vectors from the trained encoder.
+        points: The chosen measurement of the index, by `labels` and `instances`.
         settings: Bounds of the checks.
         threads: Threads that search and encode.
-        device: Device that serves the bundle here.
+        device: Device on which the bundle is opened and measured.
     """
     start = time.perf_counter()
     predictor = Predictor.open(open_bundle(folder, None), threads, device)
@@ -141,20 +144,20 @@ def verify(
 
 
 def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop: float) -> Iterator[Check]:
-    """Check how many points a bundle loses to the current version on a dataset's test split."""
+    """Yield a check of each metric: the points by which a bundle is worse than the current version on a test split."""
     after = default_metrics(predictor, dataset)
     for metric in _GATED:
         yield check(f"{metric} on {dataset.name}, points lost", before[metric] - after[metric], most=max_drop)
 
 
 def check(name: str, found: float, *, least: float | None = None, most: float | None = None) -> Check:
-    """Compare a measurement with its least and most allowed value. NaN fails both."""
+    """Compare a measurement with its least and its greatest allowed value. NaN fails both comparisons."""
     passed = (least is None or found >= least) and (most is None or found <= most)
     return Check(name=name, found=found if np.isfinite(found) else None, least=least, most=most, passed=passed)
 
 
 def format_checks(checks: list[Check]) -> Iterator[str]:
-    """Format the checks as aligned lines, with failed checks marked."""
+    """Format the checks as aligned lines. A failed check ends with the word FAILED."""
     width = max(len(each.name) for each in checks)
     for each in checks:
         bounds = [f"{sign} {bound:.6g}" for sign, bound in ((">=", each.least), ("<=", each.most)) if bound is not None]
@@ -164,7 +167,7 @@ def format_checks(checks: list[Check]) -> Iterator[str]:
 
 
 def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
-    """Choose some texts and answer them by exact search over the memory, with the default options."""
+    """Choose some texts as golden queries, and answer them by exact search over the memory with the default options."""
     chosen = evenly_spaced_rows(len(sample.texts), _GOLDEN_QUERIES)
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
     defaults = memory.defaults
@@ -173,7 +176,7 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
     ranking = rank(cast_votes(found, defaults["temperature"], lambda_, values), values)
     uids = list(read_field(memory.folder / "labels.jsonl", "uid"))
-    most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # an answer with all labels would prove nothing
+    most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer
     rows = np.searchsorted(ranking.query, np.arange(len(texts) + 1))
     return [
         GoldenQuery(query=text, labels=[uids[label] for label in ranking.label[start:stop][:most]])

@@ -1,9 +1,9 @@
 """`python -m loadtests.bench_service --store STORE --seconds 20`: the cost of serving over HTTP.
 
-The benchmark queries a copy of the current version in two ways: through its predictor alone, and over HTTP through
-`recollect serve` without the answer cache. The queries are texts of its own memory. The last line of the output is
-JSON. Client and server share the machine's cores, which changes latencies at saturation but not CPU times. Other flags
-are passed to `recollect serve`.
+The benchmark copies the current version of the store and queries the copy in two ways: through its predictor alone, and
+over HTTP through `recollect serve` without the answer cache. The queries are texts of the version's own memory. Client
+and server share the machine's cores. This changes latencies at saturation, but not CPU times. The last line of the
+output is JSON. Flags that the benchmark does not know are passed to `recollect serve`.
 """
 
 from __future__ import annotations
@@ -32,32 +32,34 @@ _QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
 _WARM_SECONDS = 2.0
 # Requests per second under light load.
 _LIGHT_RATE = 20
-# Rate of the steady load, as a share of the saturated rate.
+# Request rate of the steady load, as a share of the rate at saturation.
 _STEADY_SHARE = 0.6
-# Replicas look for a new version this often, so the time to open a version limits the swaps.
+# The server checks this often for a new version. The wait is short, so that mainly the opening of versions takes time.
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The JSON line. Times are milliseconds per query or request.
+    """The figures in the last line of the output. Times are milliseconds for one query or one request.
 
     Attributes:
         raw_cpu_ms: CPU time to tokenise, encode, search and combine in batches, without HTTP, with as many threads as
             the server.
-        raw_alone_cpu_ms: The same with one thread.
+        raw_alone_cpu_ms: Like `raw_cpu_ms`, with one thread.
         served_cpu_ms: CPU time of the server at saturation.
         cpu_ratio: `served_cpu_ms` divided by `raw_cpu_ms`.
-        raw_p50_ms: Median latency without HTTP, one query directly after the other.
-        raw_paced_p50_ms: The same with a pause before each query; an idle machine slows down.
-        light_p50_ms: Median latency over HTTP, one client, one request directly after the other.
-        light_p99_ms: The 99th percentile of the same load.
+        raw_p50_ms: Median latency without HTTP, when each query directly follows the query before.
+        raw_paced_p50_ms: Like `raw_p50_ms`, with a pause before each query. A machine is slower after a pause.
+        light_p50_ms: Median latency over HTTP with one client, which sends each request directly after an answer.
+        light_p99_ms: 99th percentile of the latencies under the same load as `light_p50_ms`.
         light_paced_p50_ms: Median latency over HTTP at a constant low rate.
-        saturated_qps: Requests answered per second at saturation.
-        steady_p99_ms: 99th percentile at a constant rate of 60% of saturation, from when each request was due.
-        swap_p99_ms: The same during continuous version swaps.
-        swaps: Number of these swaps.
-        errors: Answers without status 200 or with two versions, lost requests, and requests that were never sent.
+        saturated_qps: Answered requests per second at saturation.
+        steady_p99_ms: 99th percentile of the latencies at a constant rate of 60% of saturation. A latency counts from
+            the time when the request was due.
+        swap_p99_ms: Like `steady_p99_ms`, during continuous version swaps.
+        swaps: Number of version swaps during `swap_p99_ms`.
+        errors: Number of lost requests, of requests that were never sent, of answers with another status than 200, and
+            of answers that name two versions.
     """
 
     raw_cpu_ms: float
@@ -78,13 +80,14 @@ class Measured:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench_service", description=__doc__)
-    parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is measured")
+    parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is measured")
     parser.add_argument("--seconds", type=float, default=20, help="duration of each load; default: 20")
     parser.add_argument("--threads", type=int, default=0, help="see `recollect serve`")
     parser.add_argument("--workers", type=int, default=1, help="see `recollect serve`")
     parser.add_argument(
         "--clients",
-        help="numbers of clients, for example 1,8,64; for each, also measure the gain from encoding queries together",
+        help="numbers of clients, for example 1,8,64; for each number, also measure the gain from encoding several "
+        "queries together",
     )
     options, serve_flags = parser.parse_known_args(arguments)
     try:
@@ -106,7 +109,7 @@ class Bench:
 
     Args:
         store: The store.
-        versions: Its two versions; the first is current.
+        versions: The two versions of the store. The first is the current version.
         options: `seconds`, `threads` and `workers`.
         serve_flags: Other flags of `recollect serve`.
     """
@@ -121,7 +124,7 @@ class Bench:
         self._bodies = [json.dumps({"query": query}).encode() for query in queries]
 
     def measure(self) -> Measured:
-        """Measure all figures of the JSON line."""
+        """Measure all figures of the output."""
         in_process = measure_timings(self._store.root, _QUERIES, self._threads, self._seconds / 2, 1 / _LIGHT_RATE)
         with replica(self._store.root, self._serve_flags, poll_seconds=_POLL_SECONDS, **self._settings) as server:
             self._closed_loop(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
@@ -152,7 +155,7 @@ class Bench:
         )
 
     def print_batching_gain(self, clients: list[int]) -> None:
-        """Print a table that compares encoding queries one by one and together, for these numbers of clients."""
+        """Print a table for these numbers of clients: queries encoded one by one, and up to 32 encoded together."""
         print(
             f"{'clients':>7}{'together':>10}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", file=sys.stderr
         )

@@ -1,6 +1,7 @@
 """A minimal HTTP client for load tests, with one persistent connection.
 
-The client blocks, so a load runs it in many threads. Locust patches sockets and threads, so they are greenlets there.
+A call blocks until the answer arrives, so a load uses many threads. Under Locust, these threads are greenlets, because
+Locust replaces Python's sockets and threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Address(NamedTuple):
 
 
 class LostRequestError(Exception):
-    """A request without a complete answer: refused, cut off, or not answered in time."""
+    """A request got no complete answer: the connection was refused or closed, or the time limit passed."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Reply:
 
 
 class Connection:
-    """A connection that opens on first use, stays open, and reopens after the server closed it."""
+    """A connection that opens on first use and stays open. If the server closes it, the next request opens it again."""
 
     def __init__(self, address: Address, timeout_seconds: float = 30.0) -> None:
         self._address, self._timeout_seconds = address, timeout_seconds
@@ -74,7 +75,7 @@ class Connection:
                 self.close()
                 head = self._send(message)
             if not head:
-                raise LostRequestError("closed without an answer")
+                raise LostRequestError("the server closed the connection without an answer")
             return self._read(head)
         except OSError as error:
             self.close()
@@ -102,7 +103,7 @@ class Connection:
         pairs = (line.partition(":") for line in lines)
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         if "content-length" not in headers:
-            raise LostRequestError("an answer without Content-Length")
+            raise LostRequestError("the answer has no Content-Length")
         while len(body) < int(headers["content-length"]):
             body += self._receive()
         if headers.get("connection", "").lower() == "close":
@@ -112,5 +113,5 @@ class Connection:
     def _receive(self) -> bytes:
         assert self._socket is not None
         if not (chunk := self._socket.recv(1 << 16)):
-            raise LostRequestError("closed within an answer")
+            raise LostRequestError("the server closed the connection within an answer")
         return chunk

@@ -1,4 +1,4 @@
-"""A deployment on this machine: a real Redis, replicas that share a store, and a real nginx as proxy."""
+"""A deployment on this machine: a real Redis, two replicas with the same store, and a real nginx as proxy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadtests.replica import Replica
 
 _START_TIMEOUT_SECONDS = 20.0
 
-# A template for the addresses of nginx and its replicas.
+# The configuration of nginx: a template with variables for the addresses of nginx and of the replicas.
 _NGINX = Path(__file__).parents[1] / "deploy" / "nginx.conf"
 
 
@@ -38,7 +38,7 @@ class Program:
         self.start()
 
     def start(self) -> None:
-        """Start, and wait until it listens."""
+        """Start the program, and wait until it listens."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -51,16 +51,16 @@ class Program:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Kill it, as a crash does."""
+        """Kill the program, as a crash would."""
         self._process.kill()
         self._process.wait()
 
     def stall(self) -> None:
-        """Pause it: connections stay open, but get no answer."""
+        """Pause the program: its connections stay open, but no request is answered."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Resume it after a pause."""
+        """Let the program continue after a pause."""
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Deployment:
-    """All processes of the deployment. `address` is the address of nginx."""
+    """The processes of the deployment. `address` is the address of nginx."""
 
     redis: Program
     replicas: list[Replica]
@@ -107,7 +107,7 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
 
 
 def _free_ports(count: int) -> list[int]:
-    """Find free ports. All are bound at the same time, so they differ."""
+    """Find different free ports, by binding a socket to each of them at the same time."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]

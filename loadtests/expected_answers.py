@@ -1,4 +1,4 @@
-"""Expected answers of each version to each request, computed without the service, and the check of replies."""
+"""Compare replies of the service with expected answers, which are computed without the service."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.options import resolve_options
 from service.predictor.predictor import Answer, Predictor
 from service.store.store import Store
 
-# Tolerance of scores. Rounding depends on the other queries in a batch.
+# Tolerance of scores. The rounding of a score depends on the other queries that are encoded in the same batch.
 _TOLERANCE = 1e-3
 
 Labels = list[tuple[str, float]]
 
 
 class ExpectedAnswers:
-    """Expected answers by version and request.
+    """The expected answers of each version to each request.
 
     Args:
         store: Store of the versions.
@@ -38,7 +38,7 @@ class ExpectedAnswers:
         self._requests = requests
 
     def judge(self, number: int, reply: Reply) -> str:
-        """Describe what is wrong with the reply to a request; empty if nothing is."""
+        """Describe the error in the reply to a request. The description is empty if the reply is right."""
         try:
             return self._judge(number, reply)
         except (ValueError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def _uids_and_scores(answer: Answer) -> Labels:
 
 
 def _agree(found: Labels, expected: Labels) -> bool:
-    """Whether labels and scores are equal up to rounding. Labels with nearly equal scores may change places."""
+    """Whether labels and scores are equal up to rounding. Labels with nearly equal scores may be in another order."""
     if len(found) != len(expected):
         return False
     if any(abs(one - other) > _TOLERANCE for (_, one), (_, other) in zip(found, expected, strict=True)):
@@ -92,7 +92,7 @@ def _shares_add_up(label: dict[str, Any]) -> bool:
 
 
 def _describe_error(reply: Reply) -> str:
-    """Status and code of an error. A 429 or 503 must have a Retry-After header."""
+    """Describe an error reply by its status and code. A reply with 429 or 503 must have the header Retry-After."""
     is_problem = reply.headers.get("content-type", "").startswith("application/problem+json")
     words = [str(reply.status), *([json.loads(reply.body)["code"]] if is_problem else [])]
     if reply.status in (429, 503) and "retry-after" not in reply.headers:

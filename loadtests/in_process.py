@@ -1,4 +1,4 @@
-"""Measurements of predictors without HTTP: time and memory, each in a separate process with nothing else in it."""
+"""Measure predictors without HTTP. Times and memory are measured in separate processes that do nothing else."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _BATCH, _MEMORY_QUERIES = 32, 256
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds per query.
+    """Times in milliseconds for each query.
 
     Attributes:
-        cpu_ms: CPU time to tokenise, encode, search and combine, in batches, on several threads. Threads share caches
+        cpu_ms: CPU time to tokenise, encode, search and combine in batches, on several threads. Threads share caches
             and memory bandwidth, so a query costs more CPU time than on one thread.
-        alone_cpu_ms: The same on one thread.
-        p50_ms: Median latency of a single query, one directly after the other.
-        paced_p50_ms: The same with pauses between queries; an idle machine slows down.
+        alone_cpu_ms: Like `cpu_ms`, on one thread.
+        p50_ms: Median latency of single queries, when each query directly follows the query before.
+        paced_p50_ms: Like `p50_ms`, with a pause before each query. A machine is slower after a pause.
     """
 
     cpu_ms: float
@@ -45,11 +45,11 @@ class Timings:
 
 
 def measure_timings(store: Path, queries: int, threads: int, seconds: float, pause_seconds: float) -> Timings:
-    """Measure the current version of a store.
+    """Measure the times of the current version of a store.
 
     Args:
         store: A valid bundle store.
-        queries: Number of texts of its memory to use as queries.
+        queries: Number of queries, which are texts of the version's memory.
         threads: Number of threads that answer batches.
         seconds: Duration of each measurement.
         pause_seconds: Pause between paced queries.
@@ -58,7 +58,7 @@ def measure_timings(store: Path, queries: int, threads: int, seconds: float, pau
 
 
 def measure_memory(store: Path, versions: list[str]) -> Memory:
-    """Measure the memory of a process that has these versions open and has queried each of them."""
+    """Measure the memory of a process that has opened these versions and has answered queries with each version."""
     return Memory(**_run_in_process("memory", store, *versions))
 
 

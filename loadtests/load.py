@@ -1,7 +1,8 @@
 """Load generators: open loops with a constant request rate, and closed loops.
 
-In an open loop, a latency counts from the time when the request was due, not from the time when a connection was free
-to send it. A server that stalls is therefore charged for every request that was due during the stall.
+An open loop sends requests at a constant rate. A latency counts from the time when the request was due, not from the
+time when a connection was free to send it. So a stall of the server raises the latency of every request that was due
+during the stall. A closed loop sends the next request when the last one is answered.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from loadtests.client import Address, Connection, LostRequestError, Reply
 
-# Requests without a free connection are still sent until this long after the last one was due.
+# A late request is still sent until this long after the last request was due.
 _GRACE_SECONDS = 1.0
 
 
@@ -27,11 +28,11 @@ class Exchange:
 
     Attributes:
         number: Number of the request within the load.
-        seconds: Time from when it was due until its answer.
-        late_seconds: Time from when it was due until it was sent.
-        status: Status of the answer; 0 without an answer.
+        seconds: Time from when the request was due until its answer.
+        late_seconds: Time from when the request was due until it was sent.
+        status: Status of the answer; 0 if there is no answer.
         version: Version that the answer names.
-        error: Short description of what is wrong; empty if nothing is.
+        error: Short description of the error; empty if the answer is right.
     """
 
     number: int
@@ -44,13 +45,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests for a server, and the check of its answers.
+    """Requests for a server, and a check of its answers.
 
     Attributes:
         address: Address of the server.
-        request: Returns path and body of a request by its number.
-        judge: Describes what is wrong with the answer to a request; empty if nothing is.
-        record: Called with every exchange, from many threads.
+        request: Returns the path and the body of a request by the request's number.
+        judge: Describes the error in an answer, from the request's number and the answer; empty if there is no error.
+        record: Receives every exchange; called from many threads.
     """
 
     address: Address
@@ -78,13 +79,13 @@ def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
         load: Requests and their check.
         rate: Requests per second.
         seconds: Duration.
-        connections: Most requests at once. If all connections are busy, the next request is sent late.
+        connections: Number of connections. If all of them are busy, the next request is sent late.
 
     Returns:
         Number of requests that were never sent, because no connection was free in time.
     """
     numbers, count = itertools.count(), round(rate * seconds)
-    first = time.perf_counter() + 0.01  # the threads start before the first request is due
+    first = time.perf_counter() + 0.01  # so that the threads have started when the first request is due
     last = first + seconds + _GRACE_SECONDS
     unsent: list[int] = []
 
@@ -103,7 +104,7 @@ def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
 
 
 def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: float = math.inf) -> float:
-    """Run clients that send the next request as soon as the last one is answered.
+    """Run several clients. Each client sends its next request as soon as its last request is answered.
 
     Args:
         load: Requests and their check.
@@ -125,7 +126,7 @@ def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: f
 
 
 def latency_percentiles(exchanges: list[Exchange], *percents: float) -> list[float]:
-    """Latency percentiles of the answers with status 200, in milliseconds; 0 if there is none."""
+    """Percentiles of the latency of answers with status 200, in milliseconds; 0 if there is no such answer."""
     answered = [exchange.seconds for exchange in exchanges if exchange.status == 200]
     return [round(1e3 * float(np.percentile(answered or [0.0], percent)), 3) for percent in percents]
 

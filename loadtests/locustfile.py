@@ -1,10 +1,10 @@
-"""Stages of load against a running service, with a check of every answer.
+"""Send the stages of a load test to a running service, and check every answer.
 
     locust -f loadtests/locustfile.py --headless --host http://localhost:8080 --store STORE --stages steady,swap_storm
 
-A single locust user runs each stage as an open loop. Every answer is compared with the expected answer of its version.
-The last line of the output is JSON; the exit status is 1 after any unexpected error. A JSON line announces each stage
-when it begins, so that the operator of the service can cause the fault of that stage, as `rehearsal.py` does.
+One locust user runs each stage as an open loop. Every answer is compared with the expected answer of its version. The
+last line of the output is JSON. The exit status is 1 after any unexpected error. When a stage begins, a line of JSON
+names it, so that another program can cause the fault of that stage. `rehearsal.py` is such a program.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _PAUSE_SECONDS = 0.5
 @events.init_command_line_parser.add_listener
 def _add_options(parser: Any, **_: Any) -> None:
     option = parser.add_argument
-    option("--store", type=Path, required=True, help="bundle store of the service; its texts are the queries")
-    option("--queries", type=Path, help="file of queries to use instead, one per line")
+    option("--store", type=Path, required=True, help="bundle store of the service, whose texts are the queries")
+    option("--queries", type=Path, help="file of queries, one in a line; default: texts of the store")
     option("--stages", default=",".join(STAGE_NAMES), help="stages to run, in this order; default: all")
     option("--seconds", type=float, default=20, help="duration of each stage; default: 20")
     option("--rate", type=float, default=0, help="requests per second; default: 40%% of saturation")
@@ -61,7 +61,7 @@ def _add_options(parser: Any, **_: Any) -> None:
 
 @events.init.add_listener
 def _prepare(environment: Environment, **_: Any) -> None:
-    """Reject bad input before a user runs, because locust would retry a user's errors."""
+    """Reject wrong options before the locust user starts, because locust would repeat a user that fails."""
     options: Any = environment.parsed_options
     try:
         stages = stages_by_name(options.stages.split(","))
@@ -79,7 +79,7 @@ class LoadTest:
         self._store = Store(options.store)
         current = self._store.require_current()
         storm = any(stage.name == "swap_storm" for stage in stages)
-        # A storm swaps between the current version and the latest other version.
+        # A swap storm alternates between the current version and the latest other version.
         others = [version for version in self._store.versions() if version != current][-1:]
         if storm and not others:
             raise ValueError(f"{options.store}: expected two versions for a swap storm, found only {current}")
@@ -93,7 +93,7 @@ class LoadTest:
         self._rank = lambda number: ranks[number % len(ranks)]
 
     def run(self, environment: Environment) -> bool:
-        """Run all stages; return whether any failed."""
+        """Run all stages, and return whether any stage failed."""
         saturation = self._saturation()
         summaries = []
         for stage in self._stages:
@@ -115,7 +115,7 @@ class LoadTest:
         return any_failed(summaries)
 
     def _saturation(self) -> float:
-        """Measure the requests per second with all connections busy. This also warms up the service."""
+        """Measure the answered requests per second when all connections are busy. This also warms up the service."""
         answered: list[Exchange] = []
         seconds = closed_loop(self._load(answered.append), self._options.connections, min(5.0, self._options.seconds))
         return max(1.0, len(answered) / seconds)
@@ -132,7 +132,7 @@ class LoadTest:
 
     @contextlib.contextmanager
     def _storm(self) -> Iterator[list[str]]:
-        """Activate the versions in turn with `recollect activate` while the block runs; yields the list of failures."""
+        """Activate the versions in turn with `recollect activate` while the `with` block runs; yield all failures."""
         settings = {"RECOLLECT_STORE": str(self._options.store), "RECOLLECT_WAIT": "true"}
         if self._options.redis_url:
             settings["RECOLLECT_REDIS_URL"] = self._options.redis_url
@@ -158,13 +158,13 @@ class LoadTest:
 
 
 class StageUser(User):
-    """The single user: it runs all stages and then quits."""
+    """The only locust user. It runs all stages and then ends the test."""
 
     test: LoadTest
 
     @task
     def run_stages(self) -> None:
-        self.environment.process_exit_code = 1  # if a stage ends with an exception
+        self.environment.process_exit_code = 1  # the exit status if a stage ends with an exception
         try:
             self.environment.process_exit_code = int(self.test.run(self.environment))
         finally:

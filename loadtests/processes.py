@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Memory:
-    """Megabytes of a process and its descendants.
+    """Memory of a process and its descendants, in megabytes.
 
     Attributes:
-        rss_mb: Resident pages. A page that several processes map counts once for each.
+        rss_mb: Resident pages. A page that several processes map counts once for each process.
         private_mb: Pages that only one process maps.
-        shared_mb: Pages that several processes map, counted once.
-        anonymous_mb: Pages without a file, which the system cannot reclaim.
+        shared_mb: Pages that several processes map. Each page counts once.
+        anonymous_mb: Pages that no file backs, so the kernel cannot drop them.
     """
 
     rss_mb: float
@@ -26,7 +26,7 @@ class Memory:
 
 
 def process_tree(process: int) -> list[int]:
-    """A process and its descendants."""
+    """The process ids of a process and its descendants."""
     found = [process]
     for parent in found:  # the list grows during the loop
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
-"""`python -m loadtests.rehearsal --store STORE --seconds 10`: all load stages against a deployment, with faults.
+"""`python -m loadtests.rehearsal --store STORE --seconds 10`: all stages of a load test, on a deployment with faults.
 
-The rehearsal starts Redis, replicas and nginx on free ports, with two versions of the current bundle. Locust runs all
-stages of `locustfile.py`. The rehearsal causes the fault of each stage and then repairs it. Other flags are passed to
-`recollect serve`. The last line of the output is JSON; the exit status is 1 after any unexpected error.
+The rehearsal starts Redis, two replicas and nginx on free ports. They serve two copies of the store's current version.
+Locust runs the stages of `locustfile.py`. The rehearsal causes the fault of each stage and then repairs it. Flags that
+the rehearsal does not know are passed to `recollect serve`. The last line of the output is JSON. The exit status is 1
+after any unexpected error.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.rehearsal", description=__doc__)
-    parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is served")
+    parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is served")
     parser.add_argument("--seconds", type=float, default=10, help="duration of each stage; default: 10")
     parser.add_argument("--stages", default=",".join(STAGE_NAMES), help="stages to run, in this order; default: all")
     parser.add_argument("--rate", type=float, default=0, help="requests per second; default: 40%% of saturation")
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _rehearse(deployment: Deployment, store: Path, options: argparse.Namespace) -> int:
-    """Run locust and cause the fault of each announced stage; return the exit status."""
+    """Run locust, cause the fault of each stage when the stage begins, and return the exit status."""
     command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary"]
     command += ["--host", f"http://{deployment.address.host}:{deployment.address.port}", "--store", str(store)]
     for option in ("seconds", "stages", "rate", "connections"):
@@ -72,7 +73,7 @@ def _rehearse(deployment: Deployment, store: Path, options: argparse.Namespace) 
 
 
 class Faults:
-    """Causes the fault of a stage after a third of its duration and repairs it after two thirds, one at a time.
+    """Causes the fault of a stage after a third of the stage's duration, and repairs it after two thirds.
 
     Args:
         deployment: The deployment.
@@ -96,7 +97,7 @@ class Faults:
             self._worker.submit(self._cause_and_repair, stage)
 
     def wait(self) -> list[str]:
-        """Wait until all faults are repaired; return the problems of that."""
+        """Wait until all faults are repaired, and return the errors of causing and repairing them."""
         self._worker.shutdown()
         return self._problems
 

@@ -1,4 +1,4 @@
-"""A replica: `recollect serve` in a separate process, with its log."""
+"""A replica: `recollect serve` in a separate process, with a log file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class ReplicaError(Exception):
-    """A replica that did not start or stop in time."""
+    """A replica did not start or did not stop in time."""
 
 
 class Replica:
@@ -43,10 +43,10 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        """Start, and wait until it serves.
+        """Start the server, and wait until it answers requests.
 
         Raises:
-            ReplicaError: If it ends instead.
+            ReplicaError: If the server ends, or does not answer in time.
         """
         with self._log.open("ab") as log:
             self._log_start = log.tell()
@@ -59,15 +59,15 @@ class Replica:
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill it, as a crash does."""
+        """Kill the server, as a crash would."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int:
-        """Stop it with SIGTERM and return its exit status.
+        """Stop the server with SIGTERM, and return its exit status.
 
         Raises:
-            ReplicaError: If it does not stop in time.
+            ReplicaError: If the server does not stop in time.
         """
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -95,7 +95,7 @@ class Replica:
 
 @contextlib.contextmanager
 def replica(store: Path, flags: list[str] | None = None, **settings: object) -> Iterator[Replica]:
-    """Run a replica on any free port, and stop it afterwards."""
+    """Run a replica on a free port while the `with` block runs."""
     with tempfile.TemporaryDirectory() as folder:
         started = Replica(store, Path(folder), 0, flags, **settings)
         try:

@@ -1,7 +1,8 @@
 """`python -m loadtests.soak --store STORE --swaps 200 --requests 1000000`: memory of a server over time.
 
-The soak test serves a copy of the current version, swaps versions and sends requests, and samples the memory of all
-server processes. It prints JSON and draws a plot. Other flags are passed to `recollect serve`.
+The soak test serves a copy of the store's current version, swaps versions, sends requests, and measures the memory of
+all server processes again and again. It prints JSON and draws a plot. Flags that the soak test does not know are passed
+to `recollect serve`.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from service.errors import ServiceError
 from service.store.store import Store
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
-# Requests after each swap, so that the new version is used, and requests before the first measurement.
+# Number of requests after each swap, so that the new version is used, and number of requests before the first sample.
 _REQUESTS_PER_SWAP, _WARMUP_REQUESTS = 50, 200
-# Memory samples over all requests.
+# Number of memory samples while requests are sent.
 _SAMPLES = 200
-# The first share of the samples is left out of the slope, because caches and allocator pools fill up at first.
+# Share of the samples at the start that the slope leaves out, because caches and allocator pools fill up at first.
 _WARMUP_SHARE = 0.2
 _POLL_SECONDS = 0.1
 
-# Number of finished swaps or requests, and the memory at that time.
+# Each sample is the number of finished swaps or requests, and the memory at that time.
 Samples = list[tuple[int, Memory]]
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.soak", description=__doc__)
-    parser.add_argument("--store", type=Path, required=True, help="bundle store; its current version is served")
+    parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is served")
     parser.add_argument("--swaps", type=int, default=200, help="number of swaps; default: 200")
     parser.add_argument("--requests", type=int, default=1_000_000, help="number of requests; default: 1000000")
     parser.add_argument("--plot", type=Path, default=Path("soak.png"), help="file for the plot; default: soak.png")
@@ -72,7 +73,7 @@ def _load(server: Replica, store: Store, versions: list[str], errors: list[str])
     texts = sample_texts(store.open(versions[0]).instance_texts, _QUERIES)
     bodies = [json.dumps({"query": text}).encode() for text in texts]
     ranks = zipf_ranks(len(bodies), _DRAWS, 0)
-    numbers = itertools.count()  # continues from one loop to the next
+    numbers = itertools.count()  # shared by all loops, so that each loop continues with new requests
 
     def request(_: int) -> tuple[str, bytes]:
         return "/predict", bodies[ranks[next(numbers) % len(ranks)]]
@@ -87,7 +88,7 @@ def _load(server: Replica, store: Store, versions: list[str], errors: list[str])
 def _sample_swaps(
     server: Replica, store: Store, versions: list[str], load: Load, swaps: int
 ) -> Iterator[tuple[int, Memory]]:
-    """Sample memory before the first swap and after each swap; each swap is followed by requests."""
+    """Measure memory before the first swap, and after each swap and the requests that follow it."""
     yield 0, memory(server.process)
     for done, version in zip(range(1, swaps + 1), itertools.cycle(reversed(versions)), strict=False):
         swap_to(store, version, server.address)
@@ -96,7 +97,7 @@ def _sample_swaps(
 
 
 def _sample_requests(server: Replica, load: Load, requests: int) -> Iterator[tuple[int, Memory]]:
-    """Sample memory before the first request and after each of many equal parts."""
+    """Measure memory before the first request, and then at equal distances until the last request."""
     yield 0, memory(server.process)
     done = 0
     for end in np.linspace(0, requests, num=_SAMPLES + 1, dtype=int)[1:].tolist():
@@ -107,7 +108,10 @@ def _sample_requests(server: Replica, load: Load, requests: int) -> Iterator[tup
 
 
 def _figures(samples: Samples, per: int) -> dict[str, Any]:
-    """First, settled and last memory, and the growth in megabytes for each `per` swaps or requests after warm-up."""
+    """First memory, memory after the warm-up, last memory, and growth.
+
+    The growth is the slope after the warm-up, in megabytes for every `per` swaps or requests.
+    """
     settled = samples[int(_WARMUP_SHARE * len(samples)) :]
     done = np.array([count for count, _ in settled], dtype=float)
     slopes = {}
@@ -124,7 +128,7 @@ def _figures(samples: Samples, per: int) -> dict[str, Any]:
 
 
 def _open_at_once(memories: list[Memory]) -> dict[str, float]:
-    """Memory of one open version and of two, without the memory of the libraries."""
+    """Memory of one open version and of two open versions, without the memory of the libraries."""
     none, one, two = memories
     figures: dict[str, float] = {}
     for name in ("rss_mb", "anonymous_mb"):

@@ -1,4 +1,4 @@
-"""Stages of a load test: the request rate, the fault, and the errors that are allowed."""
+"""Stages of a load test. A stage has a request rate, a fault of the deployment, and errors that are allowed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 # Request rates as shares of saturation.
 _NORMAL, _OVERLOAD = 0.4, 3.0
-# An overload uses this many times the connections, so that it fills the queues of the replicas.
+# The stage `overload` uses this many times the usual connections, so that it fills the queues of the replicas.
 _OVERLOAD_CONNECTIONS = 16
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage.
+    """One stage of a load test.
 
     Attributes:
         name: Name on the command line and in reports.
         load: Request rate as a share of the rate at saturation.
-        allowed: Errors that a client must expect in this stage.
+        allowed: Errors that do not fail this stage.
     """
 
     name: str
@@ -47,10 +47,10 @@ STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 
 def stages_by_name(names: Sequence[str]) -> list[Stage]:
-    """Look up stages by name, in the given order.
+    """The stages with these names, in the order of the names.
 
     Raises:
-        ValueError: If one is unknown.
+        ValueError: If a name is unknown.
     """
     by_name = {stage.name: stage for stage in STAGES}
     if unknown := [name for name in names if name not in by_name]:

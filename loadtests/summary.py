@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from loadtests.load import Exchange, latency_percentiles
 from loadtests.stages import Stage
 
-# A request that was sent later than this waited for a free connection.
+# A request counts as late if it was sent more than this long after it was due.
 _LATE_SECONDS = 0.05
 _NEVER_SENT = "never sent"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of one stage. Latencies are those of answers with status 200, from when each request was due.
+    """Figures of one stage. Only answers with status 200 have a latency. It counts from the time the request was due.
 
     Attributes:
         stage: Name of the stage.
-        asked_qps: Requests due per second.
+        asked_qps: Requests per second that were due.
         answered_qps: Answers with status 200 per second.
         late: Requests that were sent late because all connections were busy.
         statuses: Number of answers for each status.
         versions: Number of answers for each version.
-        errors: Number of allowed errors of each kind.
-        unexpected: Number of other errors of each kind.
+        errors: Number of errors of each kind that this stage allows.
+        unexpected: Number of errors of each kind that this stage does not allow.
     """
 
     stage: str
@@ -52,10 +52,10 @@ def summarise(
 
     Args:
         stage: The stage.
-        exchanges: All exchanges.
-        unsent: Number of requests that were never sent; an error unless the stage overloads the service.
-        faults: Errors other than those of requests.
-        rate: Requests due per second.
+        exchanges: All exchanges of the stage.
+        unsent: Number of requests that were never sent. They are an error unless the stage overloads the service.
+        faults: Errors that do not come from a request, such as a failed activation.
+        rate: Requests per second that were due.
         seconds: Duration of the load.
     """
     errors = Counter([*(exchange.error for exchange in exchanges if exchange.error), *faults])
@@ -82,7 +82,7 @@ def summarise(
 
 
 def any_failed(summaries: Sequence[Summary]) -> bool:
-    """Whether any stage has an unexpected error. A test without any answer proves nothing, so it also fails."""
+    """Whether any stage has an unexpected error or no answer at all. A test without a stage fails too."""
     return not summaries or any(summary.unexpected or not summary.statuses for summary in summaries)
 
 

@@ -1,4 +1,4 @@
-"""Version swaps under load: a store with two versions, one swap, and swaps in a loop."""
+"""Swap versions under load: make a store with two versions, swap once, or swap in a loop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TIMEOUT_SECONDS, _POLL_SECONDS, _PAUSE_SECONDS = 60.0, 0.02, 0.1
 
 @contextlib.contextmanager
 def two_versions(store: Path) -> Iterator[tuple[Store, list[str]]]:
-    """Make a temporary store with two copies of a store's current version. The first copy is current.
+    """Make a temporary store with two copies of a store's current version. The first copy is the current version.
 
-    The second version answers with one label fewer, so an answer shows its version.
+    The second copy returns one label fewer by default, so that the answers of the two versions differ.
 
     Raises:
         StoreError: If the store has no current version.
-        BundleError: If its manifest is invalid.
+        BundleError: If the manifest of the current version is invalid.
     """
     source = Store(store)
     version = source.require_current()
@@ -49,23 +49,25 @@ def two_versions(store: Path) -> Iterator[tuple[Store, list[str]]]:
 
 
 def swap_to(store: Store, version: str, address: Address) -> None:
-    """Activate a version and wait until the server serves it.
+    """Activate a version, and wait until the server serves this version.
 
     Raises:
-        TimeoutError: If the server does not serve it in time.
+        TimeoutError: If the server does not serve the version in time.
     """
     store.activate(version)
     until = time.monotonic() + _TIMEOUT_SECONDS
     with contextlib.closing(Connection(address)) as connection:
         while _served_version(connection) != version:
             if time.monotonic() > until:
-                raise TimeoutError(f"{version}: expected to be served within {_TIMEOUT_SECONDS:.0f} s of activation")
+                raise TimeoutError(
+                    f"{version}: expected a server that serves it {_TIMEOUT_SECONDS:.0f} s after activation"
+                )
             time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager
 def swap_storm(store: Store, versions: list[str], address: Address) -> Iterator[list[str]]:
-    """Swap versions in a loop while the block runs; yields the list of finished swaps.
+    """Swap versions in a loop while the `with` block runs; yield the list of finished swaps.
 
     Raises:
         TimeoutError: If the server does not serve a version in time.

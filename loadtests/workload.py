@@ -1,4 +1,4 @@
-"""Requests of a load test: real queries of several lengths, with Zipf frequencies."""
+"""Requests of a load test: queries of several lengths from real texts. The frequencies follow Zipf's law."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Share of each kind of request. The first three kinds are single queries without options.
+# Share of each kind of request. The kinds `short`, `medium` and `long` are single queries without options.
 SHARES = {"short": 0.35, "medium": 0.30, "long": 0.08, "batch": 0.10, "filter": 0.10, "explain": 0.07}
-# Most words of a query: a short search, one or two sentences, or a page that may be truncated.
+# Maximum number of words in a query: a short search, one or two sentences, or a page that the encoder may truncate.
 _WORDS = {"short": 4, "medium": 40, "long": 300}
 _MOST_BATCHED, _MOST_FILTERED = 16, 20
-# The n-th most frequent request has a frequency in proportion to 1 / n, similar to web queries.
+# Exponent of Zipf's law: the n-th most frequent request has a frequency in proportion to 1 / n, as web queries have.
 _EXPONENT = 1.0
 
 
@@ -23,9 +23,9 @@ class Request:
     """One request.
 
     Attributes:
-        kind: One of `SHARES`.
-        queries: One query, or those of a batch.
-        options: Other fields of the body.
+        kind: A key of `SHARES`.
+        queries: The query of a single request, or the queries of a batch.
+        options: All other fields of the body.
         path: Path of the POST request.
         body: Body of the POST request.
     """
@@ -44,10 +44,10 @@ class Request:
 
 
 def make_requests(texts: Sequence[str], uids: Sequence[str], count: int, seed: int) -> list[Request]:
-    """Make different requests of all kinds, by their shares.
+    """Make random requests. The probability of each kind is its share in `SHARES`.
 
     Args:
-        texts: Texts that are cut or joined to queries of the wanted length.
+        texts: Texts that are cut or joined into queries of the right length.
         uids: Label uids for filters.
         count: Number of requests.
         seed: Random seed. Equal seeds give equal requests.
@@ -78,7 +78,7 @@ def make_requests(texts: Sequence[str], uids: Sequence[str], count: int, seed: i
 
 
 def zipf_ranks(count: int, draws: int, seed: int) -> list[int]:
-    """Draw numbers below `count` with a frequency in proportion to 1 / (number + 1)."""
+    """Draw random numbers below `count`. The probability of a number is in proportion to 1 / (number + 1)."""
     weights = 1 / np.arange(1, count + 1) ** _EXPONENT
     drawn: list[int] = np.random.default_rng(seed).choice(count, size=draws, p=weights / weights.sum()).tolist()
     return drawn
@@ -93,6 +93,6 @@ class Texts(Protocol):
 
 
 def sample_texts(texts: Texts, most: int) -> list[str]:
-    """Choose texts at equal distances, at most `most`, and leave out empty ones."""
+    """Choose up to `most` texts at equal distances, and leave out empty texts."""
     rows = np.unique(np.linspace(0, len(texts) - 1, num=most, dtype=int)).tolist()
     return [text for row in rows if (text := texts[row]).strip()]

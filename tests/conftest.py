@@ -1,4 +1,4 @@
-"""What all tests share: a small real dataset, and the store that the real road makes of it."""
+"""Fixtures of all tests: a small dataset of topics, and a store with a bundle that is built from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-# Each label with sentences that have it: four to train on and one to ask.
+# Labels with their sentences: four training instances and one test query for each label. The last label has none.
 TOPICS: dict[str, tuple[str, ...]] = {
     "Taxation": (
         "A bill to lower the income tax of small farms",
@@ -62,15 +62,15 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "Never seen": (),
 }
-# Labels beside the topic's own, so that instances have one label or two.
-ALSO = {
+# Second labels of two sentences, so that some instances have two labels.
+SECOND_LABELS = {
     "The goalkeeper signs a contract for three years": "Law",
     "A bill to lower the income tax of small farms": "Law",
 }
 
 
-class Road(NamedTuple):
-    """Where each station of the road left what it made; nobody may change it."""
+class Built(NamedTuple):
+    """The dataset of topics, the run and the store that are made from it, and its version. Tests must not change it."""
 
     dataset: Path
     run: Path
@@ -79,13 +79,13 @@ class Road(NamedTuple):
 
 
 def write_topics(folder: Path) -> Path:
-    """The topics as a native dataset folder."""
+    """Write the topics as a dataset folder in the native layout."""
     folder.mkdir(parents=True)
     labels = list(TOPICS)
     train, test = [], []
     for label, sentences in TOPICS.items():
         for nth, sentence in enumerate(sentences):
-            uids = [label, *([ALSO[sentence]] if sentence in ALSO else [])]
+            uids = [label, *([SECOND_LABELS[sentence]] if sentence in SECOND_LABELS else [])]
             row = {"uid": f"{label}/{nth}", "text": sentence, "labels": uids}
             (test if nth == 4 else train).append(row)
     rows = {"train": train, "test": test, "labels": [{"uid": label, "text": label} for label in labels]}
@@ -96,7 +96,7 @@ def write_topics(folder: Path) -> Path:
 
 
 def keep_some_labels(dataset: Path, count: int) -> int:
-    """Cut the dataset to the labels with the most sentences, and those sentences; how many are left to test."""
+    """Keep the `count` most frequent labels of a dataset and their sentences; return the number of test queries."""
 
     def read(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (dataset / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -117,15 +117,15 @@ def keep_some_labels(dataset: Path, count: int) -> int:
 
 
 @pytest.fixture(scope="session")
-def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
-    """The topics, encoded by the packaged MiniLM, built with a flat index in fp32, and activated."""
+def road(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder."""
     from index_builder.build import build
     from index_builder.settings import BuildSettings
     from trainer.run import write_run
     from trainer.train_settings import TrainSettings
 
-    folder = tmp_path_factory.mktemp("road")
+    folder = tmp_path_factory.mktemp("built")
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"
     write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
     version = build(BuildSettings(run=run, store=store, index="flat", activate=True))
-    return Road(dataset, run, store, version)
+    return Built(dataset, run, store, version)

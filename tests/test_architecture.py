@@ -1,4 +1,4 @@
-"""The architecture: which package and folder may import which, and what each package runs without."""
+"""The architecture: the imports that each package and folder may have, and the libraries it must work without."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEVER_IMPORTS: dict[str, set[str]] = {
 # Libraries that run code from the files that they read.
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
 
-# Folders and files of service/. Each may import itself and those above it.
+# Folders and files of service/. Each may import itself, and the folders and files above it in this list.
 SERVICE_ORDER = (
     "errors",
     "bundle",
@@ -52,7 +52,7 @@ SERVICE_ORDER = (
     "cli",
 )
 
-# Starts a process in which the modules in argv[1] cannot be imported.
+# The beginning of a program in which the modules in argv[1] cannot be imported.
 BLOCKED = """
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing a module that is None fails
@@ -70,7 +70,7 @@ def sources(package: str) -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Top-level names of all modules that a file imports, also inside functions and under TYPE_CHECKING."""
+    """Yield the top-level name of every module that a file imports, also inside functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -83,7 +83,7 @@ def module_name(path: Path) -> str:
 
 
 def import_graph(package: str) -> dict[str, set[str]]:
-    """For each module of a package, the modules of the package that it imports anywhere in the file."""
+    """For each module of a package, find the other modules of the package that it imports anywhere in the file."""
     paths = {module_name(path): path for path in sources(package)}
     graph = {}
     for module, path in paths.items():
@@ -99,7 +99,7 @@ def import_graph(package: str) -> dict[str, set[str]]:
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """The modules of one import cycle; none if there is no cycle."""
+    """The modules of one import cycle; an empty list if there is no cycle."""
     finished: set[str] = set()
 
     def visit(module: str, path: list[str]) -> list[str]:
@@ -145,7 +145,7 @@ def test_each_package_imports_only_the_modules_in_the_table(package: str) -> Non
         assert not found & UNSAFE, path
 
 
-def test_imports_inside_functions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_check_finds_imports_inside_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "REPOSITORY", tmp_path)
     path = tmp_path / "service" / "x.py"
     path.parent.mkdir()
@@ -170,7 +170,7 @@ def test_no_package_has_an_import_cycle(package: str) -> None:
     assert find_cycle(import_graph(package)) == []
 
 
-def test_import_cycles_are_found_in_any_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cycle_check_finds_cycles_through_any_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "REPOSITORY", tmp_path)
     (tmp_path / "service" / "b").mkdir(parents=True)
     (tmp_path / "service" / "a.py").write_text("import service.c\nfrom service.b import x\n")
@@ -181,7 +181,7 @@ def test_import_cycles_are_found_in_any_kind_of_import(tmp_path: Path, monkeypat
     assert find_cycle(import_graph("service")) == []
 
 
-def test_the_service_opens_bundles_only_through_the_store_which_knows_the_required_signature() -> None:
+def test_the_service_opens_bundles_only_in_the_store_module_which_checks_signatures() -> None:
     opening = {module_name(path) for path in sources("service") if "open_bundle" in names(path)}
     assert opening == {"service.store.store"}
 
@@ -199,12 +199,12 @@ def test_recollect_py_names_existing_modules() -> None:
         assert verb.module.split(".")[0] in PACKAGES
 
 
-def test_help_of_serve_loads_no_numeric_or_cryptographic_library() -> None:
+def test_serve_help_loads_no_numeric_or_cryptographic_library() -> None:
     code = 'import recollect; sys.exit(recollect.main(["serve", "--help"]))'
     assert "--port" in run_blocked({"cryptography", "numpy", "faiss", "onnxruntime"}, code)
 
 
-def test_the_service_serves_where_training_is_not_installed(road: Any) -> None:
+def test_the_service_answers_queries_if_the_training_libraries_are_not_installed(road: Any) -> None:
     blocked = NEVER_IMPORTS["service"] | {"trainer", "index_builder"}
     code = """
 from pathlib import Path
@@ -222,12 +222,12 @@ print(open_model(sys.argv[2], sys.argv[3]).predict("Who must pay tax")[0].uid)
     assert best == "Taxation"
 
 
-def test_the_trainer_imports_where_no_web_server_is_installed() -> None:
+def test_the_trainer_can_be_imported_if_no_web_server_is_installed() -> None:
     blocked = NEVER_IMPORTS["trainer"] | {"service", "index_builder"}
     modules = run_blocked(blocked, 'print(*import_all("trainer"))').split()
     assert {"trainer.run", "trainer.train", "trainer.memory"} <= set(modules)
 
 
-def test_the_index_builder_imports_where_no_web_server_is_installed() -> None:
+def test_the_index_builder_can_be_imported_if_no_web_server_is_installed() -> None:
     modules = run_blocked(NEVER_IMPORTS["index_builder"], 'print(*import_all("index_builder"))')
     assert "index_builder.build" in modules.split()

@@ -1,8 +1,8 @@
-"""The documentation is true: its commands run, its links lead somewhere, and its verbs, flags and files exist.
+"""The documentation is correct: its commands run, and its links, verbs, flags and files exist.
 
-A comment `<!-- tested -->` above a fenced block makes the block run here. The blocks of a page run in order, in a
-folder with `data/` (a copy of examples/garden), `run/` and `store/` that all pages share. VERSION stands for the
-version in the store, localhost:8000 for a real server on it.
+The tests run each code block below a comment `<!-- tested -->`. The blocks of a page run in order. All pages share one
+folder with `data/` (a copy of examples/garden), `run/` and `store/`. VERSION is replaced by the version in the store,
+and localhost:8000 by the address of a real server that serves this store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 class Workshop(NamedTuple):
-    """A folder in which the commands of all pages run, and the commands that have run there."""
+    """The folder in which the commands of all pages run, its version, and the commands that have run already."""
 
     folder: Path
     version: str
@@ -57,12 +57,12 @@ def named(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
-# ---- Commands run ----
+# ---- Commands ----
 
 
 @pytest.fixture(scope="module")
 def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """The state after the commands of the quickstart."""
+    """A folder as it is after the commands of the quickstart."""
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(REPOSITORY / "examples" / "garden", folder / "data")
     run = recollect.train(folder / "data", out=folder / "run", max_length=32)
@@ -72,7 +72,7 @@ def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 @pytest.fixture(scope="module")
 def server(first_steps: Workshop) -> Iterator[str]:
-    """Host and port of a service on the store."""
+    """Host and port of a server that serves the store."""
     with serving(first_steps.folder / "store") as running:
         yield running.url.removeprefix("http://")
 
@@ -81,7 +81,7 @@ TESTED = [page for page in PAGES if any(block.tested for block in blocks(page))]
 
 
 @pytest.mark.parametrize("page", TESTED, ids=named)
-def test_commands_of_a_page_run(
+def test_marked_commands_of_each_page_run_without_an_error(
     page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(first_steps.folder)
@@ -98,24 +98,28 @@ def test_commands_of_a_page_run(
         else:
             assert block.language == "sh"
             for command in text.replace("\\\n", " ").split("\n") if "recollect " in text else [text]:
-                if command not in first_steps.done:  # pages repeat commands that take seconds
+                if command not in first_steps.done:  # skip a slow command that another page has run already
                     run_shell(command)
                     first_steps.done.add(command)
 
 
 def run_shell(command: str) -> None:
-    """Run a command: `recollect` in this process, where its imports are loaded already, anything else in a shell."""
+    """Run a command. `recollect` runs in this process, which has imported its packages already; others in a shell."""
     words = shlex.split(command, comments=True)
     if words[:1] == ["recollect"] and not set("|&;<>$") & set(command.partition(" #")[0]):
         assert recollect.main(words[1:]) == 0, command
     elif words:
-        flags = ["--fail-with-body", "--silent", "--show-error"]  # curl's exit status then tells whether it succeeded
+        flags = [
+            "--fail-with-body",
+            "--silent",
+            "--show-error",
+        ]  # with these flags, curl fails if the server answers with an error
         shell = f'curl() {{ command curl {" ".join(flags)} "$@"; }}\n{command}'
         done = subprocess.run(["bash", "-euc", shell], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-def test_json_blocks_are_json() -> None:
+def test_json_blocks_contain_valid_json() -> None:
     found = [block.text for page in PAGES for block in blocks(page) if block.language == "json"]
     assert found
     for text in found:
@@ -126,13 +130,13 @@ def test_json_blocks_are_json() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Fragments of a page's headings, as MkDocs and GitHub make them."""
+    """The link fragments of a page's headings, by the rules of MkDocs and GitHub."""
     headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_name_existing_files_and_headings(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text("utf-8")))
     for link in links:
         target, _, fragment = link.partition("#")
@@ -140,7 +144,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             continue
         path = (page.parent / target).resolve() if target else page
         assert path.exists(), link
-        if page.parent == DOCS:  # the site holds nothing else
+        if page.parent == DOCS:  # the site contains only the files in docs/
             assert path.is_relative_to(DOCS), link
         assert not fragment or fragment in anchors(path), link
 
@@ -159,7 +163,7 @@ def flags() -> dict[str, set[str]]:
 
 
 def commands(page: Path) -> Iterator[tuple[str, str]]:
-    """Verb and flags of each `recollect VERB ...` on a page, in blocks and in lines."""
+    """Yield the verb and the flags of each `recollect VERB ...` on a page, in code blocks and in the text."""
     text = page.read_text("utf-8")
     lines = [line.partition(" #")[0] for block in blocks(page) for line in block.text.replace("\\\n", " ").split("\n")]
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
@@ -169,14 +173,14 @@ def commands(page: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_verbs_and_their_flags_exist(page: Path, flags: dict[str, set[str]]) -> None:
+def test_commands_use_existing_verbs_and_flags(page: Path, flags: dict[str, set[str]]) -> None:
     for verb, rest in commands(page):
         assert verb in flags, f"recollect {verb}{rest}"
         assert set(re.findall(r"--[a-z][a-z-]*", rest)) <= flags[verb], f"recollect {verb}{rest}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
-def test_flags_outside_commands_belong_to_a_verb(page: Path, flags: dict[str, set[str]]) -> None:
+def test_flags_in_the_text_belong_to_a_verb(page: Path, flags: dict[str, set[str]]) -> None:
     named_flags = set(re.findall(r"`(--[a-z][a-z-]*)", BLOCK.sub("", page.read_text("utf-8"))))
     assert named_flags <= set().union(*flags.values())
 
@@ -184,11 +188,11 @@ def test_flags_outside_commands_belong_to_a_verb(page: Path, flags: dict[str, se
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    if page.name == "CHANGELOG.md":  # it also names files of the past
+    if page.name == "CHANGELOG.md":  # the changelog also names files that no longer exist
         return
     roots = "trainer|index_builder|service|benchmarks|loadtests|tests|docs|examples|deploy"
     for path in re.findall(rf"`((?:{roots})/[\w./-]+)`", text):
-        assert (REPOSITORY / path).exists() or path == "deploy/service.env", path  # the user makes this one
+        assert (REPOSITORY / path).exists() or path == "deploy/service.env", path  # the user creates this file
     for module in re.findall(r"python -m ((?:benchmarks|loadtests)[\w.]*)", text):
         path = REPOSITORY / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
@@ -217,7 +221,7 @@ def test_every_page_is_in_the_navigation_and_the_readme() -> None:
         assert f"(docs/{page.name})" in readme or page.name == "index.md"
 
 
-def test_readme_is_short() -> None:
+def test_readme_has_fewer_than_150_lines() -> None:
     assert len((REPOSITORY / "README.md").read_text("utf-8").splitlines()) < 150
 
 

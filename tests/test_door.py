@@ -26,7 +26,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must fail with one line on stderr and nothing on stdout; returns the line."""
+    """A function that runs a command, which must fail with one line on stderr and no output, and returns the line."""
 
     def run(*arguments: str, status: int = 2) -> str:
         assert recollect.main(arguments) == status
@@ -40,7 +40,7 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Adds a verb `attempt` whose function has this body; `top` is code before it."""
+    """A function that adds a verb `attempt`. `body` is its code, `top` is code at the start of its module."""
 
     def add(body: str, top: str = "") -> None:
         code = (
@@ -107,7 +107,7 @@ print(*sys.modules)
     assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow", "cryptography"}
 
 
-def test_command_without_verb_prints_help_to_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_a_verb_prints_the_help_to_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert recollect.main([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -195,24 +195,26 @@ def test_missing_package_names_the_extra_to_install(
     assert fails("attempt") == "recollect attempt: needs no_such_package; pip install 'recollect[serve]'\n"
 
 
-def test_missing_module_of_recollect_keeps_its_traceback(verb: Callable[..., None]) -> None:
+def test_error_for_a_missing_module_of_recollect_has_a_traceback(verb: Callable[..., None]) -> None:
     verb("import service.no_such_module")
     with pytest.raises(ModuleNotFoundError):
         recollect.main(["attempt"])
 
 
-def test_bug_keeps_its_traceback(verb: Callable[..., None]) -> None:
+def test_error_from_a_bug_has_a_traceback(verb: Callable[..., None]) -> None:
     verb("raise RuntimeError('a bug')")
     with pytest.raises(RuntimeError, match="a bug"):
         recollect.main(["attempt"])
 
 
-def test_error_class_sets_the_exit_status(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+def test_exit_status_comes_from_the_error_class(fails: Callable[..., str], verb: Callable[..., None]) -> None:
     verb("raise Failed('not good enough')", top="class Failed(Exception):\n    exit_status = 1")
     assert fails("attempt", status=1) == "recollect attempt: not good enough\n"
 
 
-def test_interruption_exits_with_130_and_one_line(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+def test_interrupted_command_exits_with_130_and_a_message_of_one_line(
+    fails: Callable[..., str], verb: Callable[..., None]
+) -> None:
     verb("raise KeyboardInterrupt")
     assert fails("attempt", status=130) == "recollect attempt: interrupted\n"
 

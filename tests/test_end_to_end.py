@@ -1,4 +1,4 @@
-"""All verbs in separate processes, from the sample dataset to an answer over HTTP."""
+"""The verbs run in separate processes, from the sample dataset to an answer over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Recollect = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def recollect(tmp_path: Path) -> Recollect:
-    """Run a verb in `tmp_path`. The verb must succeed."""
+    """A function that runs a verb in `tmp_path`. The verb must succeed."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "recollect", *arguments]
@@ -40,7 +40,7 @@ def predict_over_http(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def test_sample_dataset_becomes_a_served_answer(recollect: Recollect, tmp_path: Path) -> None:
+def test_sample_dataset_can_be_encoded_built_evaluated_and_served(recollect: Recollect, tmp_path: Path) -> None:
     recollect("sample", "dataset")
     tests = keep_some_labels(tmp_path / "dataset", 150)
     train = ("train", "dataset", "--out", "run", "--epochs", "0", "--max-length", "32")
@@ -61,7 +61,7 @@ def test_sample_dataset_becomes_a_served_answer(recollect: Recollect, tmp_path: 
 
 
 def served(folder: Path, query: str) -> float:
-    """Serve the store, and return the best label's score over HTTP. The server must stop on SIGTERM."""
+    """Start a server, and return the score of the best label over HTTP. The server must stop after SIGTERM."""
     command = [sys.executable, "-m", "recollect", "serve", "--store", "store", "--port", "0"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=log)

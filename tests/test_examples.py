@@ -1,4 +1,4 @@
-"""The programs in examples/ work: on the small dataset, and on a dataset given as an argument."""
+"""The programs in examples/ work on the dataset in examples/garden, and on a dataset that is given as an argument."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_train_and_ask_answers_the_queries(
     assert re.match(r"  [01]\.\d{3}  Electric lawn mower\n", mower)
 
 
-def test_evaluate_and_compare_measures_a_dataset_of_ones_own(
+def test_evaluate_and_compare_accepts_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = write_topics(tmp_path / "topics")
@@ -54,7 +54,7 @@ def test_evaluate_and_compare_measures_a_dataset_of_ones_own(
     assert all(0 <= float(value) <= 100 for row in rows for value in row.split()[2:])
 
 
-def test_a_wrong_argument_ends_an_example_with_one_line(
+def test_example_with_a_wrong_argument_ends_with_status_2_and_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train_and_ask", str(tmp_path / "none"), "--work", str(tmp_path / "work")])
@@ -64,7 +64,7 @@ def test_a_wrong_argument_ends_an_example_with_one_line(
     assert "none" in capsys.readouterr().err
 
 
-def test_embedded_application_answers_queries_and_refuses_wrong_ones(road: Any) -> None:
+def test_embedded_application_answers_queries_and_refuses_an_empty_query(road: Any) -> None:
     create_app = runpy.run_path(str(EXAMPLES / "embed_in_fastapi.py"))["create_app"]
     client = TestClient(create_app(str(road.store)))
     answer = client.get("/products", params={"text": "Who must pay tax", "top_k": 2})

@@ -1,4 +1,4 @@
-"""The served answers of every method equal the written formula in float64."""
+"""For every method, the answers of a server equal the formula of the paper, computed in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.methods import METHODS
 
 TAU, TOP_B = 0.05, 12
 CASES = [*((method, "adapter") for method in METHODS), ("prime", "full"), ("unidec", "full")]
-# Queries of users; none is an instance.
+# Queries that are not instances of the memory.
 QUERIES = [
     *(sentences[-1] for sentences in TOPICS.values() if sentences),
     "Never seen",
@@ -41,7 +41,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The topics and a tiny encoder."""
+    """A folder with the dataset of topics and a tiny encoder."""
     folder = tmp_path_factory.mktemp("served")
     write_topics(folder / "dataset")
     write_tiny_encoder(folder / "encoder", "bert")
@@ -54,7 +54,7 @@ def run_recollect(*words: object) -> None:
 
 @pytest.fixture(scope="module", params=CASES, ids=" ".join)
 def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
-    """A method's memory, trained, tuned, built and served by a real server."""
+    """A memory that one method trained, tuned, built into a bundle, and served by a real server."""
     method, what = request.param
     run, store = folder / f"{method} {what}", folder / f"store {method} {what}"
     flags = ["--encoder", folder / "encoder", "--max-length", 64, "--batch-size", 7, "--epochs", 3]
@@ -68,16 +68,16 @@ def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
 
 @functools.cache
 def vectors(run: Path) -> np.ndarray:
-    """Vectors of the queries by the run's encoder."""
+    """The vectors of the queries from the run's encoder."""
     encoder = load_checkpoint(run / "checkpoint", "cpu")
     return encoder.encode(QUERIES, encoder.config.max_length).astype(np.float64)
 
 
 def exact_scores(run: Path, query: str, lambda_: float, temperature: float, top_b: int, alpha: float) -> np.ndarray:
-    """Score of each label: softmax of q K^T / tau over the b nearest keys, times [lambda Y; (1 - lambda) I].
+    """The score of each label: softmax(q K^T / tau) over the b nearest keys, times [lambda Y; (1 - lambda) I].
 
-    RAE-XMC, Eq. 4, 5 and 7. Only label keys are searched at lambda = 0, only instance keys at lambda = 1 (Eq. 8). Label
-    keys are z = unit((1 - alpha) t + alpha unit(sum of the label's instances)).
+    RAE-XMC, Eq. 4, 5 and 7. Only label keys are searched at lambda = 0, only instance keys at lambda = 1 (Eq. 8). A
+    label key is z = unit((1 - alpha) t + alpha unit(sum of the label's instance keys)), where t is its text's key.
     """
     memory = run / "memory"
     keys = np.load(memory / "keys.npy").astype(np.float64)
@@ -104,7 +104,7 @@ def exact_scores(run: Path, query: str, lambda_: float, temperature: float, top_
 
 
 def predict(served: Served, **options: Any) -> list[dict[str, float]]:
-    """Labels and scores of each query from the server."""
+    """The labels and scores of each query, as the server returns them."""
     body = {"queries": QUERIES, "top_k": len(TOPICS), **options}
     response = httpx.post(f"{served.url}/predict/batch", json=body, timeout=60)
     assert response.status_code == 200, response.text
@@ -139,7 +139,7 @@ def test_label_without_instances_is_found_by_its_text(served: Served, capfd: pyt
     assert printed["score"] == pytest.approx(answer["Never seen"], abs=1e-6)
 
 
-def test_keys_have_the_dimension_of_the_method(served: Served) -> None:
+def test_keys_of_unidec_have_twice_the_dimension_of_other_methods(served: Served) -> None:
     width = 64 if served.method == "unidec" else 32
     assert httpx.get(f"{served.url}/version", timeout=60).json()["dim"] == width
     assert np.load(served.run / "memory" / "keys.npy", mmap_mode="r").shape[1] == width

@@ -37,7 +37,7 @@ def model(road: Any) -> Model:
 
 @pytest.fixture
 def usage_error() -> Callable[..., str]:
-    """Calls a function that must raise `UsageError`; returns the message."""
+    """A function that calls another function, which must raise `UsageError`, and returns the message."""
 
     def call(function: Callable[..., object], *arguments: object, **keywords: object) -> str:
         with pytest.raises(recollect.UsageError) as caught:
@@ -49,14 +49,14 @@ def usage_error() -> Callable[..., str]:
     return call
 
 
-def test_import_loads_no_package() -> None:
+def test_import_recollect_loads_no_heavy_package() -> None:
     code = "import sys, recollect; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     heavy = {"numpy", "torch", "fastapi", "pydantic", "faiss", "onnxruntime", "service", "trainer", "index_builder"}
     assert not heavy & set(done.stdout.split())
 
 
-def test_all_names_every_public_name() -> None:
+def test_every_name_in_all_exists_and_an_unknown_name_raises_attribute_error() -> None:
     assert all(hasattr(recollect, name) for name in recollect.__all__)
     with pytest.raises(AttributeError, match="module 'recollect' has no attribute 'opne'"):
         _ = recollect.opne  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def test_predict_returns_labels_with_uid_text_and_score_in_descending_order(mode
     assert scores == sorted(scores, reverse=True)
 
 
-def test_predict_of_several_texts_returns_a_list_for_each(model: Model) -> None:
+def test_predict_with_several_texts_returns_a_list_of_labels_for_each_text(model: Model) -> None:
     both = model.predict([QUERY, "How long should bread be in the oven"], lambda_=0.2, explain=True)
     assert [labels[0].uid for labels in both] == ["Taxation", "Cooking"]
     for labels in both:
@@ -83,7 +83,7 @@ def test_predict_of_several_texts_returns_a_list_for_each(model: Model) -> None:
     assert model.predict([]) == []
 
 
-def test_predict_gives_the_answer_of_the_command_line(
+def test_model_predict_and_recollect_predict_give_the_same_answer(
     model: Model, road: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--lambda", "0.3", "--temperature", "0.1", "--top-b", "7", "--top-k", "4"]
@@ -96,13 +96,13 @@ def test_predict_gives_the_answer_of_the_command_line(
     assert printed["version"] == model.version
 
 
-def test_options_filter_labels(model: Model) -> None:
+def test_allow_deny_and_threshold_limit_the_returned_labels(model: Model) -> None:
     assert [label.uid for label in model.predict(QUERY, allow=["Law", "Cooking"], top_k=1)] == ["Law"]
     assert "Taxation" not in {label.uid for label in model.predict(QUERY, deny=("Taxation",))}
     assert model.predict(QUERY, threshold=1.0) == []
 
 
-def test_answer_says_whether_a_text_was_truncated_or_the_labels_exhausted(model: Model) -> None:
+def test_answer_states_whether_the_text_was_truncated_and_the_labels_are_exhausted(model: Model) -> None:
     short, long = model.answer(["tax", "tax " * 500], allow=["Law"])
     assert (short.truncated, long.truncated) == (False, True)
     assert short.exhausted
@@ -135,7 +135,7 @@ def test_keywords_of_predict_are_the_answer_options(model: Model) -> None:
         (QUERY, {"explain": None}, "explain: expected a valid boolean; found None"),
     ],
 )
-def test_wrong_queries_and_options_raise_query_error_with_one_line(
+def test_wrong_queries_and_options_raise_query_error_with_a_message_of_one_line(
     model: Model, query: Any, options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(QueryError) as caught:
@@ -152,7 +152,7 @@ def test_threads_share_a_model(model: Model) -> None:
     assert together == alone
 
 
-def test_model_states_its_version_and_its_facts(model: Model, road: Any) -> None:
+def test_model_states_its_version_and_its_counts(model: Model, road: Any) -> None:
     assert model.version == road.version
     assert (model.manifest.counts.labels, model.manifest.counts.instances) == (8, 28)
     assert recollect.open(str(road.store), version=road.version).version == road.version
@@ -182,7 +182,7 @@ def test_open_refuses_wrong_arguments(
     assert expected in str(caught.value)
 
 
-def test_open_refuses_an_unsigned_bundle_where_a_key_is_given(road: Any, tmp_path: Path) -> None:
+def test_open_with_a_public_key_refuses_an_unsigned_bundle(road: Any, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -226,7 +226,7 @@ def test_train_tune_build_and_evaluate_return_results_and_print_nothing(
     assert capsys.readouterr().out == ""
 
 
-def test_unset_keywords_come_from_environment_variables(
+def test_keyword_that_is_not_given_comes_from_its_environment_variable(
     usage_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECOLLECT_EPOCHS", "-1")
@@ -249,17 +249,17 @@ def test_unset_keywords_come_from_environment_variables(
         ("evaluate", {"store": "s", "json_": True}, "recollect.evaluate: unknown keyword json_; known: bundle_cache,"),
     ],
 )
-def test_wrong_keywords_raise_usage_error_with_one_line(
+def test_wrong_keywords_raise_usage_error_with_a_message_of_one_line(
     usage_error: Callable[..., str], name: str, keywords: dict[str, Any], expected: str
 ) -> None:
     assert usage_error(getattr(recollect, name), "x", **keywords).startswith(expected)
 
 
-def test_a_missing_package_names_the_extra_to_install(
+def test_error_for_a_missing_package_names_the_extra_to_install(
     usage_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "trainer.run", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", None)  # importing a module that is None fails as if it were not installed
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing torch then fails as if it were not installed
     message = usage_error(recollect.train, "data", out="run", epochs=0)
     assert message == "needs torch; pip install 'recollect[train]'"
 
@@ -275,11 +275,11 @@ def test_a_missing_package_names_the_extra_to_install(
         lambda: recollect.evaluate("/none", store="/none", limit=-1),
     ],
 )
-def test_errors_covers_what_every_function_raises(call: Callable[[], object]) -> None:
+def test_every_public_function_raises_an_error_of_recollect_errors(call: Callable[[], object]) -> None:
     with pytest.raises(recollect.ERRORS):
         call()
 
 
-def test_errors_are_the_roots_of_the_error_trees() -> None:
+def test_recollect_errors_has_one_base_class_for_each_package() -> None:
     assert [root.__name__ for root in recollect.ERRORS] == ["UsageError", "TrainerError", "BuildError", "ServiceError"]
     assert all(root.exit_status == 2 for root in recollect.ERRORS)  # type: ignore[attr-defined]

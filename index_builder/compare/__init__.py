@@ -1,1 +1,1 @@
-"""Comparison of methods: train each with the same data and budget, measure each on the same queries, write a report."""
+"""Compare training methods: same data and training budget, same test queries, one report."""

@@ -30,10 +30,10 @@ def compare(settings: CompareSettings) -> str:
         The table in Markdown; all figures as JSON with `--json`.
 
     Raises:
-        BuildError: If a contestant's flags are invalid, or the folder holds something else.
+        BuildError: If a contestant's flags are invalid, or the output folder holds files of something else.
         DatasetError: If the dataset is invalid or has no test split.
-        EncoderError: If the device is absent.
-        ContestantError: If a training or tuning fails; finished steps are kept.
+        EncoderError: If the requested device is absent.
+        ContestantError: If the training or the tuning of a run fails; the finished steps stay in the output folder.
     """
     device = choose_device(settings.device)
     runs = plan_runs(settings)

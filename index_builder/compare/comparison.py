@@ -17,23 +17,29 @@ _FORMAT_VERSION = 1
 
 _QUALITY = (
     "The best value of each column is marked. Tuning chose λ, τ, b and α by {metric} on held-out instances. R@100 "
-    "counts only labels that the b keys vote for. For the untrained encoder, tuning asks any instances and leaves each "
-    "one out of its own answer. Seconds are training time, without the time to encode texts once with a frozen encoder "
-    "for all its adapters. Peak memory is main memory, not GPU memory. Several seeds: mean ± standard deviation."
+    "counts only labels that the b retrieved keys vote for. The untrained encoder has no held-out instances: tuning "
+    "answers some of its instances, each without its own key. Seconds are training time. They leave out the time to "
+    "encode the texts with a frozen encoder, which happens once for all its adapters. Peak memory is main memory, not "
+    "GPU memory. With several seeds, a cell is mean ± standard deviation."
 )
 _PLAIN = (
-    "Labels are ranked by their keys alone (λ = 0, α = 0). A label key is the vector of a dual encoder, a prototype, "
-    "or the vectors of dual encoder and classifier side by side. With an adapter, half of a label key comes from the "
-    "label's instances; not with --label-inputs text, and not with the method prime, whose prototypes hold them. The "
-    "last column is the gain from the whole memory, as tuned."
+    "Labels are ranked by the label keys alone (λ = 0, α = 0). A label key is the vector of a dual encoder, a "
+    "prototype, or the vectors of dual encoder and classifier side by side. An adapter computes a label key half from "
+    "the label's text and half from its instances. There are two exceptions: --label-inputs text uses the text only, "
+    "and the method prime uses its prototypes, which include the instances. The last column is the gain in nDCG@5 from "
+    "the whole memory with the tuned settings."
 )
 _PLOTS = {
     "time": (
         "Quality against training time",
-        "Lines: nDCG@5 on held-out instances during training, at the best of a few τ and λ. Markers: nDCG@5 on the "
-        "test split, as tuned.",
+        "Lines show nDCG@5 on held-out instances during training, with the best of a few values of τ and λ. Markers "
+        "show nDCG@5 on the test split with the tuned settings.",
     ),
-    "lambda": ("The λ curve", "From labels alone (λ = 0) to instances alone (λ = 1), at the tuned τ, b and α."),
+    "lambda": (
+        "The λ curve",
+        "The quality at each λ, from label keys alone (λ = 0) to instance keys alone (λ = 1), with the tuned τ, b and "
+        "α.",
+    ),
     "segments": ("Label segments", "Labels grouped by their number of training instances."),
 }
 
@@ -61,10 +67,10 @@ class Comparison:
 
     Attributes:
         title: Title of the report; it names the dataset and the encoder.
-        metric: Tuning metric; it also decides the best two contestants.
+        metric: The metric that tuning maximises. It also decides the best two contestants.
         results: Results of all contestants.
         best: Names of the best two contestants, the best first.
-        tests: Paired tests between these two.
+        tests: Paired tests between the best two contestants, one for each metric.
         provenance: Facts needed to repeat the comparison.
     """
 
@@ -88,7 +94,7 @@ class Comparison:
 
         Args:
             title: Title of the report.
-            metric: Tuning metric.
+            metric: The metric that tuning maximises.
             results: Results of all contestants.
             sizes: Number of true labels of each query.
             provenance: Facts needed to repeat the comparison.
@@ -103,11 +109,11 @@ class Comparison:
         return verdict(*self.best, self.tests)
 
     def plots(self) -> dict[str, str]:
-        """Each plot as SVG, by name."""
+        """The plots as SVG, by name."""
         return draw_plots(self.results)
 
     def sections(self, plots: dict[str, str]) -> list[Section]:
-        """Sections of the report, with one for each of these plots."""
+        """The sections of the report. Each of the given plots has a section."""
         significance = f"{self.best[0]} and {self.best[1]} are the best two by {self.metric}. {self.verdict}"
         return [
             Section("Quality and cost", _QUALITY.format(metric=self.metric), quality_table(self.results)),
@@ -117,7 +123,7 @@ class Comparison:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """All figures."""
+        """All figures of the report."""
         tests = [asdict(test) | {"significant": test.significant} for test in self.tests]
         return {
             "format_version": _FORMAT_VERSION,

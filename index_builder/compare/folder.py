@@ -1,6 +1,6 @@
-"""The folder of a comparison, and the record of finished steps.
+"""The output folder of a comparison, with a record of its finished steps.
 
-DIR/   comparison.json   the dataset's digest, and the flags of every run that is trained or tuned
+DIR/   comparison.json   the dataset's digest, and the flags with which each run was trained and tuned
        untrained/        the run of the untrained encoder
        runs/NAME/        one run for each contestant and seed: NAME, or NAME-seed3
        report.md  report.html  report.json  plots/
@@ -23,7 +23,7 @@ Step = Literal["begin", "train", "tune"]
 
 
 class ComparisonFolder:
-    """Paths of a comparison, and its finished steps."""
+    """The files of a comparison, and the record of its finished steps."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.plots = path, path / "plots"
@@ -42,13 +42,14 @@ class ComparisonFolder:
         """Create the folder, or open it to continue an earlier comparison.
 
         Raises:
-            BuildError: If the folder holds something else, a comparison on another dataset, or a contestant that was
-                trained with other flags.
+            BuildError: If the folder holds files of something else, a comparison on another dataset, or a contestant
+                that was trained with other flags.
         """
         self._record = self._read() or {"format_version": _FORMAT_VERSION, "dataset_sha256": dataset_sha256, "runs": {}}
         if self._record["dataset_sha256"] != dataset_sha256:
             raise BuildError(
-                f"{self.path}: expected a comparison on this dataset, found one on another; choose another --out"
+                f"{self.path}: expected a comparison on this dataset, found a comparison on another dataset; "
+                "choose another --out"
             )
         for run in runs:
             recorded = self._record["runs"].get(run.name, {}).get("train")
@@ -62,7 +63,7 @@ class ComparisonFolder:
         write_json(self._record_path, self._record)
 
     def has_begun(self, run: Run, flags: tuple[str, ...]) -> bool:
-        """Whether a training of this run with these flags has begun."""
+        """Whether the training of this run has begun with these flags."""
         return set(self._record["runs"].get(run.name, {}).get("begin", ())) == set(flags)
 
     def is_done(self, run: Run, step: Step, flags: tuple[str, ...]) -> bool:
@@ -80,7 +81,7 @@ class ComparisonFolder:
         return is_complete(self.run(run) / "memory")
 
     def _read(self) -> dict[str, Any] | None:
-        """The record; None if the folder is absent or empty."""
+        """Read the record of finished steps; None if the folder is absent or empty."""
         if not self._record_path.is_file():
             found = sorted(path.name for path in self.path.iterdir()) if self.path.exists() else []
             if found:
@@ -96,7 +97,7 @@ class ComparisonFolder:
             record["dataset_sha256"], [dict(steps) for steps in record["runs"].values()]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise BuildError(
-                f"{self._record_path}: expected a comparison of format_version {_FORMAT_VERSION}, found: {error!r}; "
+                f"{self._record_path}: expected a comparison with format_version {_FORMAT_VERSION}, found: {error!r}; "
                 "choose another --out"
             ) from None
         return record

@@ -1,7 +1,7 @@
-"""The plan of a comparison: its contestants, and the flags of `recollect train` for each of their runs.
+"""The plan of a comparison: its contestants, and the flags of `recollect train` for each run.
 
-The contestants are the untrained encoder, one for each method, and one for each variant. A variant is a method with
-other flags, for ablations. A TOML file lists variants:
+The contestants are the untrained encoder, the methods, and the variants. A variant is a method with other flags, for
+ablation studies. The user lists the variants in a TOML file:
 
     [prime-random-batches]
     method = "prime"
@@ -28,29 +28,29 @@ from trainer.recipe import Recipe
 from trainer.train_settings import TrainSettings
 from trainer.validation import hold_out
 
-# The pretrained encoder without training: the baseline of every comparison.
+# Name of the baseline of every comparison: the pretrained encoder without training.
 UNTRAINED = "untrained"
-# All contestants share these flags: those of the encoder, and those of the training budget.
+# All contestants have the same encoder flags and the same flags for the training budget.
 _ENCODER_FLAGS = ("format", "encoder", "pooling", "max_length", "label_max_length", "device")
 _BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
-# Shared as well, but a variant may override them.
+# All contestants have the same values for these flags too, but a variant may override them.
 _STEP_FLAGS = ("batch_size", "learning_rate")
 SHARED_FLAGS = (*_ENCODER_FLAGS, *_BUDGET_FLAGS, *_STEP_FLAGS)
-# The comparison sets these flags for each run.
+# Flags that the comparison sets itself for each run.
 _RUN_FLAGS = ("dataset", "out", "seed", "vectors", "tune", "resume", "overwrite")
-# A variant's name is also the name of a table row and of a folder. A name such as `rae-seed1` would clash with the
-# folder of another seed.
+# The name of a variant is also the name of a row in the report and of a run folder. A variant must not end like
+# `rae-seed1`, because the run of the method `rae` with seed 1 has this folder name.
 _VARIANT_NAME, _SEED_SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r".*-seed\d+")
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to train.
+    """A method or a variant of a method, with the flags for its training.
 
     Attributes:
-        name: Name of its row in the table.
-        flags: All its arguments of `recollect train`.
-        own: The flags of its variant; empty for a method.
+        name: Name of the contestant's row in the table.
+        flags: All arguments of `recollect train`, except the arguments that differ between seeds.
+        own: The flags that the variants file states for a variant; empty for a method.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run folder. Seed 0 is the default and is not part of the name."""
+        """Name of the run folder. It contains the seed unless the seed is 0, the default."""
         return self.contestant.name if self.seed == 0 else f"{self.contestant.name}-seed{self.seed}"
 
 
@@ -82,17 +82,17 @@ def plan_runs(settings: CompareSettings) -> list[Run]:
         _parse_flags(contestant, settings)
         runs += [Run(contestant, seed) for seed in settings.seeds]
     if len(runs) == 1:
-        raise BuildError("--methods: expected at least one method, or --variants, found neither; nothing to compare")
+        raise BuildError("--methods: expected at least one method, or a file with --variants, found neither; name one")
     return runs
 
 
 def check_sizes(runs: list[Run], settings: CompareSettings, train: Split, labels: int, device: str) -> None:
-    """Check that each contestant can be trained on a dataset of this size, before any training starts.
+    """Check, before any training starts, that each contestant can be trained on a dataset of this size.
 
     Raises:
-        BuildError: If one cannot; the message names it.
+        BuildError: If a contestant cannot; the message names the contestant.
     """
-    for run in runs[1:]:  # the untrained encoder has no limits
+    for run in runs[1:]:  # the first run is the untrained encoder, which needs no training
         parsed = _parse_flags(run.contestant, settings)
         instances = int((~hold_out(train.labels, parsed.validation_fraction, run.seed)).sum())
         try:
@@ -112,7 +112,7 @@ def _trained_contestants(settings: CompareSettings) -> Iterator[Contestant]:
 
 
 def _explicit_flags(settings: CompareSettings, names: Iterable[str]) -> list[str]:
-    """The shared flags that the user set. `recollect train` has its own defaults for the others."""
+    """The flags that the user set. For all other flags, `recollect train` applies its own defaults."""
     explicit = [name for name in names if name in settings.model_fields_set]
     return [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in explicit]
 
@@ -140,12 +140,12 @@ def _parse_flags(contestant: Contestant, settings: CompareSettings) -> TrainSett
 
 
 def _origin(contestant: Contestant, settings: CompareSettings) -> str:
-    """The place where the user named a contestant, for error messages."""
+    """The flag or file in which the user named a contestant, for error messages."""
     return f"{settings.variants}: [{contestant.name}]" if contestant.own else f"--methods {contestant.name}"
 
 
 def _read_variants(path: Path) -> dict[str, dict[str, str]]:
-    """Read the flags of each variant, by key.
+    """Read the flags of each variant, by variant name and key.
 
     Raises:
         BuildError: If the file is invalid; the message names the table and the key.
@@ -164,20 +164,27 @@ def _check_variant(path: Path, name: str, table: Any) -> None:
     if not isinstance(table, dict):
         raise BuildError(f"{path}: {name}: expected one table for each variant, found a key outside any table")
     if name in (UNTRAINED, *METHODS):
-        raise BuildError(f"{where}: expected a name that no method has; rename the variant, as in [{name}-variant]")
+        raise BuildError(
+            f"{where}: expected a name that no method has, found the name of a method; "
+            f"rename the variant, as in [{name}-variant]"
+        )
     if not _VARIANT_NAME.fullmatch(name) or _SEED_SUFFIX.fullmatch(name):
         raise BuildError(
-            f"{where}: expected a name of letters, digits, '.', '_' and '-', without a seed at the end; rename it"
+            f"{where}: expected a name of letters, digits, '.', '_' and '-' that does not end in -seed and a number; "
+            "rename the variant"
         )
     if "method" not in table:
-        raise BuildError(f'{where}: expected a method, found none; add one, as in method = "rae"')
+        raise BuildError(f'{where}: expected the key "method", found none; add one, as in method = "rae"')
 
 
 def _variant_flag(path: Path, name: str, key: str, value: Any) -> str:
-    """Write a key and its value as an argument of `recollect train`."""
+    """Convert a key of a variant and its value to an argument of `recollect train`."""
     where = f"{path}: [{name}] {key}"
     if key in (*_ENCODER_FLAGS, *_BUDGET_FLAGS, *_RUN_FLAGS):
-        raise BuildError(f"{where}: expected a flag that may differ between variants; the comparison sets this one")
+        raise BuildError(
+            f"{where}: expected a flag that may differ between variants, found a flag that the comparison sets; "
+            "remove it"
+        )
     if key not in TrainSettings.model_fields:
         raise BuildError(f"{where}: expected a flag of `recollect train`, with underscores; found an unknown name")
     flag = key.replace("_", "-")

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The time axis is logarithmic if training times differ by more than this factor.
+# The axis of training times is logarithmic if the longest is more than this many times the shortest.
 _LOGARITHMIC_FACTOR = 20
 _MARKERS = "osD^vP*Xp<>h"
 
 
 def draw_plots(results: Sequence[ContestantResults]) -> dict[str, str]:
-    """Draw each plot as SVG, by name. The plot `time` needs at least one timed training."""
+    """Draw the plots as SVG, by name. The plot `time` is left out if no contestant was trained."""
     timed = any(each.mean(_seconds) is not None for each in results)
     plots: dict[str, Callable[..., None]] = {"time": _draw_time} if timed else {}
     plots |= {"lambda": _draw_lambda, "segments": _draw_segments}
@@ -65,7 +65,10 @@ def _draw_lambda(figure: Figure, results: Sequence[ContestantResults]) -> None:
 
 
 def _draw_lambda_curve(axes: Axes, contestant: ContestantResults, metric: str, number: int) -> None:
-    """Draw the mean over the runs at each lambda that all runs share, and mark each run at its tuned lambda."""
+    """Draw the mean score over the runs at each lambda that all runs were measured at.
+
+    A marker shows each run at its own tuned lambda.
+    """
     color, scores = _color(number), defaultdict(list)
     for run in contestant.runs:
         for point in run.quality.curve:
@@ -93,7 +96,7 @@ def _draw_segments(figure: Figure, results: Sequence[ContestantResults]) -> None
 
 
 def _color(number: int) -> str:
-    """Ten strong colours, then ten paler ones."""
+    """The colour of a contestant: ten strong colours for the first ten, then ten paler colours."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 

@@ -1,4 +1,4 @@
-"""Provenance of a comparison: settings, counts, seeds, machine and versions. It holds no path of the machine."""
+"""Provenance of a comparison: settings, counts, seeds, machine and software versions, but no path of the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from index_builder.compare.results import ContestantResults
 from index_builder.settings import CompareSettings
 from trainer.memory import MemoryPlan
 
-# Leading digits of the SHA-256 that are shown: enough to distinguish two encoders.
+# Number of leading digits of an encoder's SHA-256 in the report: enough to distinguish two encoders.
 _DIGEST_DIGITS = 12
 
 
@@ -51,7 +51,7 @@ def provenance(
 
 
 def _command(settings: CompareSettings) -> str:
-    """The command line, with names in place of paths."""
+    """The command line of the comparison. The names of files and folders replace their paths."""
     words = ["recollect compare", settings.dataset.resolve().name, f"--methods {','.join(settings.methods)}"]
     if settings.variants is not None:
         words.append(f"--variants {settings.variants.name}")

@@ -1,7 +1,8 @@
 """Quality of a run on the test queries, by exact search over its memory, without a bundle.
 
-A run is measured with its tuned settings, at each lambda, and by its label keys alone (lambda and alpha 0), which is a
-plain dual encoder. `quality.json` in the run folder caches the figures with a digest of everything that decides them.
+A run is measured with its tuned settings, then at each lambda of a curve, then with its label keys alone (lambda = 0
+and alpha = 0), which makes it a plain dual encoder. The file `quality.json` in the run folder caches the figures,
+together with a digest of all inputs that affect the figures.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from trainer.memory import Memory, open_memory
 from trainer.metrics import hits, ndcg_at, precision_at, report
 from trainer.search import nearest
 
-# Labels that the metrics need: 100 for R@100, and five for the metrics of each single query.
+# Number of labels to predict for each query: 100 for R@100. The scores of single queries need only five.
 DEPTH, _TOP = 100, 5
-# Lambdas of the curve, in addition to the tuned one.
+# Lambdas of the curve, in addition to the tuned lambda.
 _LAMBDAS = tuple(round(0.1 * step, 1) for step in range(11))
 _BLOCK_QUERIES = 8_192
 # Format of the cached figures. Raise it when the measurement changes: old files are then ignored.
@@ -41,9 +42,9 @@ class Quality:
     Attributes:
         answering: The tuned lambda, temperature, top_b and label_key_alpha.
         tuned: Every metric, with the tuned settings.
-        plain: Every metric, by the label keys alone.
+        plain: Every metric, with the label keys alone.
         curve: P@1 and nDCG@5 at each lambda, with the tuned temperature, top_b and alpha.
-        hits: One number for each query: a bit for each of its five best labels, set if the label is true.
+        hits: One byte for each query. Its first five bits stand for the five best labels; 1 means a true label.
     """
 
     answering: dict[str, float]
@@ -97,16 +98,16 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
     sums = {setting: np.zeros(2) for setting in curve}
     for start in tqdm(range(0, len(queries), _BLOCK_QUERIES), unit="block", desc="measure", dynamic_ncols=True):
         rows = slice(start, min(start + _BLOCK_QUERIES, len(queries)))
-        asked, truth, sizes = vectors[rows], queries.truth[rows], queries.sizes[rows]
-        instances = Neighbours(*nearest(asked, instance_keys, tuned.top_b, device))
-        labels = Neighbours(*nearest(asked, label_keys, tuned.top_b, device))
+        block, truth, sizes = vectors[rows], queries.truth[rows], queries.sizes[rows]
+        instances = Neighbours(*nearest(block, instance_keys, tuned.top_b, device))
+        labels = Neighbours(*nearest(block, label_keys, tuned.top_b, device))
         for setting, predictions in predict(instances, labels, values, curve, depth):
             allowed = queries.remove_filtered(predictions, start, DEPTH)
             hit = hits(allowed[:, :_TOP], truth)
             sums[setting] += precision_at(hit, 1).sum(), ndcg_at(hit, sizes, _TOP).sum()
             if setting == tuned:
                 best[rows] = allowed
-        labels = Neighbours(*nearest(asked, text_keys, depth, device))
+        labels = Neighbours(*nearest(block, text_keys, depth, device))
         for _, predictions in predict(instances, labels, values, [labels_alone], depth):
             plain[rows] = queries.remove_filtered(predictions, start, DEPTH)
 
@@ -133,7 +134,7 @@ def _digest(memory: Memory, queries: Queries) -> str:
 
 
 def _read_cached(path: Path, digest: str) -> Quality | None:
-    """The cached figures; None if there are none with this digest."""
+    """Read the cached figures; None if no figures with this digest are cached."""
     try:
         cached: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return Quality(**cached) if cached.pop("digest") == digest else None

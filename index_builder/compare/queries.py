@@ -15,7 +15,7 @@ from trainer.encoder import Encoder
 
 
 class Queries:
-    """Test texts and their true labels. A frozen encoder encodes the texts once for all adapters.
+    """Test texts and their true labels. If the encoder is frozen, the texts are encoded once for all adapters.
 
     Args:
         labels: Labels of the dataset.
@@ -24,11 +24,11 @@ class Queries:
         frozen: Whether all contestants share one frozen encoder.
 
     Attributes:
-        truth: True labels, "query label".
+        truth: Sparse matrix of true labels, with one row for each query and one column for each label.
         sizes: Number of true labels of each query.
-        filtered: Number of pairs of query and label that no prediction may contain.
+        filtered: Number of filtered pairs: a query, and a label that must not be predicted for it.
         most_filtered: Largest number of filtered labels of one query.
-        sha256: Digest of everything that decides the metrics.
+        sha256: Digest of the texts, the labels, the filtered pairs and the propensity model.
     """
 
     def __init__(self, labels: Entries, split: Split, propensity: tuple[float, float], frozen: bool) -> None:
@@ -61,11 +61,13 @@ class Queries:
     def remove_filtered(
         self, predictions: Int[np.ndarray, "query found"], first_query: int, depth: int
     ) -> Int[np.ndarray, "query depth"]:
-        """Remove the filtered labels of each query and keep its first labels; -1 pads short lists.
+        """Remove the filtered labels from the predictions for each query, and keep the best `depth` others.
+
+        -1 pads short lists.
 
         Args:
-            predictions: Labels, best first: `depth` labels, and one more for each label that may be filtered.
-            first_query: Number of the first query in `predictions`.
+            predictions: Labels for each query, best first. There must be `depth + most_filtered` of them.
+            first_query: Number of the query in the first row of `predictions`.
             depth: Number of labels to keep.
         """
         queries = first_query + np.arange(len(predictions))

@@ -12,8 +12,8 @@ from html import escape
 from index_builder.compare.comparison import Comparison, Section
 from index_builder.compare.tables import Cell, Table
 
-_PROVENANCE_HEADING = "How it was made"
-# Colours come from the browser, so the page follows the reader's choice of light or dark.
+_PROVENANCE_HEADING = "How to repeat this comparison"
+# Colours come from the browser, so the page is light or dark as the reader's browser is set.
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
@@ -47,7 +47,7 @@ def markdown_table(table: Table) -> str:
 
 
 def html_report(comparison: Comparison, plots: dict[str, str]) -> str:
-    """Write the report as HTML, with its plots inside."""
+    """Write the report as HTML. The page contains its plots."""
     return "\n".join(_html_lines(comparison, plots)) + "\n"
 
 
@@ -66,7 +66,7 @@ def _markdown_lines(comparison: Comparison, plots: dict[str, str]) -> Iterator[s
 
 
 def _markdown_row(texts: list[str], widths: list[int], padding: str = " ") -> str:
-    """The first cell is left-aligned, the others are right-aligned."""
+    """Align the first cell of a row to the left, and all other cells to the right."""
     first, *others = zip(texts, widths, strict=True)
     cells = [first[0].ljust(first[1], padding), *(text.rjust(width) for text, width in others)]
     return f"| {' | '.join(cells)} |"

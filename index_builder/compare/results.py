@@ -25,7 +25,7 @@ class RunResult:
         seed: Seed of the training.
         quality: Quality on the test split.
         measured: Seconds, peak memory and trainable parameters of the training; empty for the untrained encoder.
-        learning: Seconds of training and nDCG@5 on held-out instances, for each validation.
+        learning: For each validation: seconds of training so far, and nDCG@5 on held-out instances.
     """
 
     seed: int
@@ -67,11 +67,11 @@ class ContestantResults:
         return both and both[0]
 
     def tuned(self, metric: str) -> float:
-        """Mean of a metric over the runs, with the tuned settings."""
+        """Mean of a metric over the runs. Each run has its own tuned settings."""
         return statistics.fmean(run.quality.tuned[metric] or 0.0 for run in self.runs)
 
     def scores(self, sizes: Int[np.ndarray, " query"]) -> dict[str, Float[np.ndarray, " query"]]:
-        """Metrics of each query, averaged over the runs.
+        """The score of each query by each metric, averaged over the runs.
 
         Args:
             sizes: Number of true labels of each query.

@@ -10,18 +10,18 @@ from jaxtyping import Float
 from scipy.stats import ttest_rel
 
 _LEVEL = 0.05
-# Smaller differences are rounding errors. The smallest true difference of P@5 or nDCG@5 is far larger.
+# Differences below this are rounding errors, because the smallest possible difference of P@5 or nDCG@5 is far larger.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Test of one metric of the first contestant against the second.
+    """Result of the test whether two contestants differ by one metric.
 
     Attributes:
         metric: Name of the metric.
-        difference: Mean of the first minus mean of the second, in points.
-        t: Student's t statistic; None if all queries differ equally, or there is only one query.
+        difference: Mean of the first contestant minus mean of the second, in percentage points.
+        t: Student's t statistic; None if the difference is equal for all queries, or there is only one query.
         p: Probability of at least this difference by chance; None if there is only one query.
     """
 
@@ -41,7 +41,7 @@ def paired_test(metric: str, first: Float[np.ndarray, " query"], second: Float[n
     Args:
         metric: Name of the metric.
         first: Scores of the first contestant, one for each query, as fractions.
-        second: Scores of the second.
+        second: Scores of the second contestant, in the same form.
     """
     differences = first - second
     mean = 100 * float(differences.mean())
@@ -56,7 +56,7 @@ def paired_test(metric: str, first: Float[np.ndarray, " query"], second: Float[n
 
 
 def verdict(first: str, second: str, tests: Sequence[PairedTest]) -> str:
-    """Say in words which differences are significant."""
+    """Describe in a sentence which metrics differ significantly."""
     described = {
         test.metric: f"{test.metric} ({first if test.difference > 0 else second} by {abs(test.difference):.2f} points)"
         for test in tests

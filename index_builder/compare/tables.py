@@ -1,4 +1,4 @@
-"""Tables of the report, and the best cell of each column."""
+"""Tables of the report. The best cell of each column is marked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column: one figure of each contestant.
+    """A column of a table: one figure for each contestant.
 
     Attributes:
         heading: Heading of the column.
@@ -59,7 +59,7 @@ class _Column:
         mean_and_deviation = results.mean_and_deviation(self.figure)
         if mean_and_deviation is None:
             return "-"
-        if self.best is None:  # a tuned setting: each seed has its own
+        if self.best is None:  # the column is a tuned setting: show the value of every seed
             return " / ".join(self._format(self.figure(run) or 0) for run in results.runs)
         mean, deviation = map(self._format, mean_and_deviation)
         return f"{mean} ± {deviation}" if len(results.runs) > 1 else mean
@@ -69,7 +69,7 @@ class _Column:
 
 
 def quality_table(results: Sequence[ContestantResults]) -> Table:
-    """Quality with the tuned settings, training cost, and the tuned settings."""
+    """The table of quality with the tuned settings, of training cost, and of the tuned settings themselves."""
     columns = [
         *(_Column(metric, _tuned(metric)) for metric in _METRICS),
         _Column("seconds", _measured("seconds"), ",.1f", min),
@@ -84,7 +84,7 @@ def quality_table(results: Sequence[ContestantResults]) -> Table:
 
 
 def plain_table(results: Sequence[ContestantResults]) -> Table:
-    """Quality of the label keys alone, and the gain from the whole memory."""
+    """The table of quality with the label keys alone, and of the gain from the whole memory."""
 
     def gain(run: RunResult) -> float | None:
         tuned, plain = run.quality.tuned["nDCG@5"], run.quality.plain["nDCG@5"]
@@ -97,7 +97,7 @@ def plain_table(results: Sequence[ContestantResults]) -> Table:
 
 
 def significance_table(first: str, second: str, tests: Sequence[PairedTest]) -> Table:
-    """Paired t-tests between two contestants."""
+    """The table of paired t-tests between two contestants."""
     rows = [
         [
             Cell(test.metric),

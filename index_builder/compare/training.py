@@ -1,7 +1,7 @@
-"""Training and tuning of the runs.
+"""Training and tuning of the runs of a comparison.
 
-Each command runs in its own process. Its peak memory can then be measured alone, and a crash does not end the
-comparison.
+`recollect train` and `recollect tune` run in separate processes, so that the peak memory of each run can be measured
+alone, and a crash does not end the comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_BYTES = 4_096
 
 
 def train_and_tune(run: Run, settings: CompareSettings, folder: ComparisonFolder) -> None:
-    """Train and tune a run, and skip the steps that are already done.
+    """Train and tune a run. Skip a step that is already done.
 
     Raises:
         ContestantError: If `recollect train` or `recollect tune` fails.
@@ -32,7 +32,7 @@ def train_and_tune(run: Run, settings: CompareSettings, folder: ComparisonFolder
     path, flags = folder.run(run), run.contestant.flags
     if not folder.is_done(run, "train", flags):
         vectors = _vectors_flag(run, settings, folder)
-        resume = folder.has_begun(run, flags)  # a training that began with other flags is overwritten
+        resume = folder.has_begun(run, flags)  # otherwise overwrite a training that began with other flags
         folder.record(run, "begin", flags)
         own = [f"--out={path}", f"--seed={run.seed}", "--resume" if resume else "--overwrite", "--tune=no", *vectors]
         run_recollect(run.name, "train", str(settings.dataset), *own, *flags)
@@ -44,7 +44,10 @@ def train_and_tune(run: Run, settings: CompareSettings, folder: ComparisonFolder
 
 
 def _vectors_flag(run: Run, settings: CompareSettings, folder: ComparisonFolder) -> list[str]:
-    """Train adapters on the vectors of the untrained memory, unless these already include an adapter's output."""
+    """The flag that trains an adapter on the vectors of the untrained memory, so that no text is encoded again.
+
+    The list is empty if the run trains no adapter, or if the encoder already contains an adapter.
+    """
     if settings.train != "adapter" or run.contestant.name == UNTRAINED:
         return []
     encoder = load_checkpoint(folder.untrained / "checkpoint", "cpu")
@@ -58,14 +61,14 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
         ContestantError: If the process fails; the message holds the last line of its standard error.
     """
     command = [sys.executable, "-m", "recollect", verb, *arguments]
-    # The arguments hold all settings. A setting in the environment would apply to every contestant unseen.
+    # Environment variables are removed: they would change every contestant, and the report would not show it.
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("RECOLLECT_")}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stderr is not None
         try:
             last_line = _copy_to_stderr(process.stderr)
             status = process.wait()
-        except BaseException:  # an interrupt must also end the training
+        except BaseException:  # after Ctrl-C, the process of the training must end too
             process.terminate()
             raise
     if status == 0:
@@ -77,7 +80,7 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
 
 
 def _copy_to_stderr(stream: IO[bytes]) -> str:
-    """Copy a stream to standard error while it is written, and return its last line."""
+    """Copy a stream to standard error as it arrives, and return its last line."""
     decoder, tail = codecs.getincrementaldecoder("utf-8")("replace"), ""
     while chunk := stream.read1(_READ_BYTES):  # type: ignore[attr-defined]
         text = decoder.decode(chunk)

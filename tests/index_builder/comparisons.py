@@ -14,7 +14,7 @@ from index_builder.compare.quality import Quality
 from index_builder.compare.results import ContestantResults, RunResult
 from trainer.metrics import SEGMENTS
 
-# 28 instances, at most one of them held out: 14 steps.
+# Flags for 14 training steps: there are 28 instances, and at most one of them is held out.
 SMALL_TRAINING = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]
 
 
@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
     @property
     def trained(self) -> list[str]:
-        """The runs that were trained by this command."""
+        """Names of the runs that this command trained."""
         return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "computed now" in line]
 
 
@@ -37,13 +37,13 @@ def run(*arguments: object) -> Output:
 
 
 def run_in_this_process(verb: str, *arguments: str) -> None:
-    """Run a verb here; `compare` runs it in a separate process."""
+    """Run a verb in the process of the test. `recollect compare` would run it in a separate process."""
     with contextlib.redirect_stdout(io.StringIO()):
         assert recollect.main([verb, *arguments]) == 0
 
 
 def results_of(name: str, ndcg: Sequence[float], seconds: float | None = None, **figures: Any) -> ContestantResults:
-    """Results with one run for each nDCG@5. The other metrics are derived from it."""
+    """Make results with one run for each given nDCG@5. The other metrics of a run are computed from its nDCG@5."""
     names = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
     runs = []
     for seed, score in enumerate(ndcg):

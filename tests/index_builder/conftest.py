@@ -1,4 +1,4 @@
-"""Fixtures of the index builder tests: runs with tiny encoders, which export in seconds."""
+"""Fixtures of the index builder tests: runs with tiny encoders, which can be exported in seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def write_tiny_encoder(folder: Path, kind: str) -> Path:
-    """Write a randomly initialised Hugging Face encoder. Its tokens are characters, so texts differ in length."""
+    """Write a randomly initialised Hugging Face encoder. Each character of a text is one token."""
     import torch
     import transformers
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
@@ -46,7 +46,7 @@ def write_tiny_encoder(folder: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run over the topics with a tiny BERT. Tests must not change it."""
+    """A run on the topics with a tiny BERT. Tests must not change this run."""
     from transformers.utils import logging
 
     from trainer.run import write_run
@@ -61,7 +61,7 @@ def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exported tiny encoder."""
+    """Folder with the exported tiny encoder."""
     from index_builder.onnx_export import Sample, describe_encoder, export_encoder
     from trainer.checkpoint import load_checkpoint
 
@@ -74,7 +74,7 @@ def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of the tiny run copy its exported encoder instead of exporting it."""
+    """`build` copies the exported tiny encoder instead of exporting the encoder of the tiny run."""
 
     def copy(encoder: object, folder: Path, *_: object) -> None:
         shutil.copytree(exported, folder, dirs_exist_ok=True)
@@ -84,7 +84,7 @@ def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_road_export(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of the road's run copy the encoder of its bundle."""
+    """`build` copies the encoder of the bundle in the shared store instead of exporting the encoder of its run."""
 
     def copy(encoder: object, folder: Path, *_: object) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
@@ -101,7 +101,7 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def change_array(run: Path) -> Callable[[str, Callable[[np.ndarray], Any]], None]:
-    """Change one of the memory's arrays in place."""
+    """A function that changes an array of the run's memory in place."""
 
     def change(name: str, edit: Callable[[np.ndarray], Any]) -> None:
         array = np.load(run / "memory" / name)

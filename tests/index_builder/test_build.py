@@ -43,7 +43,7 @@ def contents(store: Path) -> dict[str, bytes]:
     return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
 
-def test_manifest_holds_quality_and_size_of_the_bundle(road: Any) -> None:
+def test_manifest_states_quality_and_counts_of_the_bundle(road: Any) -> None:
     manifest = Store(road.store).manifest(road.version)
     assert 0.9999 <= manifest.metrics["parity_worst_cosine"] <= manifest.metrics["parity_mean_cosine"] <= 1.0001
     assert (manifest.metrics["recall_instances"], manifest.metrics["recall_labels"]) == (1, 1)
@@ -54,7 +54,7 @@ def test_manifest_holds_quality_and_size_of_the_bundle(road: Any) -> None:
     assert answers(road.store, road.version)[0] == "Taxation"
 
 
-def test_last_line_on_stdout_is_the_version(
+def test_build_prints_the_version_as_last_line_on_stdout(
     tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "new" / "store"
@@ -66,12 +66,12 @@ def test_last_line_on_stdout_is_the_version(
     assert recollect.main(["verify", printed.out.strip(), "--store", str(store)]) == 0
 
 
-def test_activate_makes_the_new_version_current(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_build_with_activate_makes_the_new_version_current(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     version = build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
     assert Store(tmp_path).current() == version
 
 
-def test_bundle_is_published_in_s3_as_in_a_folder(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     with s3_server() as address:
         url, cache = create_bucket(address, tmp_path.name), tmp_path / "cache"
         version = build(BuildSettings(run=tiny_run, store=url, bundle_cache=cache, activate=True))
@@ -91,7 +91,7 @@ def test_int8_encoder_is_smaller_and_gives_the_same_best_label(road: Any, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_every_kind_of_index_builds_over_eight_labels(
+def test_every_kind_of_index_can_be_built_over_eight_labels(
     tiny_run: Path, quick_export: None, tmp_path: Path, kind: str
 ) -> None:
     version = build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path, "index": kind}))
@@ -101,14 +101,14 @@ def test_every_kind_of_index_builds_over_eight_labels(
     assert len(answers(tmp_path, version)) == 8
 
 
-def test_any_factory_string_can_be_requested(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_index_flag_accepts_any_faiss_factory_string(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     version = build(BuildSettings(run=tiny_run, store=tmp_path, index="PCA8,IVF2,SQ8,RFlat"))
     index = Store(tmp_path).manifest(version).index
     assert (index.labels.kind, index.instances.factory) == ("ivf", "PCA8,IVF2,SQ8,RFlat")
     assert len(answers(tmp_path, version)) == 8
 
 
-def test_manifest_holds_the_measured_points_of_each_index(road: Any) -> None:
+def test_manifest_contains_the_measurements_of_each_index(road: Any) -> None:
     manifest = Store(road.store).manifest(road.version)
     assert list(manifest.curves) == ["labels", "instances"]
     for part, keys in (("labels", 8), ("instances", 28)):
@@ -125,7 +125,7 @@ def test_manifest_holds_the_measured_points_of_each_index(road: Any) -> None:
         ("IVF4,PQ7", "multiple of the number of subquantizers"),
     ],
 )
-def test_factory_string_that_faiss_rejects_fails_before_the_build(
+def test_build_with_a_factory_string_that_faiss_rejects_fails_at_once(
     tiny_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,27 +140,27 @@ def test_factory_string_that_faiss_rejects_fails_before_the_build(
     assert message in err
 
 
-def test_store_is_unchanged_when_there_are_fewer_keys_than_clusters(
+def test_build_with_fewer_keys_than_clusters_does_not_change_the_store(
     tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", "IVF16,SQ8"]) == 2
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert "expected enough keys to train it, found 8: " in last_line
+    assert "expected enough keys to train the index, found 8: " in last_line
     assert contents(tmp_path) == {}
 
 
 @pytest.fixture
 def small_top_b(run: Path) -> Path:
-    """A run whose queries ask for five keys, so an index can miss some."""
+    """A run with top_b = 5, which is fewer than all keys, so that an index can miss some of them."""
     memory = open_memory(run / "memory")
     write_defaults(run / "memory", memory.plan, memory.defaults | {"top_b": 5})
     return run
 
 
-HOPELESS = "PCA1,Flat"  # one dimension of 32
+HOPELESS = "PCA1,Flat"  # keeps one of 32 dimensions
 
 
-def test_index_below_the_recall_target_is_not_published_and_the_table_shows_its_recall(
+def test_bundle_below_the_recall_target_is_not_published_and_the_table_shows_its_recall(
     small_top_b: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
@@ -176,7 +176,7 @@ def test_index_below_the_recall_target_is_not_published_and_the_table_shows_its_
     assert "not published; fix the cause, or publish anyway with --force" in err.splitlines()[-1]
 
 
-def test_force_publishes_and_records_the_failure_in_the_manifest(
+def test_force_publishes_a_failed_bundle_and_the_manifest_records_the_failure(
     small_top_b: Path, quick_export: None, tmp_path: Path
 ) -> None:
     version = build(BuildSettings(run=small_top_b, store=tmp_path / "store", index=HOPELESS, force=True))
@@ -191,15 +191,15 @@ def test_force_publishes_and_records_the_failure_in_the_manifest(
     ("budget", "failed"),
     [({"memory_budget": "1KB"}, "indexes, bytes"), ({"latency_budget_ms": 1e-6}, "search, ms a query on one thread")],
 )
-def test_budget_that_no_index_meets_is_a_failed_check(
+def test_check_fails_when_no_index_meets_the_budget(
     tiny_run: Path, quick_export: None, tmp_path: Path, budget: dict[str, Any], failed: str
 ) -> None:
-    with pytest.raises(CheckFailed, match=f"expected every check to pass, 1 failed: {failed}; not published"):
+    with pytest.raises(CheckFailed, match=f"expected every check to pass, 1 failed: {failed}; the bundle is not"):
         build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path} | budget))
     assert contents(tmp_path) == {}
 
 
-def test_manifest_holds_the_budgets(
+def test_manifest_states_the_memory_and_time_budgets(
     tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budgets = ["--memory-budget", "10KiB", "--latency-budget-ms", "60000"]
@@ -209,7 +209,7 @@ def test_manifest_holds_the_budgets(
     assert checks["search, ms a query on one thread"].most == 60_000
 
 
-def test_label_keys_are_mixed_when_the_memory_sets_label_key_alpha(
+def test_label_keys_include_instances_when_the_memory_sets_label_key_alpha(
     run: Path, quick_export: None, tmp_path: Path
 ) -> None:
     memory = open_memory(run / "memory")
@@ -219,7 +219,7 @@ def test_label_keys_are_mixed_when_the_memory_sets_label_key_alpha(
     instances, texts = np.split(memory.keys.astype(np.float64), [28])
     votes = [row.tolist() for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
     expected = texts.copy()
-    for label in range(7):  # the eighth has no instance
+    for label in range(7):  # the eighth label has no instance
         total = instances[[row for row, labels in enumerate(votes) if label in labels]].sum(axis=0)
         mixed = 0.5 * texts[label] + 0.5 * total / np.linalg.norm(total)
         expected[label] = mixed / np.linalg.norm(mixed)
@@ -264,14 +264,16 @@ def test_memory_of_another_dimension_is_rejected(run: Path, tmp_path: Path) -> N
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_memory_of_other_weights_is_rejected(run: Path, tmp_path: Path) -> None:
+def test_memory_that_other_encoder_weights_computed_is_rejected(run: Path, tmp_path: Path) -> None:
     header = json.loads((run / "memory" / "memory.json").read_text())
     (run / "memory" / "memory.json").write_text(json.dumps(header | {"encoder_sha256": "0" * 64}))
     with pytest.raises(BuildError, match="found another encoder"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_vote_for_a_missing_label_is_rejected(run: Path, tmp_path: Path, change_array: ChangeArray) -> None:
+def test_memory_with_a_vote_for_a_missing_label_is_rejected(
+    run: Path, tmp_path: Path, change_array: ChangeArray
+) -> None:
     change_array("value_indices.npy", lambda votes: votes.__setitem__(0, 8))
     with pytest.raises(MemoryFolderError, match="labels below 8, found others"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
@@ -296,7 +298,7 @@ def test_memory_with_damaged_texts_is_rejected(run: Path, quick_export: None, tm
         "verify.Store.publish",
     ],
 )
-def test_error_in_any_step_leaves_no_folder(
+def test_build_that_fails_in_any_step_leaves_no_folder_in_the_store(
     tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -309,7 +311,8 @@ def test_error_in_any_step_leaves_no_folder(
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
-# Imports once, then forks a builder for each crash. Arguments: the run, the store and the exported encoder.
+# A program that imports the packages once, then forks a process that builds, for each crash. Its arguments are the run,
+# the store and the exported encoder.
 CRASHES = """
 import os, resource, shutil, signal, sys
 import recollect, index_builder.build as builder, index_builder.choose_index as choose_index
@@ -352,7 +355,7 @@ for name, prepare in crashes.items():
 """
 
 
-def test_builder_that_crashes_at_any_step_leaves_a_valid_store(
+def test_build_that_crashes_in_any_step_leaves_a_valid_store(
     road: Any, tiny_run: Path, exported: Path, quick_export: None, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -374,7 +377,7 @@ def test_builder_that_crashes_at_any_step_leaves_a_valid_store(
         "index": (-9, 1, 1),
         "verify": (-9, 1, 1),
         "rename": (-9, 1, 1),
-        "activate": (-9, 2, 0),  # published, but not current
+        "activate": (-9, 2, 0),  # the version is published, but not the current version
         **{f"full {size}": (2, 2, 0) for size in (0, 600, 2_000, 5_000, 60_000)},
     }, done.stderr
     messages = [line for line in done.stderr.splitlines() if line.startswith("recollect build: ")]

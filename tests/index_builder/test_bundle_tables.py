@@ -1,4 +1,4 @@
-"""Tables of a bundle: values and their transpose."""
+"""Tables of a bundle: the labels of each instance, and the instances of each label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABELS = 9
 
 
 @given(st.lists(st.lists(st.integers(0, LABELS - 1), unique=True).map(sorted), max_size=30))
-def test_transpose_lists_the_instances_of_each_label_in_ascending_order(votes: list[list[int]]) -> None:
+def test_transposed_label_sets_list_the_instances_of_each_label_in_ascending_order(votes: list[list[int]]) -> None:
     indptr = np.cumsum([0, *map(len, votes)])
     indices = np.array([label for row in votes for label in row], dtype=np.int32)
     found = transpose(LabelSets(indptr, indices), LABELS)
@@ -27,7 +27,7 @@ def test_transpose_lists_the_instances_of_each_label_in_ascending_order(votes: l
     ]
 
 
-def test_bundle_holds_the_values_of_its_memory_and_their_transpose(road: Any) -> None:
+def test_bundle_contains_the_values_of_its_memory_and_their_transpose(road: Any) -> None:
     memory, bundle = open_memory(road.run / "memory"), Store(road.store).open(road.version)
     np.testing.assert_array_equal(bundle.value_indices, memory.value_indices)
     votes = np.split(memory.value_indices, memory.value_indptr[1:-1])

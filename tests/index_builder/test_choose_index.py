@@ -1,4 +1,4 @@
-"""The choice of an index: the families tried, the preferred points, and targets that no index meets."""
+"""The choice of an index: measured families, chosen measurements, and requirements that no index meets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def point(factory: str, recall: float, milliseconds: float, **more: Any) -> Poin
 
 
 def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
-    """Build and write an index; its queries are close to the first keys."""
+    """Build and write an index, and prepare a trial with queries close to the first keys."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
     return Trial(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
@@ -63,10 +63,11 @@ def best(
 
 @pytest.fixture(autouse=True)
 def _times_follow_effort(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Replace measured search times by times that follow from the index and its effort alone.
+    """Replace measured search times by times that depend only on the index and its search effort.
 
-    A time rises with the effort, then with the candidates that are compared again; an exhaustive search takes 0.1 ms a
-    thousand keys. One thread builds all indexes, because a graph depends on the order in which threads add keys.
+    A time grows with the effort, and slightly with the number of candidates to refine. An exhaustive search takes
+    0.1 ms for each thousand keys. One thread builds all indexes, because a graph depends on the order in which threads
+    add keys.
     """
     measure = Trial.measure
 
@@ -93,14 +94,14 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No exact search is fast enough to be chosen at once."""
+    """Make every exact search too slow to be chosen before other families are measured."""
     monkeypatch.setattr(choose_index, "_EXACT_MILLISECONDS", 0)
 
 
-# Preferred points.
+# The chosen measurement.
 
 
-def test_choice_is_the_fastest_point_with_enough_recall() -> None:
+def test_fastest_measurement_with_enough_recall_is_chosen() -> None:
     points = [point("HNSW32,SQ8", 0.97, 0.1), point("HNSW32,SQ8", 0.981, 0.4), point("IVF64,SQ8", 0.99, 0.3)]
     assert choose_point(points, Target(0.98, 10)) == points[2]
     assert choose_point(points, Target(0.97, 10)) == points[0]
@@ -113,7 +114,7 @@ def test_exact_search_is_chosen_only_if_it_is_fast() -> None:
 
 
 @pytest.mark.parametrize("choosing", [choose_point, lambda points, target: rank_families(points, target, 1_000, 32)])
-def test_points_over_the_memory_or_time_budget_are_not_chosen(choosing: Callable[..., Any]) -> None:
+def test_measurements_over_the_memory_or_time_budget_are_not_chosen(choosing: Callable[..., Any]) -> None:
     exact, graph = point("Flat", 1, 0.5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.99, 0.1, bytes_per_key=656)
     lists = point("IVF100,RaBitQ4", 0.98, 0.9, bytes_per_key=210)
     family = {each: each if choosing is choose_point else [each.factory] for each in (exact, graph, lists)}
@@ -127,7 +128,7 @@ def test_points_over_the_memory_or_time_budget_are_not_chosen(choosing: Callable
     assert chosen(size_bytes=700_000) == (graph if choosing is choose_point else [graph.factory, lists.factory])
 
 
-def test_without_a_point_on_target_the_best_recall_within_budget_is_chosen() -> None:
+def test_best_recall_within_the_budgets_is_chosen_when_nothing_reaches_the_required_recall() -> None:
     exact, graph = point("Flat", 1, 5, bytes_per_key=1_536), point("HNSW32,SQ8", 0.97, 0.1, bytes_per_key=656)
     few, more = (
         point("IVF100,RaBitQ4", 0.8, 0.2, bytes_per_key=210),
@@ -149,13 +150,13 @@ def test_families_are_ranked_by_their_expected_time_on_all_keys() -> None:
     assert rank_families([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
 
 
-def test_ranking_adapts_the_number_of_lists_to_all_keys() -> None:
+def test_ranked_factory_strings_have_the_number_of_lists_for_all_keys() -> None:
     sample = [point(factory, 0.99, 0.1) for factory in candidate_factories(50_000, 32)]
     sample = [each.model_copy(update={"keys": 50_000}) for each in sample]
     assert sorted(rank_families(sample, Target(0.98, 10), 3_500_000, 32)) == sorted(candidate_factories(3_500_000, 32))
 
 
-# Families and efforts that are tried.
+# The measured families and efforts.
 
 
 def test_few_keys_get_exact_search_without_a_comparison(tmp_path: Path, slow_exact_search: None) -> None:
@@ -165,13 +166,13 @@ def test_few_keys_get_exact_search_without_a_comparison(tmp_path: Path, slow_exa
 
 
 @pytest.mark.parametrize("dim", [1, 7, 32])
-def test_faiss_can_make_every_candidate(dim: int) -> None:
+def test_faiss_can_create_every_candidate_index(dim: int) -> None:
     for factory in candidate_factories(3_000, dim):
         assert faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT).d == dim
 
 
 @pytest.mark.parametrize("top_b", [1, 20, 200, 1_000])
-def test_efforts_rise_from_the_least_that_finds_b_keys_to_all_keys(top_b: int) -> None:
+def test_tried_efforts_rise_from_the_lowest_that_finds_top_b_keys(top_b: int) -> None:
     graph = IndexInfo(kind="hnsw", factory="HNSW32,SQ8", keys=1_000, effort=300)
     walks = efforts(graph, 0, top_b)
     assert walks == sorted(set(walks))
@@ -182,10 +183,10 @@ def test_efforts_rise_from_the_least_that_finds_b_keys_to_all_keys(top_b: int) -
     assert (probes[0], probes[-1]) == (max(1, 40 * top_b // 1_000), 40)
 
 
-def test_refining_index_is_tried_with_several_candidate_counts_at_every_effort(tmp_path: Path) -> None:
+def test_index_with_refinement_is_measured_with_several_candidate_counts_at_every_effort(tmp_path: Path) -> None:
     info = IndexInfo(kind="ivf", factory="IVF4,PQ8x4fs,Refine(SQ8)", keys=1_000, effort=1, refine=2)
     assert efforts(info, 4, 10) == [1, 2, 4]
-    assert efforts(info, 4, 200) == [4]  # 1,600 candidates need all lists
+    assert efforts(info, 4, 200) == [4]  # only all four lists together have 1,600 candidates
     tried = [
         (each.effort, each.refine) for each in measure_curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))
     ]
@@ -195,7 +196,7 @@ def test_refining_index_is_tried_with_several_candidate_counts_at_every_effort(t
 
 @pytest.mark.parametrize("top_b", [20, 200])
 @pytest.mark.parametrize("kind", ["ivf", "hnsw", "IVF76,PQ16x4fs,Refine(SQ8)", "IVF40,RaBitQ4", "SQ8"])
-def test_curve_rises_until_more_effort_finds_no_more_keys(tmp_path: Path, kind: str, top_b: int) -> None:
+def test_measurement_raises_the_effort_until_the_recall_no_longer_grows(tmp_path: Path, kind: str, top_b: int) -> None:
     keys = clustered_keys(3_000)
     queries, path, written = near(keys, 50), tmp_path / "keys.faiss", trial(keys, kind, tmp_path, top_b)
     info, points = written.info, list(measure_curve(written))
@@ -209,8 +210,10 @@ def test_curve_rises_until_more_effort_finds_no_more_keys(tmp_path: Path, kind: 
     assert max(each.recall for each in points) >= recall_of(KeyIndex(path, thorough), keys, queries, exact) - 0.002
 
 
-def test_curve_continues_when_only_more_candidates_bring_no_gain(tmp_path: Path) -> None:
-    keys = random_keys(4_000, 32)  # without clusters, so that missed keys are in lists that were not searched
+def test_measurement_raises_the_effort_even_if_more_candidates_do_not_raise_the_recall(tmp_path: Path) -> None:
+    keys = random_keys(
+        4_000, 32
+    )  # random keys without clusters, so that missed keys are in lists that were not searched
     points = list(measure_curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
     few = [each.recall for each in points if each.effort == 1]
     assert few[0] == few[1] == few[2] < 0.99
@@ -218,8 +221,10 @@ def test_curve_continues_when_only_more_candidates_bring_no_gain(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW8,SQ8", "IVF300,PQ16x4fs,Refine(SQ8)"])
-def test_bisection_narrows_the_effort_down_to_the_target(tmp_path: Path, kind: str) -> None:
-    written = trial(random_keys(12_000, 32), kind, tmp_path, 20)  # without clusters, so that recall rises slowly
+def test_bisection_finds_a_lower_effort_that_still_reaches_the_required_recall(tmp_path: Path, kind: str) -> None:
+    written = trial(
+        random_keys(12_000, 32), kind, tmp_path, 20
+    )  # random keys without clusters, so that recall rises slowly
     points = list(measure_curve(written))
     last = [each for each in points if each.refine == points[-1].refine]
     target = Target((last[0].recall + last[-1].recall) / 2, 20)
@@ -233,17 +238,19 @@ def test_bisection_narrows_the_effort_down_to_the_target(tmp_path: Path, kind: s
     assert {tried[enough], tried[enough - 1]} & set(closer)
 
 
-def test_bisection_stops_when_the_least_effort_or_none_meets_the_target(tmp_path: Path) -> None:
+def test_bisection_measures_nothing_if_the_lowest_effort_or_no_effort_reaches_the_required_recall(
+    tmp_path: Path,
+) -> None:
     written = trial(clustered_keys(3_000), "IVF64,RaBitQ", tmp_path, 100)
     points = list(measure_curve(written))
     assert list(bisect_effort(written, points, Target(min(each.recall for each in points), 100))) == []
     assert list(bisect_effort(written, points, Target(1, 100))) == []
 
 
-# Indexes that are built.
+# The built indexes.
 
 
-def test_auto_compares_families_on_a_sample_and_builds_the_best_on_all_keys(
+def test_index_auto_compares_families_on_a_sample_and_builds_the_best_on_all_keys(
     tmp_path: Path, small_sample: None, slow_exact_search: None
 ) -> None:
     keys, target = clustered_keys(3_000), Target(0.95, 20)
@@ -262,13 +269,15 @@ def test_auto_compares_families_on_a_sample_and_builds_the_best_on_all_keys(
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
-def test_auto_chooses_fast_exact_search_without_trying_other_families(tmp_path: Path, small_sample: None) -> None:
+def test_index_auto_chooses_fast_exact_search_without_measuring_other_families(
+    tmp_path: Path, small_sample: None
+) -> None:
     info, chosen, points = best(clustered_keys(3_000), "auto", tmp_path, Target(0.98, 20))
     assert (info.factory, chosen.recall) == ("Flat", 1)
     assert {each.factory for each in points} == {"Flat"}
 
 
-def test_auto_stays_within_the_memory_budget(tmp_path: Path, small_sample: None) -> None:
+def test_index_auto_stays_within_the_memory_budget(tmp_path: Path, small_sample: None) -> None:
     keys = clustered_keys(3_000)
     info, chosen, _ = best(keys, "auto", tmp_path, Target(0.9, 20, size_bytes=64 * 3_000))  # half the size of float32
     assert info.factory != "Flat"
@@ -276,16 +285,18 @@ def test_auto_stays_within_the_memory_budget(tmp_path: Path, small_sample: None)
     assert chosen.recall >= 0.9
 
 
-def test_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: None, slow_exact_search: None) -> None:
+def test_index_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: None, slow_exact_search: None) -> None:
     info, chosen, _ = best(enriched(3_000), "auto", tmp_path, Target(0.9, 20))
     assert chosen.recall >= 0.9
     assert info.keys == 3_000
 
 
-def test_without_a_family_on_target_the_nearest_one_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_with_the_best_recall_is_built_when_none_reaches_the_required_recall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         choose_index, "rank_families", lambda *_: ["PCA8,Flat", "SQ8", "RaBitQ"]
-    )  # all are built, none meets the target
+    )  # all three are built, because none reaches a recall of 1
     keys = clustered_keys(3_000)
     info, chosen, points = best(keys, "auto", tmp_path, Target(1, 20))
     assert {each.factory for each in points if each.keys == 3_000} == {"PCA8,Flat", "SQ8", "RaBitQ"}
@@ -295,18 +306,20 @@ def test_without_a_family_on_target_the_nearest_one_is_built(tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
-def test_auto_does_not_choose_a_graph_with_unreachable_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_auto_does_not_choose_a_graph_with_unreachable_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choose_index, "rank_families", lambda *_: ["HNSW32,SQ8", "SQ8"])
     keys = clustered_keys(3_000)
     info, _, _ = best(keys, "auto", tmp_path, Target(0.9, 20))
     assert info.factory == "HNSW32,SQ8"
-    keys[::10] = keys[0]  # more copies of one key than a key has links, as in search logs
+    keys[::10] = keys[0]  # more copies of one key than a key has links, as repeated queries in search logs
     info, chosen, points = best(keys, "auto", tmp_path, Target(0.9, 20))
     assert {each.factory: each.reachable for each in points}["HNSW32,SQ8"] < 0.999
     assert (info.factory, chosen.reachable) == ("SQ8", 1)
 
 
-def test_named_index_is_built_as_named_at_the_least_effort_on_target(tmp_path: Path) -> None:
+def test_requested_factory_string_is_built_and_gets_the_fastest_effort_with_enough_recall(tmp_path: Path) -> None:
     info, chosen, points = best(clustered_keys(3_000), "IVF64,SQ8", tmp_path, Target(0.9, 20))
     assert {each.factory for each in points} == {info.factory} == {"IVF64,SQ8"}
     assert chosen.recall >= 0.9
@@ -334,24 +347,24 @@ def test_equal_keys_count_as_equally_good(tmp_path: Path, kind: str, rows: int) 
 def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(
     tmp_path: Path, small_sample: None, kind: str, value: float
 ) -> None:
-    for row in (0, 1_501, 1_502, 1_503, 2_999):  # the sample holds one row of three
+    for row in (0, 1_501, 1_502, 1_503, 2_999):  # the sample has about every third row
         keys = clustered_keys(3_000)
         keys[row] = value
         with pytest.raises(BuildError, match=f"row {7_000 + row}: expected a unit vector"):
             build_chosen_index(keys, 7_000, tmp_path / "keys.faiss", kind, keys[5:9], Target(0.9, 5), silent)
 
 
-def test_queries_of_the_sample_are_keys_outside_it(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, asked = clustered_keys(3_000), []
+def test_sample_is_measured_with_keys_outside_the_sample(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, measured = clustered_keys(3_000), []
 
     def trial(path: Path, info: IndexInfo, sample: np.ndarray, queries: np.ndarray, top_b: int) -> None:
-        asked.append((sample, queries))
+        measured.append((sample, queries))
 
     monkeypatch.setattr(choose_index, "Trial", trial)
     monkeypatch.setattr(choose_index, "measure_curve", lambda _: [])
     compare_families(keys, 0, Target(0.98, 10), silent)
     rows = {row.tobytes(): number for number, row in enumerate(keys)}
-    for sample, queries in asked:
+    for sample, queries in measured:
         sampled, held_out = ({rows[row.tobytes()] for row in part} for part in (sample, queries))
         assert (len(sampled), len(held_out), sampled & held_out) == (1_000, 100, set())
 

@@ -1,4 +1,4 @@
-"""`recollect compare` trains, tunes and measures methods, and continues where it stopped."""
+"""`recollect compare` trains, tunes and measures methods, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.data.split import Split
 from trainer.memory import Memory, open_memory, write_defaults
 from trainer.metrics import report
 
-# Label 0, Taxation, is the true label of query 0 and is filtered for it.
+# Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.
 FILTER = "0 0\n0 1\n3 2\n6 4\n"
 VARIANT = '[near]\nmethod = "infonce"\nlabel_keys = "enriched"\nbatch_size = 7\nlearning_rate = {}\n'
 
@@ -38,7 +38,7 @@ class Compared(NamedTuple):
     done: Output
 
     def again(self, out: Path, *more: object, methods: str = "rae") -> Output:
-        """Run the same command with more flags; later flags override earlier ones."""
+        """Run the same command with more flags. A flag that is given twice has its last value."""
         usual = [self.dataset, "--out", out, "--encoder", self.encoder, "--methods", methods, *SMALL_TRAINING]
         return run(*usual, *more)
 
@@ -49,9 +49,9 @@ class Compared(NamedTuple):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    """Run the comparison twice. In the first run, the variant's learning rate is so high that it diverges.
+    """Run the comparison twice. The first time, the variant's learning rate is so high that its training diverges.
 
-    Only the variant runs in separate processes, because each process imports torch again.
+    Only the variant is trained in separate processes, because every new process takes time to import torch.
     """
 
     def call(name: str, verb: str, *arguments: str) -> None:
@@ -80,7 +80,7 @@ def out(compared: Compared, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run trainings and tunings in this process, which saves imports of torch; the list holds the called verbs."""
+    """Train and tune in the process of the test, which needs no new import of torch. The list has the called verbs."""
     called = []
 
     def call(name: str, verb: str, *arguments: str) -> None:
@@ -101,15 +101,15 @@ def queries(dataset: Dataset, split: Split | None = None, frozen: bool = True) -
 
 
 def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = False) -> dict[str, float | None]:
-    """Every metric of a memory, from the similarities of all keys, in float64."""
+    """Compute every metric of a memory in float64, from the similarities of the queries to all keys."""
     test, defaults = dataset.read_split("test"), memory.defaults
     encoder, lambda_ = load_checkpoint(checkpoint, "cpu"), 0.0 if plain else defaults["lambda"]
-    asked = encoder.encode(test.entries.texts.to_pylist(), 64).astype(np.float64)
+    vectors = encoder.encode(test.entries.texts.to_pylist(), 64).astype(np.float64)
     labels = memory.label_keys(0.0 if plain else None)[:]
     keys = np.concatenate([memory.instance_keys, labels]).astype(np.float64)
     relevance, labels_only = memory.label_sets.to_csr(len(labels)).toarray(), np.eye(len(labels))
     values = np.concatenate([lambda_ * relevance, (1 - lambda_) * labels_only])
-    similarities = asked @ keys.T
+    similarities = vectors @ keys.T
     votes = np.repeat([lambda_ > 0, lambda_ < 1], [len(relevance), len(labels)])
     similarities[:, ~votes] = -np.inf
     top_b = 1_000 if plain else int(defaults["top_b"])
@@ -123,7 +123,7 @@ def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = Fa
     return report(predictions, test.labels.to_csr(len(labels)), counts, len(relevance))
 
 
-def test_failed_training_stops_the_comparison_with_one_line(compared: Compared) -> None:
+def test_failed_training_stops_the_comparison_with_a_message_of_one_line(compared: Compared) -> None:
     assert (compared.failed.status, compared.failed.out) == (1, "")
     last = compared.failed.err.splitlines()[-1]
     assert last.startswith("recollect compare: near: step ")
@@ -133,12 +133,12 @@ def test_failed_training_stops_the_comparison_with_one_line(compared: Compared) 
     assert compared.failed.trained == ["untrained", "rae"]
 
 
-def test_same_command_continues_and_trains_nothing_twice(compared: Compared) -> None:
+def test_same_command_continues_after_a_failure_and_trains_nothing_twice(compared: Compared) -> None:
     assert compared.done.status == 0
     assert compared.done.trained == ["near"]
 
 
-def test_finished_comparison_only_prints_its_table_again(
+def test_repeated_finished_comparison_only_prints_its_table(
     compared: Compared, out: Path, no_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("index_builder.compare.queries.load_checkpoint", pytest.fail)
@@ -149,7 +149,7 @@ def test_finished_comparison_only_prints_its_table_again(
 
 
 @pytest.mark.parametrize("name", ["untrained", "runs/rae", "runs/near"])
-def test_figures_equal_scoring_by_hand(compared: Compared, name: str) -> None:
+def test_figures_of_each_run_equal_scores_computed_in_float64(compared: Compared, name: str) -> None:
     dataset = open_dataset(compared.dataset)
     path = compared.out / name
     memory = open_memory(path / "memory")
@@ -164,7 +164,7 @@ def test_figures_equal_scoring_by_hand(compared: Compared, name: str) -> None:
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_figures_follow_the_memorys_defaults(
+def test_figures_are_measured_with_the_default_settings_of_the_memory(
     compared: Compared, out: Path, lambda_: float, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("index_builder.compare.quality._BLOCK_QUERIES", 3)
@@ -182,16 +182,16 @@ def test_figures_follow_the_memorys_defaults(
         assert (point["P@1"], point["nDCG@5"]) == pytest.approx((expected["P@1"], expected["nDCG@5"]))
 
 
-def test_mean_of_query_scores_equals_the_metrics(compared: Compared) -> None:
-    asked = queries(open_dataset(compared.dataset))
-    found = measure(compared.out / "runs" / "rae", asked, "cpu")
-    scores = found.scores(asked.sizes)
+def test_mean_over_the_scores_of_single_queries_equals_the_metric(compared: Compared) -> None:
+    tests = queries(open_dataset(compared.dataset))
+    found = measure(compared.out / "runs" / "rae", tests, "cpu")
+    scores = found.scores(tests.sizes)
     assert list(scores) == ["P@1", "P@3", "P@5", "nDCG@5"]
     for metric, each in scores.items():
         assert 100 * each.mean() == pytest.approx(found.tuned[metric])
 
 
-def test_other_queries_are_measured_again(compared: Compared, out: Path) -> None:
+def test_cached_figures_are_not_used_for_other_queries(compared: Compared, out: Path) -> None:
     path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
     whole = measure(path, queries(dataset), "cpu")
     first = measure(path, queries(dataset, dataset.read_split("test").head(2)), "cpu")
@@ -209,7 +209,7 @@ def test_report_files_contain_no_path_of_the_machine(compared: Compared) -> None
         assert "ablation.toml" in written
 
 
-def test_stdout_holds_the_table(compared: Compared) -> None:
+def test_compare_prints_the_table_on_stdout(compared: Compared) -> None:
     head, rule, *rows = compared.done.out.splitlines()
     assert [cell.strip() for cell in head.split("|")[1:6]] == ["method", "P@1", "P@3", "P@5", "nDCG@5"]
     assert [row.split()[1] for row in rows] == ["untrained", "rae", "near"]
@@ -232,13 +232,17 @@ def test_new_seeds_are_trained_and_averaged_with_existing_runs(
     assert f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}" in row.replace("*", "")
 
 
-def test_another_metric_tunes_again_without_training(compared: Compared, out: Path, in_this_process: list[str]) -> None:
+def test_another_tuning_metric_repeats_the_tuning_but_not_the_training(
+    compared: Compared, out: Path, in_this_process: list[str]
+) -> None:
     assert compared.again(out, "--metric", "P@1").status == 0
     assert in_this_process == ["tune untrained", "tune rae"]
     assert "best two by P@1" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_full_training_can_be_compared(compared: Compared, tmp_path: Path, in_this_process: list[str]) -> None:
+def test_methods_that_train_the_full_encoder_can_be_compared(
+    compared: Compared, tmp_path: Path, in_this_process: list[str]
+) -> None:
     out = tmp_path / "full"
     output = compared.again(out, "--train", "full", "--max-steps", "2", "--learning-rate", "0.01", methods="infonce")
     assert output.status == 0
@@ -248,7 +252,7 @@ def test_full_training_can_be_compared(compared: Compared, tmp_path: Path, in_th
     assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
 
 
-def test_encoder_with_its_own_adapter_can_be_compared(
+def test_comparison_can_start_from_an_encoder_that_has_an_adapter(
     compared: Compared, tmp_path: Path, in_this_process: list[str]
 ) -> None:
     checkpoint = compared.out / "runs" / "near" / "checkpoint"
@@ -262,13 +266,15 @@ def test_encoder_with_its_own_adapter_can_be_compared(
     assert "Methods compared: topics, near" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_other_flags_for_a_trained_contestant_are_rejected(compared: Compared, out: Path, no_training: None) -> None:
+def test_same_folder_with_other_flags_for_a_trained_contestant_is_rejected(
+    compared: Compared, out: Path, no_training: None
+) -> None:
     output = compared.again(out, "--epochs", "3")
     assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
     assert "rae: expected rae trained with these flags, found other values of --epochs; give" in output.err
 
 
-def test_comparison_on_another_dataset_is_rejected(
+def test_same_folder_with_another_dataset_is_rejected(
     compared: Compared, out: Path, tmp_path: Path, no_training: None
 ) -> None:
     other = shutil.copytree(compared.dataset, tmp_path / "other")
@@ -276,4 +282,5 @@ def test_comparison_on_another_dataset_is_rejected(
     (other / "train.jsonl").write_text("\n".join(rows[1:]), encoding="utf-8")
     output = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *SMALL_TRAINING)
     assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
-    assert "expected a comparison on this dataset, found one on another; choose another --out" in output.err
+    expected = "expected a comparison on this dataset, found a comparison on another dataset; choose another --out"
+    assert expected in output.err

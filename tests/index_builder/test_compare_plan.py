@@ -28,7 +28,7 @@ def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
-    """Run a command that must fail with one line on stderr and write nothing."""
+    """Run `recollect compare`, which must fail with one line on stderr and write nothing; return the line."""
     out = out or dataset.parent / "out"
     before = sorted(dataset.parent.rglob("*"))
     output = run(dataset, "--out", out, *flags)
@@ -41,9 +41,9 @@ def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
     ("flags", "expected"),
     [
         (["--methods", "rae,bayes"], f"--methods: expected one of {', '.join(METHODS)}; found 'bayes'"),
-        (["--methods", "rae,dexml,rae"], "--methods: expected each one once; found"),
-        (["--methods", ""], "--methods: expected at least one method, or --variants, found neither"),
-        (["--seeds", "1,1"], "--seeds: expected each one once; found"),
+        (["--methods", "rae,dexml,rae"], "--methods: expected each value once; found"),
+        (["--methods", ""], "--methods: expected at least one method, or a file with --variants, found neither"),
+        (["--seeds", "1,1"], "--seeds: expected each value once; found"),
         (["--seeds", ""], "--seeds: expected"),
         (["--seeds", "0,-1"], "--seeds: expected greater than or equal to 0; found '-1'"),
         (["--epochs", "0"], "--epochs: expected greater than or equal to 1; found '0'"),
@@ -63,15 +63,15 @@ def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: s
         ("bank = 0", "bank: expected one table for each variant, found a key outside any table"),
         (
             '[rae]\nmethod = "rae"',
-            "[rae]: expected a name that no method has; rename the variant, as in [rae-variant]",
+            "[rae]: expected a name that no method has, found the name of a method; rename the variant, as in [rae-",
         ),
         ('[untrained]\nmethod = "rae"', "[untrained]: expected a name that no method has"),
         ('["../up"]\nmethod = "rae"', "[../up]: expected a name of letters, digits"),
         (
             '[rae-seed1]\nmethod = "rae"',
-            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-', without a seed",
+            "[rae-seed1]: expected a name of letters, digits, '.', '_' and '-' that does not end in -seed and a",
         ),
-        ("[near]\npositives = 2", '[near]: expected a method, found none; add one, as in method = "rae"'),
+        ("[near]\npositives = 2", '[near]: expected the key "method", found none; add one, as in method = "rae"'),
         ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`, with underscores"),
         ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag that may differ between variants"),
         ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag that may differ between variants"),
@@ -82,7 +82,7 @@ def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: s
         ('[near]\nmethod = "infonce"\nmine_top = 9', "[near]: --mine-top: expected hard negatives to mine"),
     ],
 )
-def test_error_of_a_variants_file_names_table_and_key(dataset: Path, written: str, expected: str) -> None:
+def test_error_in_a_variants_file_names_the_table_and_the_key(dataset: Path, written: str, expected: str) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text(written)
     message = rejection(dataset, "--methods", "rae", "--variants", variants)
@@ -96,29 +96,29 @@ def test_missing_dataset_or_test_split_is_rejected(dataset: Path) -> None:
     assert "test.jsonl" in rejection(dataset)
 
 
-def test_flag_that_does_not_fit_the_dataset_size_is_rejected_before_training(dataset: Path) -> None:
+def test_variant_that_needs_a_larger_dataset_is_rejected_before_training(dataset: Path) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text('[large]\nmethod = "prime"\nbank = 1000\n')
     assert "[large]: --bank 1000: expected at most " in rejection(dataset, "--variants", variants)
     assert not (dataset.parent / "out").exists()
 
 
-def test_folder_with_other_content_is_rejected(dataset: Path) -> None:
+def test_output_folder_with_other_content_is_rejected(dataset: Path) -> None:
     out = dataset.parent / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("")
     assert "expected an absent folder, an empty folder or a comparison, found thesis.tex in it" in rejection(dataset)
     (out / "comparison.json").write_text('{"format_version": 99}')
-    assert "expected a comparison of format_version 1, found: " in rejection(dataset)
+    assert "expected a comparison with format_version 1, found: " in rejection(dataset)
     (out / "comparison.json").write_text('{"format_version": 1, "dataset_sha256": "", "runs": {"rae": 3}}')
-    assert "expected a comparison of format_version 1, found: " in rejection(dataset)
+    assert "expected a comparison with format_version 1, found: " in rejection(dataset)
     shutil.rmtree(out)
     out.write_text("")
     assert str(out) in rejection(dataset)
     assert str(out) in rejection(dataset, out=out / "below")
 
 
-def test_variants_share_all_flags_except_their_own(dataset: Path) -> None:
+def test_variant_has_its_own_flags_and_the_shared_flags(dataset: Path) -> None:
     variants = dataset.parent / "variants.toml"
     variants.write_text(
         '[slow]\nmethod = "dexml"\nlearning_rate = 1e-5\n[text]\nmethod = "rae"\nlabel_inputs = "text"\n'
@@ -143,7 +143,7 @@ def test_variants_share_all_flags_except_their_own(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED_FLAGS if name in TrainSettings.model_fields])
-def test_shared_flags_have_the_same_type_and_default_as_in_train(name: str) -> None:
+def test_shared_flags_have_the_same_type_and_default_as_in_recollect_train(name: str) -> None:
     ours, theirs = CompareSettings.model_fields[name], TrainSettings.model_fields[name]
     assert (ours.annotation, ours.default) == (theirs.annotation, theirs.default)
 
@@ -153,7 +153,9 @@ def test_every_method_is_compared_by_default() -> None:
     assert CompareSettings.model_fields["methods"].default == list(METHODS)
 
 
-def test_error_of_a_killed_process_names_the_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_after_a_killed_training_process_names_the_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Zwölf >&2\nkill -KILL $$\n", encoding="utf-8")
     python.chmod(0o755)
@@ -162,7 +164,7 @@ def test_error_of_a_killed_process_names_the_signal(monkeypatch: pytest.MonkeyPa
         run_recollect("rae", "train")
 
 
-def test_error_of_a_failed_process_holds_its_last_line(
+def test_error_after_a_failed_training_process_contains_its_last_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = tmp_path / "python"

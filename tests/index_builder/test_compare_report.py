@@ -32,13 +32,13 @@ def column(table: Table, heading: str) -> list[tuple[str, bool]]:
     return [(row[place].text, row[place].best) for row in table.rows]
 
 
-def test_seeds_are_shown_as_mean_and_deviation_and_the_best_mean_is_marked(comparison: Comparison) -> None:
+def test_table_shows_mean_and_deviation_over_seeds_and_marks_the_best_mean(comparison: Comparison) -> None:
     table = quality_table(comparison.results)
     assert [row[0].text for row in table.rows] == ["untrained", "rae", "prime"]
     assert column(table, "nDCG@5") == [("40.00", False), ("51.00 ± 1.41", False), ("54.50 ± 0.71", True)]
 
 
-def test_lowest_cost_is_the_best_and_a_missing_figure_is_a_dash(comparison: Comparison) -> None:
+def test_table_marks_the_lowest_cost_as_best_and_shows_a_missing_figure_as_a_dash(comparison: Comparison) -> None:
     table = quality_table(comparison.results)
     assert column(table, "seconds") == [("-", False), ("10.5 ± 0.7", True), ("900.5 ± 0.7", False)]
     assert column(table, "peak MiB")[1] == ("512 ± 0", True)
@@ -46,28 +46,28 @@ def test_lowest_cost_is_the_best_and_a_missing_figure_is_a_dash(comparison: Comp
     assert column(table, "F1@5 head") == [("-", False)] * 3
 
 
-def test_tuned_settings_are_shown_for_each_seed_and_never_marked_as_best(comparison: Comparison) -> None:
+def test_table_shows_the_tuned_settings_of_each_seed_and_marks_none_as_best(comparison: Comparison) -> None:
     table = quality_table(comparison.results)
     assert column(table, "λ") == [("0.5", False), ("0.5 / 0.5", False), ("0.5 / 0.5", False)]
     assert column(table, "b")[0] == ("200", False)
 
 
-def test_second_table_shows_the_gain_from_the_memory(comparison: Comparison) -> None:
+def test_table_of_label_keys_shows_the_gain_from_the_whole_memory(comparison: Comparison) -> None:
     table = plain_table(comparison.results)
     assert column(table, "nDCG@5")[0] == ("39.00", False)
     assert column(table, "memory adds to nDCG@5")[0] == ("+1.00", True)
 
 
-def test_best_two_are_tested_with_scores_averaged_over_seeds(comparison: Comparison) -> None:
+def test_significance_test_of_the_best_two_averages_scores_over_seeds(comparison: Comparison) -> None:
     assert comparison.best == ("prime", "rae")
     tests = {test.metric: test for test in comparison.tests}
-    # For the three queries, rae hits with its first label, its second label, and no label. Prime always hits with its
-    # first label, and once with its second.
+    # In both seeds, `rae` finds a true label at rank 1 for the first query, at rank 2 for the second query, and no true
+    # label for the third query. `prime` finds a true label at rank 1 for every query, and also at rank 2 for one query.
     assert tests["P@1"].difference == pytest.approx(100 * (3 - 1) / 3)
     assert tests["P@3"].difference == pytest.approx(100 * (4 - 2) / 9)
 
 
-def test_html_is_well_formed_and_needs_no_other_file(comparison: Comparison) -> None:
+def test_html_report_is_well_formed_and_needs_no_other_file(comparison: Comparison) -> None:
     plots = draw_plots(comparison.results)
     written = html_report(comparison, plots)
     root = ElementTree.fromstring(written.removeprefix("<!DOCTYPE html>"))
@@ -77,7 +77,7 @@ def test_html_is_well_formed_and_needs_no_other_file(comparison: Comparison) -> 
     assert names <= {
         "http://www.w3.org/1999/xlink",
         "http://www.w3.org/2000/svg",
-    }  # names of namespaces, which no browser fetches
+    }  # XML namespaces, which no browser downloads
     ids = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(set(ids)) == len(ids)
     targets = set(re.findall(r"(?:href=\"|url\()#([^\")]*)", written))
@@ -85,7 +85,7 @@ def test_html_is_well_formed_and_needs_no_other_file(comparison: Comparison) -> 
     assert targets <= set(ids)
 
 
-def test_html_tables_and_plots_have_captions_and_roles(comparison: Comparison) -> None:
+def test_tables_and_plots_of_the_html_report_have_captions_and_roles(comparison: Comparison) -> None:
     written = html_report(comparison, draw_plots(comparison.results))
     root = ElementTree.fromstring(written.removeprefix("<!DOCTYPE html>"))
     assert root.findtext("head/title") == root.findtext("body/main/h1") == "Methods compared: a <b> & c"
@@ -100,7 +100,7 @@ def test_html_tables_and_plots_have_captions_and_roles(comparison: Comparison) -
     assert plots[0].get("aria-label") == "Quality against training time"
 
 
-def test_html_plots_use_the_colours_of_the_page(comparison: Comparison) -> None:
+def test_plots_in_the_html_report_use_the_colours_of_the_page(comparison: Comparison) -> None:
     written = html_report(comparison, draw_plots(comparison.results))
     assert "color-scheme: light dark" in written
     assert not re.search("#(000000|ffffff)", written)
@@ -120,16 +120,16 @@ def test_equal_results_give_equal_plots(comparison: Comparison) -> None:
     assert draw_plots(comparison.results) == draw_plots(comparison.results)
 
 
-def test_time_plot_needs_a_timed_training() -> None:
+def test_plot_of_training_times_is_left_out_if_no_contestant_was_trained() -> None:
     assert list(draw_plots([results_of("untrained", [40.0]), results_of("rae", [50.0])])) == ["lambda", "segments"]
 
 
-def test_markdown_holds_every_section_and_marks_the_best_in_bold(comparison: Comparison) -> None:
+def test_markdown_report_has_every_section_and_shows_the_best_figures_in_bold(comparison: Comparison) -> None:
     plots = draw_plots(comparison.results)
     written = markdown_report(comparison, plots)
     assert [line for line in written.splitlines() if line.startswith("## ")] == [
         *(f"## {section.heading}" for section in comparison.sections(plots)),
-        "## How it was made",
+        "## How to repeat this comparison",
     ]
     assert "**54.50 ± 0.71**" in written
     assert "![The λ curve](plots/lambda.svg)" in written
@@ -139,7 +139,7 @@ def test_markdown_holds_every_section_and_marks_the_best_in_bold(comparison: Com
     assert len({line.count("|") for line in lines}) == 1
 
 
-def test_json_holds_all_figures_except_those_of_single_queries(comparison: Comparison) -> None:
+def test_json_report_has_all_figures_except_the_figures_of_single_queries(comparison: Comparison) -> None:
     found = comparison.as_json()
     assert [each["name"] for each in found["contestants"]] == ["untrained", "rae", "prime"]
     first = found["contestants"][1]["runs"][0]

@@ -9,7 +9,7 @@ from scipy.stats import t as student
 from index_builder.compare.significance import PairedTest, paired_test, verdict
 
 
-def test_statistic_equals_the_written_formula() -> None:
+def test_t_statistic_and_p_value_equal_the_textbook_formula() -> None:
     rng = np.random.default_rng(3)
     first, second = rng.random(200), rng.random(200)
     found, differences = paired_test("P@5", first, second), first - second
@@ -34,14 +34,14 @@ def test_equal_scores_give_no_difference_and_no_nan() -> None:
     assert paired_test("P@1", scores, scores + 1e-17) == PairedTest("P@1", 0.0, 0.0, 1.0)
 
 
-def test_equal_differences_of_all_queries_are_significant() -> None:
+def test_difference_that_is_equal_for_all_queries_is_significant() -> None:
     averaged = np.full(4, 1 / 3 + 1 / 3 + 1 / 3) - np.array([0, 1e-16, 0, 0])
     found = paired_test("P@1", averaged, np.zeros(4))
     assert (found.difference, found.t, found.p) == (pytest.approx(100), None, 0.0)
     assert found.significant
 
 
-def test_one_query_gives_no_statistic() -> None:
+def test_test_over_one_query_has_no_t_statistic() -> None:
     found = paired_test("P@1", np.array([1.0]), np.array([0.0]))
     assert (found.difference, found.t, found.p, found.significant) == (100, None, None, False)
 

@@ -1,4 +1,4 @@
-"""`recollect demo`, twice with the same folder."""
+"""`recollect demo` prints measurements and an answer, and serves the bundle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import recollect
 from service.store.store import Store
 
 
-def test_demo_prints_table_question_and_answer_and_can_run_again(
+def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
     road: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def copy(encoder: object, folder: Path, *_: object) -> None:
@@ -53,7 +53,7 @@ def test_demo_prints_its_url_and_serves_its_store(
     assert listener.fileno() == -1  # closed
 
 
-def test_demo_fails_at_once_if_the_port_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_fails_at_once_if_the_port_is_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert recollect.main(["demo", str(tmp_path / "demo"), "--port", str(port)]) == 2

@@ -1,4 +1,4 @@
-"""`recollect evaluate`: metrics equal those of served answers; the grid of settings, filters, and labels by uid."""
+"""`recollect evaluate`: its metrics, combinations of settings, filtered labels, and labels that are matched by uid."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dataset(road: Any, tmp_path: Path) -> Path:
 
 
 def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
-    """P@1, P@3, R@10 and nDCG@3 in percent, from the predictor's answers."""
+    """Compute P@1, P@3, R@10 and nDCG@3 in percent from the predictor's answers."""
     predictor = open_model(road.store, road.version).predictor
     chosen = resolve_options(predictor.defaults, top_k=100, **options)
     answers = predictor.predict([row["text"] for row in rows], chosen).answers
@@ -57,14 +57,14 @@ def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("options", [{}, {"lambda_": 0.0}, {"lambda_": 1.0}, {"temperature": 1.0, "top_b": 5}])
-def test_metrics_equal_those_of_served_answers(road: Any, options: dict[str, float]) -> None:
+def test_metrics_equal_the_metrics_of_the_predictors_answers(road: Any, options: dict[str, float]) -> None:
     (row,) = measure(road, **{name.rstrip("_"): [value] for name, value in options.items()})
     expected = by_hand(road, read(road.dataset / "test.jsonl"), **options)
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["P@1"] > 50
 
 
-def test_rows_have_the_order_of_the_grid_and_equal_single_evaluations(road: Any) -> None:
+def test_rows_are_in_the_order_of_the_given_values_and_equal_separate_evaluations(road: Any) -> None:
     grid = {"lambda": [1, 0, 0.5], "temperature": [0.04, 1], "top_b": [3, 200]}
     rows = measure(road, **grid)
     found = [(row["lambda"], row["temperature"], row["top_b"]) for row in rows]
@@ -99,18 +99,18 @@ def test_each_text_is_encoded_once_and_each_index_searched_once_for_each_number_
     assert sorted(searched) == [(8, 3), (8, 200), (28, 3), (28, 200)]
 
 
-def test_limit_uses_only_the_first_texts(road: Any) -> None:
+def test_limit_flag_uses_only_the_first_test_texts(road: Any) -> None:
     (row,) = measure(road, limit=3)
     assert row["P@1"] == pytest.approx(by_hand(road, read(road.dataset / "test.jsonl")[:3])["P@1"])
 
 
-def test_block_size_does_not_change_the_metrics(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_queries_in_a_block_does_not_change_the_metrics(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(road)
     monkeypatch.setattr("index_builder.evaluate._BLOCK_QUERIES", 2)
     assert measure(road) == [pytest.approx(whole[0])]
 
 
-def test_filtered_predictions_are_removed_and_later_ones_move_up(road: Any, dataset: Path) -> None:
+def test_filtered_labels_are_removed_and_later_labels_move_up(road: Any, dataset: Path) -> None:
     labels, tests = [row["uid"] for row in read(dataset / "labels.jsonl")], read(dataset / "test.jsonl")
     (plain,) = measure(road, dataset)
     pairs = [f"{row} {labels.index(test['labels'][0])}\n" for row, test in enumerate(tests)]
@@ -128,7 +128,7 @@ def test_labels_in_another_order_are_matched_by_uid(road: Any, dataset: Path) ->
     assert measure(road, dataset) == measure(road)
 
 
-def test_labels_missing_from_the_bundle_count_as_missed(road: Any, dataset: Path) -> None:
+def test_true_labels_that_the_bundle_lacks_count_as_not_found(road: Any, dataset: Path) -> None:
     write(dataset / "labels.jsonl", [{"uid": "New", "text": "new"}, *read(dataset / "labels.jsonl")])
     tests = read(dataset / "test.jsonl")
     write(dataset / "test.jsonl", [row | {"labels": [*row["labels"], "New"]} for row in tests])
@@ -158,7 +158,7 @@ def test_dataset_without_test_texts_is_rejected(road: Any, dataset: Path, capsys
         assert "test" in err
 
 
-def test_json_holds_version_queries_and_rows(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_version_number_of_queries_and_rows(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -168,7 +168,7 @@ def test_json_holds_version_queries_and_rows(road: Any, capsys: pytest.CaptureFi
     assert list(printed["rows"][0])[:4] == ["lambda", "temperature", "top_b", "P@1"]
 
 
-def test_table_has_aligned_columns_with_headings(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_table_has_aligned_columns_with_headings(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,1"]) == 0
     title, header, *rows = capsys.readouterr().out.splitlines()
     assert title == f"version {road.version}, 7 queries, in percent"

@@ -1,4 +1,4 @@
-"""Indexes over unit vectors: exact, inverted lists, graphs and other factory strings; results and rejected inputs."""
+"""Indexes over unit vectors: flat indexes, inverted lists, graphs, other factory strings, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def silent(rows: int) -> None:
     """Ignore progress."""
 
 
-def test_short_names_become_factory_strings_for_the_number_of_keys() -> None:
+def test_flat_ivf_and_hnsw_become_factory_strings_for_the_number_of_keys() -> None:
     names = {kind: factory_string(kind, 10_000) for kind in ("flat", "ivf", "hnsw", "PCA64,HNSW16")}
     assert names == {"flat": "Flat", "ivf": "IVF256,SQ8", "hnsw": "HNSW32,SQ8", "PCA64,HNSW16": "PCA64,HNSW16"}
 
 
-def test_every_list_has_enough_keys_to_train_its_centroid() -> None:
+def test_number_of_lists_leaves_enough_keys_to_train_each_centroid() -> None:
     assert [lists(keys) for keys in (1, 38, 39, 78, 1_600, 1_000_000)] == [1, 1, 1, 2, 41, 4_000]
 
 
@@ -52,13 +52,13 @@ def test_approximate_indexes_find_most_neighbours(tmp_path: Path, kind: str) -> 
     keys = random_keys(3_000)
     index = opened(keys, kind, tmp_path)
     assert index.shape == (3_000, 16)
-    least = 0.95 if kind == "hnsw" else 0.3  # random keys have no clusters
+    least = 0.95 if kind == "hnsw" else 0.3  # inverted lists find few of these keys, which have no clusters
     assert recall_of(index, keys, keys[:50], exact_neighbours(keys, keys[:50], 10)) >= least
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 @pytest.mark.parametrize("rows", [1, 2, 8, 39, 40])
-def test_few_keys_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
+def test_search_finds_all_keys_of_a_small_index(tmp_path: Path, kind: str, rows: int) -> None:
     keys = random_keys(rows)
     index = opened(keys, kind, tmp_path)
     found = index.search(keys[:3], 100)
@@ -80,7 +80,7 @@ def test_few_keys_are_all_found(tmp_path: Path, kind: str, rows: int) -> None:
         ("RR16,HNSW8,SQ8", "hnsw", HNSW_EFFORT, 1),
     ],
 )
-def test_manifest_entry_of_any_factory_string_holds_kind_and_effort(
+def test_manifest_entry_states_kind_and_effort_for_any_factory_string(
     factory: str, kind: str, effort: int, refine: float
 ) -> None:
     _, info = build_index(random_keys(3_000), factory, 0, silent)
@@ -98,7 +98,7 @@ def test_manifest_entry_of_any_factory_string_holds_kind_and_effort(
         ("LSH", "'metric == METRIC_L2' failed"),
     ],
 )
-def test_error_of_a_rejected_factory_string_holds_the_reason_of_faiss(factory: str, reason: str) -> None:
+def test_error_for_a_rejected_factory_string_contains_the_message_of_faiss(factory: str, reason: str) -> None:
     with pytest.raises(BuildError) as refused:
         build_index(random_keys(100), factory, 0, silent)
     expected = "expected auto, flat, ivf, hnsw or a faiss factory string for keys of 16 dimensions, faiss says: "
@@ -145,7 +145,7 @@ def test_valid_factory_string_is_accepted_with_few_keys(factory: str) -> None:
         ("SQ8,RFlat", 2),
     ],
 )
-def test_code_arrays_are_reserved_once_and_never_move(
+def test_memory_for_codes_is_reserved_once_and_never_moves(
     factory: str, stores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faiss_index, "_BLOCK_KEYS", 100)
@@ -163,8 +163,8 @@ def test_code_arrays_are_reserved_once_and_never_move(
 
 
 @pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,SQ8", "IVF1,PQ4", "PQ8x4fs", "OPQ8,IVF64,PQ8x4fs,RFlat"])
-def test_error_of_fewer_keys_than_clusters_says_what_to_do(factory: str) -> None:
-    expected = r"expected enough keys to train it, found 15: .*number of clusters.*; use fewer clusters, or build "
+def test_error_for_fewer_keys_than_clusters_names_the_next_step(factory: str) -> None:
+    expected = r"expected enough keys to train the index, found 15: .*number of clusters.*; use fewer clusters, or "
     with pytest.raises(BuildError, match=expected):
         build_index(random_keys(15), factory, 0, silent)
 
@@ -176,7 +176,7 @@ def test_index_that_needs_ids_is_rejected(factory: str) -> None:
         build_index(random_keys(200), factory, 0, silent)
 
 
-def test_index_that_accepts_no_second_block_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_that_accepts_only_one_block_of_keys_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 100)
     with pytest.raises(
         BuildError, match="expected an index that accepts keys block by block.* build with --index auto"
@@ -196,7 +196,7 @@ def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(kind: str
         check_units(keys, 1_000)
 
 
-def test_error_names_a_bad_key_after_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_row_of_a_bad_key_in_a_later_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
     keys = random_keys(100)
     keys[99] = 0
@@ -216,13 +216,15 @@ def test_block_size_does_not_change_the_index_and_progress_covers_all_keys(monke
     assert whole.ntotal == parts.ntotal
 
 
-def test_codes_of_an_index_with_few_lists_get_enough_training_keys(capfd: pytest.CaptureFixture[str]) -> None:
+def test_index_with_few_lists_gets_enough_keys_to_train_its_codes(capfd: pytest.CaptureFixture[str]) -> None:
     build_index(clustered_keys(12_000, 8), "IVF4,PQ2", 0, silent)
     assert "please provide at least" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_mixed_label_keys_are_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_index_can_be_built_over_enriched_label_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 64)
     keys, queries = enriched(300), random_keys(20)
     index = opened(keys, kind, tmp_path)
@@ -232,10 +234,10 @@ def test_mixed_label_keys_are_indexed(tmp_path: Path, monkeypatch: pytest.Monkey
     expected = np.take_along_axis(queries @ keys[:].T, found.keys, axis=1)
     np.testing.assert_allclose(
         found.similarities, expected, atol=1e-5 if kind == "flat" else 0.02
-    )  # eight bits per number
+    )  # ivf and hnsw store eight bits for each number
 
 
-def test_full_disk_raises_os_error() -> None:
+def test_writing_an_index_to_a_full_disk_raises_os_error() -> None:
     with pytest.raises(OSError, match="No space left"):
         write_index(faiss.IndexFlatIP(16), Path("/dev/full"))
 
@@ -247,18 +249,18 @@ HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 @pytest.mark.skipif(HAS_GPU, reason="the machine has a GPU")
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8"])
-def test_without_a_gpu_the_cpu_builds_the_same_index_and_a_message_says_why(
+def test_cpu_builds_the_same_index_if_there_is_no_gpu_and_a_message_states_the_reason(
     factory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked, plain = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
-    np.testing.assert_array_equal(faiss.serialize_index(asked), faiss.serialize_index(plain))
+    on_cuda, on_cpu = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
+    np.testing.assert_array_equal(faiss.serialize_index(on_cuda), faiss.serialize_index(on_cpu))
     lacking = "this faiss does not support GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
     assert capsys.readouterr().err == f"{factory}: built on the CPU: {lacking}\n"
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU and faiss-gpu")
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,PQ8x4fs,Refine(SQ8)", "HNSW8"])
-def test_gpu_builds_an_equally_good_index(factory: str) -> None:
+def test_index_built_on_a_gpu_is_as_good_as_one_built_on_the_cpu(factory: str) -> None:
     keys = clustered_keys(4_000)
     found = []
     for device in ("cuda", "cpu"):

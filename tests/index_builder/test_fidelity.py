@@ -1,4 +1,4 @@
-"""Fidelity: each query's own key is left out, and the effects of encoder and index are measured separately."""
+"""Fidelity of a bundle: how much the exported encoder and the indexes change the quality of its answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def predictor(tiny_run: Path, quick_export: None, tmp_path: Path) -> Predictor:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
-def test_exact_search_covers_the_parts_that_vote_at_this_lambda(memory: Memory, lambda_: float) -> None:
+def test_exact_search_uses_only_label_keys_at_lambda_0_and_only_instance_keys_at_lambda_1(
+    memory: Memory, lambda_: float
+) -> None:
     instances = memory.plan.instances
     voting = memory.keys if 0 < lambda_ < 1 else memory.keys[:instances] if lambda_ else memory.keys[instances:]
     found = exact_search(memory, memory.keys[:5], 7, lambda_)
@@ -46,7 +48,7 @@ def test_exact_indexes_and_full_precision_change_no_metric(memory: Memory, predi
     assert set(changes.values()) == {0.0}
 
 
-def test_effects_of_encoder_and_index_are_separate(
+def test_change_from_the_encoder_and_change_from_the_index_are_reported_separately(
     memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, search = predictor.encode, predictor.searcher.search
@@ -68,7 +70,9 @@ def test_effects_of_encoder_and_index_are_separate(
     assert changes["P@1_change_precision"] == 0 > changes["P@1_change_index"]
 
 
-def test_no_query_finds_its_own_key(memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_key_of_each_query_is_left_out_of_its_answer(
+    memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     cast = fidelity.cast_votes
 
@@ -78,7 +82,7 @@ def test_no_query_finds_its_own_key(memory: Memory, predictor: Predictor, monkey
 
     monkeypatch.setattr(fidelity, "cast_votes", watch)
     quality_changes(memory, predictor)
-    own = np.arange(memory.plan.instances)[:, None]  # all instances are queries
+    own = np.arange(memory.plan.instances)[:, None]  # every instance of this small memory is a query
     assert len(seen) == 3
     for keys in seen:
         assert not (keys == own).any()

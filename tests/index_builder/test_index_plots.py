@@ -24,7 +24,7 @@ def curve(factory: str, keys: int) -> list[Point]:
 
 
 def texts(path: Path) -> list[str]:
-    """All texts of an SVG file."""
+    """All texts in an SVG file."""
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     return ["".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -32,7 +32,7 @@ def texts(path: Path) -> list[str]:
 
 @pytest.fixture
 def measured() -> tuple[dict[str, Point], dict[str, list[Point]]]:
-    """For each part, points of four families on a sample and of one family on all keys."""
+    """For labels and for instances: measurements of four families on a sample, and of one family on all keys."""
     curves = {
         part: [*(point for factory in FAMILIES for point in curve(factory, 50_000)), *curve("HNSW32,SQ8", keys)]
         for part, keys in (("labels", 1_300_000), ("instances", 2_200_000))
@@ -40,7 +40,7 @@ def measured() -> tuple[dict[str, Point], dict[str, list[Point]]]:
     return {part: points[-2] for part, points in curves.items()}, curves
 
 
-def test_plot_of_each_part_names_every_family_and_the_chosen_point(
+def test_plots_of_labels_and_instances_name_every_family_and_the_chosen_index(
     tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
 ) -> None:
     write_index_plots(tmp_path, *measured, top_b=200, recall_target=0.98)
@@ -54,14 +54,16 @@ def test_plot_of_each_part_names_every_family_and_the_chosen_point(
         assert "target: 0.98" in written
 
 
-def test_axes_have_names_and_units(tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]) -> None:
+def test_axes_of_an_index_plot_have_names_and_units(
+    tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
+) -> None:
     write_index_plots(tmp_path, *measured, top_b=200, recall_target=0.98)
     written = texts(tmp_path / "labels.svg")
     assert "search time of a single query on one thread, in milliseconds" in written
     assert "recall of the exact top 200 keys" in written
 
 
-def test_equal_measurements_give_equal_plots(
+def test_equal_measurements_give_equal_plot_files(
     tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
 ) -> None:
     for name in ("first", "second"):
@@ -70,7 +72,7 @@ def test_equal_measurements_give_equal_plots(
     assert (tmp_path / "first" / "labels.svg").read_bytes() == (tmp_path / "second" / "labels.svg").read_bytes()
 
 
-def test_build_writes_the_report_even_when_it_publishes_nothing(
+def test_build_writes_its_plots_even_if_it_publishes_nothing(
     tiny_run: Path, quick_export: None, tmp_path: Path
 ) -> None:
     report = tmp_path / "new" / "report"
@@ -80,7 +82,7 @@ def test_build_writes_the_report_even_when_it_publishes_nothing(
     assert "Flat, 8 keys" in texts(report / "labels.svg")
 
 
-def test_report_folder_that_cannot_be_written_fails_before_the_build(
+def test_build_fails_at_once_if_the_report_folder_cannot_be_created(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)

@@ -1,4 +1,4 @@
-"""The exported graph gives the same vectors as PyTorch for every batch size and length."""
+"""The exported encoder gives the same vectors as PyTorch for every batch size and text length."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def export(encoder: Encoder, folder: Path, precision: Precision, texts: list[str
 
 
 def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
-    """The least cosine over these lengths, batches of 1 to 7 rows, and masks that hide some tokens."""
+    """The least cosine between PyTorch and the exported graph.
+
+    The inputs have these lengths, batches of 1 to 7 rows, and masks that hide some tokens.
+    """
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     random, worst = np.random.default_rng(7), 1.0
     for length in lengths:
@@ -56,7 +59,9 @@ def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("distilbert", "mean")])
-def test_tiny_encoders_export_for_every_length_and_batch_size(tmp_path: Path, kind: str, pooling: Any) -> None:
+def test_exported_tiny_encoders_agree_with_pytorch_for_every_length_and_batch_size(
+    tmp_path: Path, kind: str, pooling: Any
+) -> None:
     folder = write_tiny_encoder(tmp_path / "encoder", kind)
     encoder = load_pretrained(str(folder), pooling, 128, 32, "cpu")
     export(encoder, tmp_path, "fp32")
@@ -76,7 +81,7 @@ def test_adapter_is_part_of_the_exported_graph(tmp_path: Path) -> None:
     assert compare(frozen, tmp_path / "encoder.onnx", [8]) < 0.9
 
 
-def test_minilm_exports_for_every_length_and_batch_size(road: Any) -> None:
+def test_exported_minilm_agrees_with_pytorch_for_every_length_and_batch_size(road: Any) -> None:
     encoder = load_checkpoint(road.run / "checkpoint", "cpu")
     graph = road.store / "bundles" / road.version / "encoder.onnx"
     assert compare(encoder, graph, [1, 2, 3, 7, 8, 33, 64, 127, 128]) >= 0.999999
@@ -119,18 +124,18 @@ def minilm(road: Any) -> Encoder:
 
 @pytest.fixture
 def quick_graph(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy the graph of MiniLM from an existing bundle."""
+    """Copy the graph of MiniLM from an existing bundle instead of exporting it."""
     exported = road.store / "bundles" / road.version / "encoder.onnx"
     monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))
 
 
 @pytest.fixture(scope="module")
 def titles() -> list[str]:
-    """Short texts, because they lose most precision."""
+    """Short texts, whose vectors lose most precision in int8."""
     return [f"{first} of {second}" for first in ("history", "law", "music", "chairs") for second in TITLES]
 
 
-def test_int8_meets_its_bound_on_texts_outside_the_sample(
+def test_int8_encoder_reaches_its_least_cosine_on_texts_outside_the_sample(
     minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path
 ) -> None:
     served = export(minilm, tmp_path, "int8", titles[::2])
@@ -140,7 +145,7 @@ def test_int8_meets_its_bound_on_texts_outside_the_sample(
 
 
 @pytest.mark.parametrize(("enough", "in_blocks"), [(0, 0), (1, 1), (4, 4), (9, 9), (36, 36)])
-def test_int8_quantises_as_coarsely_as_the_sample_allows(
+def test_int8_export_quantises_as_few_products_in_blocks_as_the_sample_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, in_blocks: int
 ) -> None:
     config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=64)
@@ -160,7 +165,7 @@ def test_int8_quantises_as_coarsely_as_the_sample_allows(
     assert len(tried) <= 6 + 1
 
 
-def test_int8_is_closer_when_more_products_are_quantised_in_blocks(
+def test_int8_encoder_is_closer_to_the_trained_one_if_more_products_are_quantised_in_blocks(
     minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worst = []
@@ -171,18 +176,18 @@ def test_int8_is_closer_when_more_products_are_quantised_in_blocks(
     assert worst[0] < worst[1] > 0.995
 
 
-def test_fp16_halves_the_graph_and_keeps_the_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
+def test_fp16_export_halves_the_file_and_keeps_the_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
     served = export(minilm, tmp_path, "fp16")
     texts = [*titles, *TEXTS]
     vectors = served.encode(served.tokenise(texts))
     assert vectors.dtype == np.float32
     assert cosines(vectors, minilm.encode(texts, 128)).min() >= WORST_COSINE["fp16"]
     assert (tmp_path / "encoder.onnx").stat().st_size < 47e6
-    assert next(minilm.model.parameters()).dtype == torch.float32  # the trained model is unchanged
+    assert next(minilm.model.parameters()).dtype == torch.float32  # the export did not change the trained model
 
 
 @pytest.mark.parametrize(("precision", "close"), [("fp16", 0), ("int8", 0), ("int8", 1.1)])
-def test_adapter_is_exported_in_every_precision(
+def test_adapter_is_part_of_the_export_in_every_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, close: float
 ) -> None:
     monkeypatch.setattr(onnx_export, "_CLOSE_ENOUGH", close)
@@ -217,7 +222,7 @@ def test_classifier_vector_is_exported_next_to_the_dual_encoder_vector(
     assert cosines(vectors[:, bare.dim :], bare.encode(TEXTS, 128)).min() < 0.9
 
 
-def test_prototype_head_does_not_change_query_vectors(tmp_path: Path) -> None:
+def test_label_prototypes_do_not_change_exported_query_vectors(tmp_path: Path) -> None:
     bare = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
     encoder = bare.with_adapter(None, Prototypes(bare.dim, 5, ("text", "free", "centroid"), 2))
     export(encoder, tmp_path, "fp32")

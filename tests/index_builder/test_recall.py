@@ -1,4 +1,4 @@
-"""Recall against exact search, search times and reachable keys."""
+"""Measurements of an index: recall, search time, and the share of reachable keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_exact_neighbours_are_all_keys_when_there_are_fewer_than_top_b(monkeypat
     assert (np.diff(found.similarities, axis=1) <= 0).all()
 
 
-def test_recall_falls_with_missed_keys(tmp_path: Path) -> None:
+def test_recall_equals_the_share_of_exact_keys_that_an_index_contains(tmp_path: Path) -> None:
     keys = random_keys(40)
     half = opened(keys[:20], "flat", tmp_path)
     expected = (np.argsort(-(keys @ keys.T), axis=1)[:, :10] < 20).mean()
@@ -45,21 +45,23 @@ def test_recall_falls_with_missed_keys(tmp_path: Path) -> None:
 
 
 def test_key_as_similar_as_the_last_exact_neighbour_counts_as_found(tmp_path: Path) -> None:
-    keys = np.repeat(random_keys(4), 5, axis=0)  # each key five times
-    index = opened(keys[::-1].copy(), "flat", tmp_path)  # ties have the opposite order
+    keys = np.repeat(random_keys(4), 5, axis=0)  # five copies of each key
+    index = opened(keys[::-1].copy(), "flat", tmp_path)  # the index returns equal keys in the opposite order
     exact = exact_neighbours(keys, keys[::5], 3)
     assert not np.isin(exact.keys, 19 - index.search(keys[::5], 3).keys).all()
     assert recall_of(index, keys[::-1], keys[::5], exact) == 1
 
 
-def test_places_without_a_key_count_as_missed(tmp_path: Path) -> None:
-    keys = unit(np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10)  # fifteen near one centre, one near another
+def test_missing_keys_of_a_short_result_count_as_not_found(tmp_path: Path) -> None:
+    keys = unit(
+        np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10
+    )  # fifteen keys near one centre, and one key near another
     lists = opened(keys, "IVF2,Flat", tmp_path)
     assert (lists.search(keys[15:], 5).keys >= 0).sum() == 1
     assert recall_of(lists, keys, keys[15:], exact_neighbours(keys, keys[15:], 5)) == pytest.approx(1 / 5)
 
 
-def test_recall_of_mixed_label_keys_equals_recall_of_the_same_array(
+def test_recall_over_enriched_label_keys_equals_recall_over_an_array_of_the_same_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 7)
@@ -73,13 +75,15 @@ def test_recall_of_mixed_label_keys_equals_recall_of_the_same_array(
     assert recall_of(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
 
 
-def test_each_query_is_timed_alone_on_one_thread_until_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_search_time_is_measured_query_by_query_on_one_thread_until_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = []
     ticks = itertools.count(step=0.25)  # each search takes a quarter of a second
     monkeypatch.setattr("index_builder.recall.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
 
     def search(queries: np.ndarray) -> None:
-        asked.append((len(queries), faiss.omp_get_max_threads()))
+        searches.append((len(queries), faiss.omp_get_max_threads()))
 
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(2)
@@ -89,7 +93,7 @@ def test_each_query_is_timed_alone_on_one_thread_until_the_time_limit(monkeypatc
         assert faiss.omp_get_max_threads() == 2
     finally:
         faiss.omp_set_num_threads(before)
-    assert asked == [(1, 1)] * (1 + 5 + 1 + 1)
+    assert searches == [(1, 1)] * (1 + 5 + 1 + 1)
 
 
 # Reachable keys.
@@ -111,14 +115,14 @@ def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") ->
 
 @pytest.mark.parametrize("block", [1, 3, 1_000])
 @pytest.mark.parametrize("factory", ["HNSW8", "HNSW8,SQ8", "PCA8,HNSW8", "HNSW8,SQ8,Refine(Flat)"])
-def test_reachable_keys_are_linked_from_the_entry_point(
+def test_keys_that_links_connect_to_the_entry_point_are_reachable(
     monkeypatch: pytest.MonkeyPatch, factory: str, block: int
 ) -> None:
     monkeypatch.setattr("index_builder.recall._FOLLOWED_KEYS", block)
     chain = {key: [key + 1] for key in range(39)}
     assert reachable_share(graph_of(chain, 0, factory)) == 1
     assert reachable_share(graph_of(chain, 30, factory)) == 10 / 40
-    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # no link leads to 39
+    star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # no link leads to key 39
     assert reachable_share(graph_of(star, 7, factory)) == 9 / 40
     assert reachable_share(graph_of({}, 39, factory)) == 1 / 40
 

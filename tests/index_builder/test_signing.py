@@ -1,4 +1,4 @@
-"""`recollect build --sign`: signatures, accepted keys, and private keys that never leave their file."""
+"""`recollect build --sign`: signatures and accepted keys. No output shows a private key."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_signed_bundle_opens_only_with_its_public_key(
         Store(tmp_path / "store", others.public).open(bundle.name)
 
 
-def test_build_signs_only_with_the_sign_flag(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_build_without_the_sign_flag_writes_no_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     assert not (build(tiny_run, tmp_path) / SIGNATURE).exists()
 
 
@@ -68,7 +68,9 @@ def test_signing_key_can_come_from_the_environment(
 
 
 @needs_openssl
-def test_openssl_can_make_the_keys_and_verify_the_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
+def test_openssl_can_create_the_keys_and_verify_the_signature(
+    tiny_run: Path, quick_export: None, tmp_path: Path
+) -> None:
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
     assert openssl("genpkey", "-algorithm", "ed25519", "-out", private).returncode == 0
     assert openssl("pkey", "-in", private, "-pubout", "-out", public).returncode == 0
@@ -98,7 +100,7 @@ def test_other_kinds_of_keys_from_openssl_are_rejected(tmp_path: Path, command: 
 
 
 @pytest.mark.parametrize("name", NO_PRIVATE_KEY)
-def test_file_without_a_private_key_fails_before_the_build(
+def test_build_fails_at_once_if_the_file_has_no_private_key(
     every_sort: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     command = ["build", str(tmp_path / "no run"), "--store", str(tmp_path / "store"), "--sign", str(every_sort / name)]
@@ -115,7 +117,7 @@ def test_file_without_a_private_key_fails_before_the_build(
 
 
 @pytest.mark.parametrize("word", ["", "null", "None"])
-def test_empty_signing_key_does_not_mean_an_unsigned_build(
+def test_empty_sign_flag_is_an_error_and_does_not_build_an_unsigned_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
     assert recollect.main(["build", str(tmp_path / "no run"), "--store", str(tmp_path), "--sign", word]) == 2

@@ -1,4 +1,4 @@
-"""Verification before publishing: checks are right, and bundles that fail a check are not published."""
+"""Checks of a bundle before it is published: golden queries, bounds, and the gate against the current version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tiny_memory(tiny_run: Path) -> tuple[Memory, Sample]:
 
 
 def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> list[str]:
-    """A query's labels by the written formula, in float64: all keys, and a dense product with the values."""
+    """The labels of a query by the formula of the paper, in float64, with all keys and a dense matrix of values."""
     instances, labels = memory.plan.instances, memory.plan.labels
     values = np.zeros((instances + labels, labels))
     for row in range(instances):
@@ -57,7 +57,7 @@ def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: fl
 
 @pytest.mark.parametrize("top_b", [4, 200])
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
-def test_golden_labels_equal_a_float64_brute_force(
+def test_golden_labels_equal_labels_computed_in_float64_over_all_keys(
     tiny_memory: tuple[Memory, Sample], lambda_: float, top_b: int
 ) -> None:
     memory, sample = tiny_memory
@@ -65,10 +65,12 @@ def test_golden_labels_equal_a_float64_brute_force(
     golden = golden_queries(dataclasses.replace(memory, defaults=defaults), sample)
     assert [each.query for each in golden] == sample.texts
     for each, vector in zip(golden, sample.vectors, strict=True):
-        assert each.labels == answered(memory, vector, lambda_, 0.3, top_b)[:4]  # half of the eight
+        assert (
+            each.labels == answered(memory, vector, lambda_, 0.3, top_b)[:4]
+        )  # golden labels are at most half of the eight labels
 
 
-def test_text_without_an_answer_is_no_golden_query(tiny_memory: tuple[Memory, Sample]) -> None:
+def test_text_without_any_answer_is_not_a_golden_query(tiny_memory: tuple[Memory, Sample]) -> None:
     memory, sample = tiny_memory
     nothing = np.zeros_like(memory.value_indptr), memory.value_indices[:0]
     without_votes = dataclasses.replace(
@@ -115,7 +117,7 @@ def test_check_passes_within_its_bounds(found: float, bounds: dict[str, float], 
     assert checked.found == (None if np.isnan(found) else found)
 
 
-def test_table_shows_found_values_bounds_and_failures() -> None:
+def test_table_of_checks_shows_found_values_bounds_and_failures() -> None:
     checks = [
         check("recall at 200, labels (Flat)", 0.98765432, least=0.98),
         check("search", 3.5, most=2.0),
@@ -134,7 +136,7 @@ def checks_of(store: Path, version: str) -> dict[str, Check]:
     return {each.name: each for each in Store(store).manifest(version).checks}
 
 
-def test_manifest_holds_every_check(road: Any) -> None:
+def test_manifest_contains_every_check(road: Any) -> None:
     checks = checks_of(road.store, road.version)
     assert list(checks) == [
         "worst cosine to the trained encoder (fp32)",
@@ -161,13 +163,13 @@ def test_manifest_holds_every_check(road: Any) -> None:
 
 @pytest.fixture
 def store(road: Any, tmp_path: Path) -> Path:
-    """A copy of the store; its bundle is current."""
+    """A copy of the store with its current version."""
     return copy_store(road.store, tmp_path / "store")
 
 
 @pytest.fixture
 def worse_run(road: Any, tmp_path: Path) -> Path:
-    """A copy of the run with shuffled labels."""
+    """A copy of the run in which the labels of the instances are shuffled."""
     run = shutil.copytree(road.run, tmp_path / "run")
     path = run / "memory" / "value_indices.npy"
     np.save(path, np.random.default_rng(7).permutation(np.load(path)))
@@ -178,26 +180,28 @@ def gated(run: Path, store: Path, road: Any, **settings: Any) -> BuildSettings:
     return BuildSettings(run=run, store=store, index="flat", gate_dataset=road.dataset, threads=1, **settings)
 
 
-def test_gate_passes_a_bundle_as_good_as_the_current_one(road: Any, store: Path, quick_road_export: None) -> None:
+def test_gate_accepts_a_bundle_that_is_as_good_as_the_current_version(
+    road: Any, store: Path, quick_road_export: None
+) -> None:
     version = build(gated(road.run, store, road, max_drop=0))
     checks = checks_of(store, version)
     assert [(name, checks[name].found, checks[name].most) for name in GATED] == [(name, 0, 0) for name in GATED]
 
 
-def test_gate_rejects_a_bundle_worse_than_the_current_one(
+def test_gate_rejects_a_bundle_that_is_worse_than_the_current_version(
     road: Any, store: Path, worse_run: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CheckFailed, match=r"P@1 on dataset, points lost.*--force") as failed:
         build(gated(worse_run, store, road))
     assert failed.value.exit_status == 1
-    assert "golden" not in str(failed.value)  # golden queries pass: the memory itself is worse
+    assert "golden" not in str(failed.value)  # the golden queries pass, because the bundle answers as its memory does
     assert Store(store).versions() == [road.version]
     table_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("P@1 on dataset")]
     assert len(table_lines) == 1
     assert table_lines[0].endswith("<= 0.5          FAILED")
 
 
-def test_manifest_of_a_forced_bundle_holds_the_points_lost(
+def test_manifest_of_a_forced_bundle_states_the_points_by_which_it_is_worse(
     road: Any, store: Path, worse_run: Path, quick_road_export: None
 ) -> None:
     version = build(gated(worse_run, store, road, force=True))
@@ -213,12 +217,12 @@ def test_manifest_of_a_forced_bundle_holds_the_points_lost(
     assert checks["P@1 on dataset, points lost"].found > 20
 
 
-def test_gate_passes_a_drop_within_max_drop(road: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
+def test_gate_accepts_a_loss_within_max_drop(road: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
     checks = checks_of(store, build(gated(worse_run, store, road, max_drop=100)))
     assert all(checks[name].passed for name in GATED)
 
 
-def test_gate_is_skipped_with_a_message_without_a_current_version(
+def test_gate_is_skipped_with_a_message_if_the_store_has_no_current_version(
     road: Any, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = build(gated(road.run, tmp_path / "empty", road))
@@ -226,7 +230,7 @@ def test_gate_is_skipped_with_a_message_without_a_current_version(
     assert f"gate: {tmp_path / 'empty'} has no current version" in capsys.readouterr().err
 
 
-def test_missing_gate_dataset_fails_before_the_build(
+def test_build_fails_at_once_if_the_gate_dataset_is_missing(
     road: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
@@ -237,7 +241,7 @@ def test_missing_gate_dataset_fails_before_the_build(
     assert gate in err
 
 
-def test_default_metrics_equal_evaluate_without_settings(road: Any) -> None:
+def test_metrics_of_the_gate_equal_evaluate_with_default_options(road: Any) -> None:
     predictor = open_model(road.store, road.version).predictor
     (row,) = evaluate(EvaluateSettings(dataset=road.dataset, store=road.store, threads=1)).rows
     metrics = default_metrics(predictor, road.dataset)
@@ -245,7 +249,7 @@ def test_default_metrics_equal_evaluate_without_settings(road: Any) -> None:
     assert {"P@1", "P@5", "nDCG@5", "R@100"} <= metrics.keys()
 
 
-def test_nan_check_can_be_written_to_the_manifest(road: Any) -> None:
+def test_check_of_nan_can_be_written_to_the_manifest(road: Any) -> None:
     manifest = Store(road.store).manifest(road.version)
     checked = check("an undefined cosine", float("nan"), least=0.5)
     again = Manifest.model_validate_json(

@@ -1,4 +1,4 @@
-"""Test keys: random, clustered and mixed unit vectors, and an index that is opened from a file as in the service."""
+"""Keys for tests: random, clustered and enriched unit vectors, and an index that is opened as the service opens it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def near(keys: np.ndarray, queries: int) -> np.ndarray:
 
 
 def enriched(labels: int) -> LabelKeys:
-    """Label keys that are half text and half instances. Each label has two instances, each seventh label has none."""
+    """Label keys that are half text and half instances. Every seventh label has no instance; all others have two."""
     vectors, rows = random_keys(3 * labels, dtype="float16"), np.arange(2 * labels, dtype=np.int32) % labels
     kept = rows % 7 != 0
     sets = LabelSets(np.concatenate([[0], np.cumsum(kept)]), rows[kept])
@@ -41,7 +41,7 @@ def enriched(labels: int) -> LabelKeys:
 
 
 def opened(keys: Keys, kind: str, folder: Path) -> KeyIndex:
-    """Build and write an index, and map its file."""
+    """Build and write an index, and open its file as the service does."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
     return KeyIndex(folder / "keys.faiss", info)

@@ -1,4 +1,4 @@
-"""Run the load test programs in separate processes, as a user does. Locust patches the process it runs in."""
+"""Run the load test programs in separate processes, as a user does, because Locust changes the process it runs in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stub service whose answers a test chooses."""
+"""A stub of the service. A test chooses its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadtests.client import Address
 
 
 class StubAnswer(NamedTuple):
-    """An answer of the stub. Status 0 closes the connection instead."""
+    """An answer of the stub. With status 0, the stub closes the connection without an answer."""
 
     status: int
     body: Any

@@ -1,4 +1,4 @@
-"""The service benchmark: one JSON line with every figure, and no failed request."""
+"""The benchmark of the service: its output has every figure, and no request fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.loadtests.programs import last_line, run
 
-# The benchmark with a longer wait for a free connection, so that no request fails on a busy machine.
+# Runs the benchmark with a longer wait for a free connection, so that all requests are sent on a busy machine.
 PATIENT_BENCHMARK = """
 import sys
 from loadtests import bench_service, load
@@ -16,7 +16,7 @@ sys.exit(bench_service.main(sys.argv[1:]))
 """
 
 
-def test_last_line_is_json_with_every_figure(road: Any) -> None:
+def test_last_output_line_is_json_with_every_figure(road: Any) -> None:
     result = run("-c", PATIENT_BENCHMARK, "--store", road.store, "--seconds", 0.5, "--clients", 2)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
@@ -34,14 +34,14 @@ def test_last_line_is_json_with_every_figure(road: Any) -> None:
     assert [row.split()[:2] for row in rows] == [["2", "1"], ["2", "32"]]
 
 
-def test_store_that_cannot_be_served_fails_with_one_line(tmp_path: Path) -> None:
+def test_benchmark_of_a_missing_store_fails_with_a_message_of_one_line(tmp_path: Path) -> None:
     result = run("-m", "loadtests.bench_service", "--store", tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
     assert "Traceback" not in result.stderr
 
 
-def test_unknown_flag_of_the_service_fails_with_one_line(road: Any) -> None:
+def test_flag_that_serve_does_not_know_fails_with_a_message_of_one_line(road: Any) -> None:
     result = run("-m", "loadtests.bench_service", "--store", road.store, "--seconds", 0.1, "--no-such-flag")
     assert result.returncode == 2
     assert "no-such-flag" in result.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Expected answers: wrong replies are described, and right replies pass."""
+"""The check of replies: a right reply has no error, and the error in a wrong reply is described."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def expected(road: Any) -> ExpectedAnswers:
 
 @pytest.fixture(scope="module")
 def results(road: Any) -> list[dict[str, Any]]:
-    """The service's answers to the queries of the batch, with explanations."""
+    """The right answers to the two queries of the batch, with explanations."""
     predictor = open_model(road.store, road.version).predictor
     answers = predictor.predict(list(REQUESTS[1].queries), resolve_options(predictor.defaults, explain=True)).answers
     return [
@@ -53,26 +53,28 @@ def reply(body: Any, version: str, status: int = 200, **headers: str) -> Reply:
     return Reply(status, {"x-index-version": version, **headers}, json.dumps(body).encode())
 
 
-def test_right_answers_pass(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_right_answers_have_no_error(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
     version = road.version
     assert expected.judge(0, reply({"version": version, **results[0]}, version)) == ""
     assert expected.judge(1, reply({"version": version, "results": results}, version)) == ""
     assert expected.judge(3, reply({"version": version, **results[0]}, version)) == ""
 
 
-def test_scores_within_rounding_pass(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_scores_that_differ_by_rounding_have_no_error(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
     labels = [label | {"score": label["score"] + 1e-6} for label in results[0]["labels"]]
     assert expected.judge(0, reply({"version": road.version, "labels": labels}, road.version)) == ""
 
 
-def test_filtered_request_expects_the_filtered_answer(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_request_with_a_filter_expects_an_answer_without_the_denied_label(
+    expected: ExpectedAnswers, results: list[Any], road: Any
+) -> None:
     whole = results[0]["labels"]
     allowed = [label for label in whole if label["uid"] != "Medicine"]
     assert expected.judge(2, reply({"version": road.version, "labels": allowed}, road.version)) == ""
     assert "differs" in expected.judge(2, reply({"version": road.version, "labels": whole}, road.version))
 
 
-def test_wrong_answer_is_described(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_wrong_answers_are_errors(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
     one, other = results
     fewer, swapped = {"labels": one["labels"][:-1]}, {"results": [other, one]}
     for number, body in ((0, other), (0, fewer), (1, swapped), (1, {"results": [one, fewer]})):
@@ -84,19 +86,21 @@ def test_wrong_answer_is_described(expected: ExpectedAnswers, results: list[Any]
     )
 
 
-def test_two_versions_in_one_answer_are_described(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_answer_with_two_versions_is_an_error(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
     body = {"version": "another", **results[0]}
     assert expected.judge(0, reply(body, road.version)) == "version in header differs from body"
     assert expected.judge(0, reply(body, "another")) == "unknown version another"
 
 
-def test_shares_that_do_not_add_up_are_described(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_explanation_whose_shares_do_not_add_up_to_the_score_is_an_error(
+    expected: ExpectedAnswers, results: list[Any], road: Any
+) -> None:
     labels = [label | {"because": label["because"][1:]} for label in results[0]["labels"]]
     message = expected.judge(3, reply({"version": road.version, "labels": labels}, road.version))
     assert message == "explanation does not add up"
 
 
-def test_errors_are_described_by_status_and_code_and_503_needs_retry_after(
+def test_error_replies_are_described_by_status_and_code_and_503_must_have_retry_after(
     expected: ExpectedAnswers, road: Any
 ) -> None:
     overloaded, retry = {"code": "overloaded"}, {"retry-after": "1"}

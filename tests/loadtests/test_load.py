@@ -1,4 +1,4 @@
-"""Load generators: requests are sent when they are due, and latencies count from then."""
+"""Load generators: a request is sent when it is due, and its latency counts from that time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_load(
 
 
 class Clock:
-    """A clock on which time passes only while a load sleeps or a server works."""
+    """A clock whose time advances only while a load generator sleeps or the stub works."""
 
     def __init__(self) -> None:
         self._now, self._lock = 0.0, threading.Lock()
@@ -38,14 +38,14 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Replace the clock of the load generators, so that they do not depend on the machine's speed."""
+    """Replace the clock of the load generators, so that the tests do not depend on the machine's speed."""
     clock = Clock()
     monkeypatch.setattr(load_module, "time", clock)
     return clock
 
 
-def test_open_loop_sends_every_due_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "_GRACE_SECONDS", 60.0)  # so that a slow machine sends all requests
+def test_open_loop_sends_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "_GRACE_SECONDS", 60.0)  # even a slow machine then sends all requests
     exchanges: list[Exchange] = []
     received: list[int] = []
 
@@ -59,7 +59,7 @@ def test_open_loop_sends_every_due_request_once(monkeypatch: pytest.MonkeyPatch)
     assert {(exchange.status, exchange.version, exchange.error) for exchange in exchanges} == {(200, "v1", "")}
 
 
-def test_latency_counts_from_when_a_request_was_due(clock: Clock) -> None:
+def test_latency_counts_from_the_time_when_the_request_was_due(clock: Clock) -> None:
     exchanges: list[Exchange] = []
 
     def answer(body: dict[str, Any]) -> StubAnswer:
@@ -70,18 +70,19 @@ def test_latency_counts_from_when_a_request_was_due(clock: Clock) -> None:
         open_loop(make_load(address, exchanges.append), rate=20, seconds=0.5, connections=1)
     by_number = sorted(exchanges, key=lambda exchange: exchange.number)
     assert len(by_number) == 10
-    # All requests were due while the only connection waited, so each latency includes the rest of the stall.
+    # The first answer stalls the only connection while all other requests are due. So the latency of each request
+    # includes the time until the end of the stall.
     assert by_number[1].late_seconds > 0.4
     assert all(exchange.seconds >= exchange.late_seconds for exchange in by_number)
     assert by_number[1].late_seconds > by_number[5].late_seconds > by_number[9].late_seconds
 
 
-def test_requests_without_a_free_connection_in_time_are_counted_as_never_sent(clock: Clock) -> None:
+def test_requests_that_find_no_free_connection_in_time_count_as_never_sent(clock: Clock) -> None:
     exchanges: list[Exchange] = []
     both = threading.Barrier(2)
 
     def answer(body: dict[str, Any]) -> StubAnswer:
-        both.wait(60)  # until every connection is taken
+        both.wait(60)  # until both connections are busy
         clock.sleep(1.5)
         return FINE
 
@@ -91,7 +92,7 @@ def test_requests_without_a_free_connection_in_time_are_counted_as_never_sent(cl
     assert len(exchanges) == 2
 
 
-def test_closed_loop_sends_its_number_of_requests_over_all_clients() -> None:
+def test_clients_of_a_closed_loop_send_the_given_number_of_requests_together() -> None:
     exchanges: list[Exchange] = []
     with stub(lambda body: FINE) as address:
         closed_loop(make_load(address, exchanges.append), clients=3, requests=50)
@@ -115,7 +116,7 @@ def test_all_requests_to_an_absent_server_are_lost() -> None:
     assert [exchange.error for exchange in exchanges] == ["lost: Connection refused"] * 4
 
 
-def test_percentiles_cover_only_answers_with_status_200() -> None:
+def test_latency_percentiles_cover_only_answers_with_status_200() -> None:
     exchanges = [Exchange(number, number / 1000, 0, 200, "v1", "") for number in range(101)]
     exchanges += [Exchange(0, 9.0, 0, 503, "", "503 overloaded"), Exchange(0, 9.0, 0, 0, "", "lost: closed")]
     assert latency_percentiles(exchanges, 50, 99) == [50, 99]

@@ -1,4 +1,4 @@
-"""The locust file: wrong answers fail the test, and bad input fails with one line."""
+"""The locust file: wrong answers fail a load test, and wrong options give a message of one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def locust(address: Address, *options: object) -> subprocess.CompletedProcess[st
     return run(*fixed, "--seconds", 0.5, *options)
 
 
-def test_wrong_answers_fail_every_stage(road: Any) -> None:
+def test_load_test_fails_if_the_service_gives_wrong_answers(road: Any) -> None:
     def answer(body: dict[str, Any]) -> StubAnswer:
         result = {"labels": [{"uid": "Law", "score": 0.5, "because": [{"share": 0.5}]}]}
         whole = {"results": [result] * len(body["queries"])} if "queries" in body else result
@@ -57,7 +57,7 @@ def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
         (["--stages", "steady", "--queries", "no-such-file"], "no-such-file"),
     ],
 )
-def test_bad_input_fails_with_one_line(road: Any, options: list[str], message: str) -> None:
+def test_wrong_options_fail_with_a_message_of_one_line(road: Any, options: list[str], message: str) -> None:
     result = locust(NOWHERE, "--store", road.store, *options)
     assert result.returncode == 2
     assert message in result.stderr

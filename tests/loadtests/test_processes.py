@@ -17,7 +17,7 @@ child.wait()
 """
 
 
-def test_child_processes_are_included() -> None:
+def test_memory_and_cpu_time_include_child_processes() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdin
     assert parent.stdout
@@ -32,7 +32,7 @@ def test_child_processes_are_included() -> None:
         parent.stdin.close()
 
 
-def test_ended_process_has_no_cpu_time() -> None:
+def test_cpu_time_of_an_ended_process_is_zero() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert cpu_seconds(process.pid) == 0

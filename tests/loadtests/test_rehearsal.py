@@ -15,9 +15,9 @@ MISSING = [name for name in ("redis-server", "nginx") if shutil.which(name) is N
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
+def test_rehearsal_of_a_real_deployment_passes_every_stage(road: Any) -> None:
     flags = ["--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1]
-    # A rate that any machine can serve, because a share of the measured saturation depends on the machine's load.
+    # A fixed rate that any machine can serve. The default rate depends on the speed that locust measures.
     result = run("-m", "loadtests.rehearsal", *flags, "--rate", 50)
     assert result.returncode == 0, result.stderr
     summary = last_line(result)
@@ -28,7 +28,7 @@ def test_every_stage_of_a_real_deployment_passes(road: Any) -> None:
     assert versions == {f"{road.version}-a", f"{road.version}-b"}
 
 
-def test_store_that_cannot_be_served_fails_with_one_line(tmp_path: Path) -> None:
+def test_rehearsal_with_a_missing_store_fails_with_a_message_of_one_line(tmp_path: Path) -> None:
     result = run("-m", "loadtests.rehearsal", "--store", tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")

@@ -1,4 +1,4 @@
-"""The soak test: memory over swaps and requests, as figures and a plot."""
+"""The soak test reports the memory over swaps and requests as figures and as a plot."""
 
 from __future__ import annotations
 
