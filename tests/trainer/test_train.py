@@ -256,15 +256,15 @@ class TestVectors:
         (other / "train.jsonl").write_text(changed, "utf-8")
         outcome = train("--vectors", vectors, dataset=other)
         assert outcome.status == 2
-        assert "found a memory that differs in dataset_sha256; leave the flag out" in outcome.message
+        assert "found a memory that differs in dataset_sha256; omit the flag" in outcome.message
         assert not run_folder.exists()
 
     def test_vectors_of_another_encoder_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, tiny_distilbert: Any
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, "--encoder", tiny_distilbert.folder)
-        assert f"--vectors {vectors}: expected the float32 keys that this encoder makes of this dataset" in message
-        assert "found a memory that differs in encoder, encoder_sha256; leave the flag out" in message
+        assert f"--vectors {vectors}: expected float32 keys of this encoder and dataset" in message
+        assert "found a memory that differs in encoder, encoder_sha256; omit the flag" in message
 
     def test_vectors_of_another_data_type_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         train("--epochs", 0, "--out", tmp_path / "half", "--key-dtype", "float16")
