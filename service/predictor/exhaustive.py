@@ -1,9 +1,9 @@
 """Exhaustive ranking: score each label that a filter admits by all keys that vote for the label.
 
-A search finds the keys near a query, but these keys may vote only for labels that the filter excludes. If a filter
-admits few labels, a search may find no key that votes for them. The file `voter_indices.npy` lists the instances that
-vote for each label; each label's own key also votes for it. If the admitted labels have few votes, all of their keys
-are compared with the query. If the admitted labels have many votes, a search for more keys usually finds enough labels,
+A search finds the keys near a query, but perhaps all of these keys vote for labels that the filter excludes. So it may
+find no key that votes for a label that the filter admits. The file `voter_indices.npy` lists the instances that vote
+for each label; each label's own key also votes for it. If the admitted labels have few votes, all of their keys are
+compared with the query. If the admitted labels have many votes, a search for more keys usually finds enough labels,
 and exhaustive ranking runs only if this search does not.
 """
 

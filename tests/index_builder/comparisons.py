@@ -43,7 +43,7 @@ def run_in_this_process(verb: str, *arguments: str) -> None:
 
 
 def results_of(name: str, ndcg: Sequence[float], seconds: float | None = None, **figures: Any) -> ContestantResults:
-    """Make results with one run for each given nDCG@5. The other metrics of a run are computed from its nDCG@5."""
+    """Make invented results: one run for each given nDCG@5. The run's other metrics are half of its nDCG@5."""
     names = ("P@1", "P@3", "P@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
     runs = []
     for seed, score in enumerate(ndcg):

@@ -1,4 +1,4 @@
-"""The soak test reports the memory over swaps and requests as figures and as a plot."""
+"""The soak test reports the server's memory after each version swap, as numbers and as a plot."""
 
 from __future__ import annotations
 

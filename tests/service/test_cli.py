@@ -232,7 +232,7 @@ def test_serve_reports_an_error_of_the_store(store: Path, tmp_path: Path) -> Non
     assert "no version is current" in serve_error(store, "--port", "0")
 
 
-def test_versions_are_listed_even_if_the_current_file_is_damaged(
+def test_versions_are_listed_even_if_the_file_current_names_no_version(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (store / "CURRENT").write_text("../x\n")

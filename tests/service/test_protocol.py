@@ -133,7 +133,7 @@ def test_incomplete_request_gets_408_after_its_time_limit(server: Server, half: 
 
 
 @pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), b"hello\r\n\r\n"])
-def test_bytes_of_another_protocol_are_refused(server: Server, noise: bytes) -> None:
+def test_bytes_that_are_not_http_get_400(server: Server, noise: bytes) -> None:
     assert_refused(server, noise, 400, "invalid_http")
 
 

@@ -107,7 +107,7 @@ def test_labels_are_the_names_that_users_import(sample: Sample, name: str) -> No
     assert name in sample.uids()
 
 
-def test_no_label_is_private_or_an_internal_path(sample: Sample) -> None:
+def test_sample_has_no_label_for_private_names_or_internal_modules(sample: Sample) -> None:
     uids = sample.uids()
     assert uids == sorted(uids)
     assert not [uid for uid in uids if any(part.startswith("_") for part in uid.split("."))]

@@ -76,7 +76,7 @@ class TestTokenTable:
             assert own_side == side
 
 
-def test_vector_table_returns_the_given_rows() -> None:
+def test_batch_of_a_vector_table_holds_the_rows_with_the_requested_numbers() -> None:
     table = VectorTable(torch.arange(12.0).reshape(6, 2))
     assert (len(table), table.lengths.tolist()) == (6, [1] * 6)
     assert table.lengths_of(np.array([4, 0, 4])).tolist() == [1, 1, 1]

@@ -282,7 +282,9 @@ class TestVectors:
         self, train: Train, run_folder: Path, vectors: Path, more: list[object]
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, *more)
-        assert "found a memory that differs in encoder; omit the flag, or write such a memory" in message
+        assert (
+            "found a memory that differs in encoder; omit the flag, or write such a memory with --epochs 0" in message
+        )
 
     @pytest.mark.parametrize("overwrite", [["--overwrite"], []])
     def test_vectors_that_the_run_would_remove_are_refused(

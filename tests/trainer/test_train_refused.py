@@ -250,7 +250,7 @@ BAD_DATA: dict[str, tuple[str, str, str]] = {
     "one label": (
         '{"uid": "a", "text": "red"}\n',
         '{"text": "red", "labels": [0]}\n' * 3,
-        "found 1 label; use --epochs 0",
+        "found 1 label; use --epochs 0 to write a memory without training",
     ),
     "no label in use": (
         '{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n',
