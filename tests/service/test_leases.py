@@ -72,13 +72,13 @@ def test_second_lease_from_share_keeps_the_version_open_after_the_first_is_relea
     assert leases.close_unused() == 1
 
 
-def test_released_lease_cannot_be_shared_or_released_again() -> None:
+def test_released_lease_cannot_be_shared_and_its_second_release_does_nothing() -> None:
     old = Closeable()
     leases = leases_of(old)
     lease, other = leases.lease(), leases.lease()
     lease.release()
     lease.release()
-    with pytest.raises(ValueError, match="found one that was released"):
+    with pytest.raises(ValueError, match="found a released lease"):
         lease.share()
     leases.replace(cast(Predictor, Closeable()))
     assert leases.close_unused() == 0
