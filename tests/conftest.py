@@ -117,7 +117,7 @@ def keep_some_labels(dataset: Path, count: int) -> int:
 
 
 @pytest.fixture(scope="session")
-def road(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder."""
     from index_builder.build import build
     from index_builder.settings import BuildSettings

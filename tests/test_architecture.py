@@ -204,7 +204,7 @@ def test_serve_help_loads_no_numeric_or_cryptographic_library() -> None:
     assert "--port" in run_blocked({"cryptography", "numpy", "faiss", "onnxruntime"}, code)
 
 
-def test_the_service_answers_queries_if_the_training_libraries_are_not_installed(road: Any) -> None:
+def test_the_service_answers_queries_if_the_training_libraries_are_not_installed(built: Any) -> None:
     blocked = NEVER_IMPORTS["service"] | {"trainer", "index_builder"}
     code = """
 from pathlib import Path
@@ -212,7 +212,7 @@ print(*import_all("service"))
 from service.model import open_model
 print(open_model(sys.argv[2], sys.argv[3]).predict("Who must pay tax")[0].uid)
 """
-    modules, best = run_blocked(blocked, code, road.store, road.version).splitlines()
+    modules, best = run_blocked(blocked, code, built.store, built.version).splitlines()
     assert set(modules.split()) >= {
         "service.http.app",
         "service.cli",

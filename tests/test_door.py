@@ -152,17 +152,17 @@ def test_wrong_arguments_give_a_message_of_one_line(
 
 
 def test_environment_variable_sets_a_flag(
-    road: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RECOLLECT_STORE", str(road.store))
+    monkeypatch.setenv("RECOLLECT_STORE", str(built.store))
     assert recollect.main(["versions"]) == 0
-    assert capsys.readouterr().out.startswith(f"* {road.version}  28 instances")
+    assert capsys.readouterr().out.startswith(f"* {built.version}  28 instances")
 
 
 def test_flag_has_priority_over_its_environment_variable(
-    fails: Callable[..., str], road: Any, monkeypatch: pytest.MonkeyPatch
+    fails: Callable[..., str], built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RECOLLECT_STORE", str(road.store))
+    monkeypatch.setenv("RECOLLECT_STORE", str(built.store))
     assert "/none: expected a bundle store" in fails("predict", "hi", "--store", "/none")
 
 

@@ -64,12 +64,12 @@ def test_example_with_a_wrong_argument_ends_with_status_2_and_a_message(
     assert "none" in capsys.readouterr().err
 
 
-def test_embedded_application_answers_queries_and_refuses_an_empty_query(road: Any) -> None:
+def test_embedded_application_answers_queries_and_refuses_an_empty_query(built: Any) -> None:
     create_app = runpy.run_path(str(EXAMPLES / "embed_in_fastapi.py"))["create_app"]
-    client = TestClient(create_app(str(road.store)))
+    client = TestClient(create_app(str(built.store)))
     answer = client.get("/products", params={"text": "Who must pay tax", "top_k": 2})
     assert answer.status_code == 200
-    assert answer.json()["version"] == road.version
+    assert answer.json()["version"] == built.version
     assert [product["id"] for product in answer.json()["products"]][0] == "Taxation"
     assert len(answer.json()["products"]) == 2
     refused = client.get("/products", params={"text": " "})

@@ -31,8 +31,8 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(road: Any) -> Model:
-    return recollect.open(road.store)
+def model(built: Any) -> Model:
+    return recollect.open(built.store)
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_predict_with_several_texts_returns_a_list_of_labels_for_each_text(model
 
 
 def test_model_predict_and_recollect_predict_give_the_same_answer(
-    model: Model, road: Any, capsys: pytest.CaptureFixture[str]
+    model: Model, built: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--lambda", "0.3", "--temperature", "0.1", "--top-b", "7", "--top-k", "4"]
-    assert recollect.main(["predict", QUERY, "--store", str(road.store), "--json", *flags]) == 0
+    assert recollect.main(["predict", QUERY, "--store", str(built.store), "--json", *flags]) == 0
     printed = json.loads(capsys.readouterr().out)
     labels = model.predict(QUERY, lambda_=0.3, temperature=0.1, top_b=7, top_k=4)
     assert [(label.uid, label.score) for label in labels] == [
@@ -152,16 +152,16 @@ def test_threads_share_a_model(model: Model) -> None:
     assert together == alone
 
 
-def test_model_states_its_version_and_its_counts(model: Model, road: Any) -> None:
-    assert model.version == road.version
+def test_model_states_its_version_and_its_counts(model: Model, built: Any) -> None:
+    assert model.version == built.version
     assert (model.manifest.counts.labels, model.manifest.counts.instances) == (8, 28)
-    assert recollect.open(str(road.store), version=road.version).version == road.version
+    assert recollect.open(str(built.store), version=built.version).version == built.version
 
 
-def test_open_reads_the_environment_variables_of_the_flags(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_reads_the_environment_variables_of_the_flags(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_VERIFY_KEY", "/none.pem")
     with pytest.raises(KeyFileError, match=r"/none\.pem"):
-        recollect.open(road.store)
+        recollect.open(built.store)
 
 
 @pytest.mark.parametrize(
@@ -175,21 +175,21 @@ def test_open_reads_the_environment_variables_of_the_flags(road: Any, monkeypatc
     ],
 )
 def test_open_refuses_wrong_arguments(
-    road: Any, keywords: dict[str, Any], error: type[Exception], expected: str
+    built: Any, keywords: dict[str, Any], error: type[Exception], expected: str
 ) -> None:
     with pytest.raises(error, match="^") as caught:
-        recollect.open(**({"store": road.store} | keywords))
+        recollect.open(**({"store": built.store} | keywords))
     assert expected in str(caught.value)
 
 
-def test_open_with_a_public_key_refuses_an_unsigned_bundle(road: Any, tmp_path: Path) -> None:
+def test_open_with_a_public_key_refuses_an_unsigned_bundle(built: Any, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     key = Ed25519PrivateKey.generate().public_key()
     (tmp_path / "public.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     with pytest.raises(BundleError, match="sig"):
-        recollect.open(road.store, verify_key=tmp_path / "public.pem")
+        recollect.open(built.store, verify_key=tmp_path / "public.pem")
 
 
 # ---- train, tune, build, evaluate ----

@@ -179,12 +179,12 @@ def test_access_log_has_one_line_for_each_request_and_contains_no_queries(replic
 
 
 @pytest.fixture(scope="module")
-def stores(road: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def stores(built: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Create two stores with one bundle under two version names, so that an answer identifies its replica."""
 
     def store(version: str) -> Path:
-        folder = copy_store(road.store, tmp_path_factory.mktemp("nginx") / version)
-        add_version(folder, road.version, version, light_encoder)
+        folder = copy_store(built.store, tmp_path_factory.mktemp("nginx") / version)
+        add_version(folder, built.version, version, light_encoder)
         (folder / "CURRENT").write_text(f"{version}\n")
         return folder
 

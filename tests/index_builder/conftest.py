@@ -45,7 +45,7 @@ def write_tiny_encoder(folder: Path, kind: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_run(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the topics with a tiny BERT. Tests must not change this run."""
     from transformers.utils import logging
 
@@ -55,7 +55,7 @@ def tiny_run(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     logging.disable_progress_bar()
     folder = tmp_path_factory.mktemp("tiny")
     encoder = write_tiny_encoder(folder / "encoder", "bert")
-    write_run(TrainSettings(epochs=0, dataset=road.dataset, out=folder / "run", encoder=str(encoder), max_length=64))
+    write_run(TrainSettings(epochs=0, dataset=built.dataset, out=folder / "run", encoder=str(encoder), max_length=64))
     return folder / "run"
 
 
@@ -83,12 +83,12 @@ def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quick_road_export(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_road_export(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`build` copies the encoder of the bundle in the shared store instead of exporting the encoder of its run."""
 
     def copy(encoder: object, folder: Path, *_: object) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
-            shutil.copy(road.store / "bundles" / road.version / name, folder)
+            shutil.copy(built.store / "bundles" / built.version / name, folder)
 
     monkeypatch.setattr("index_builder.build.export_encoder", copy)
 

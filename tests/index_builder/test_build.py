@@ -43,15 +43,15 @@ def contents(store: Path) -> dict[str, bytes]:
     return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
 
-def test_manifest_states_quality_and_counts_of_the_bundle(road: Any) -> None:
-    manifest = Store(road.store).manifest(road.version)
+def test_manifest_states_quality_and_counts_of_the_bundle(built: Any) -> None:
+    manifest = Store(built.store).manifest(built.version)
     assert 0.9999 <= manifest.metrics["parity_worst_cosine"] <= manifest.metrics["parity_mean_cosine"] <= 1.0001
     assert (manifest.metrics["recall_instances"], manifest.metrics["recall_labels"]) == (1, 1)
     assert (manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs) == (28, 8, 30)
     assert (manifest.dim, manifest.encoder.precision, manifest.encoder.pooling) == (384, "fp32", "mean")
     assert (manifest.defaults.lambda_, manifest.defaults.temperature, manifest.defaults.top_b) == (0.5, 0.04, 200)
-    assert sorted(path.name for path in (road.store / "bundles").iterdir()) == [road.version]
-    assert answers(road.store, road.version)[0] == "Taxation"
+    assert sorted(path.name for path in (built.store / "bundles").iterdir()) == [built.version]
+    assert answers(built.store, built.version)[0] == "Taxation"
 
 
 def test_build_prints_the_version_as_last_line_on_stdout(
@@ -80,10 +80,10 @@ def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: 
         assert store.open(version).manifest.version == version
 
 
-def test_int8_encoder_is_smaller_and_gives_the_same_best_label(road: Any, tmp_path: Path) -> None:
-    version = build(BuildSettings(run=road.run, store=tmp_path, precision="int8"))
+def test_int8_encoder_is_smaller_and_gives_the_same_best_label(built: Any, tmp_path: Path) -> None:
+    version = build(BuildSettings(run=built.run, store=tmp_path, precision="int8"))
     manifest = Store(tmp_path).manifest(version)
-    whole = Store(road.store).manifest(road.version)
+    whole = Store(built.store).manifest(built.version)
     assert manifest.encoder.precision == "int8"
     assert 0.9 <= manifest.metrics["parity_worst_cosine"] < 1
     assert manifest.files["encoder.onnx"].size < whole.files["encoder.onnx"].size / 3
@@ -108,8 +108,8 @@ def test_index_flag_accepts_any_faiss_factory_string(tiny_run: Path, quick_expor
     assert len(answers(tmp_path, version)) == 8
 
 
-def test_manifest_contains_the_measurements_of_each_index(road: Any) -> None:
-    manifest = Store(road.store).manifest(road.version)
+def test_manifest_contains_the_measurements_of_each_index(built: Any) -> None:
+    manifest = Store(built.store).manifest(built.version)
     assert list(manifest.curves) == ["labels", "instances"]
     for part, keys in (("labels", 8), ("instances", 28)):
         (point,) = manifest.curves[part]
@@ -356,7 +356,7 @@ for name, prepare in crashes.items():
 
 
 def test_build_that_crashes_in_any_step_leaves_a_valid_store(
-    road: Any, tiny_run: Path, exported: Path, quick_export: None, tmp_path: Path
+    built: Any, tiny_run: Path, exported: Path, quick_export: None, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     first = build(BuildSettings(run=tiny_run, store=store, activate=True))

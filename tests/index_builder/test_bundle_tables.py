@@ -27,8 +27,8 @@ def test_transposed_label_sets_list_the_instances_of_each_label_in_ascending_ord
     ]
 
 
-def test_bundle_contains_the_values_of_its_memory_and_their_transpose(road: Any) -> None:
-    memory, bundle = open_memory(road.run / "memory"), Store(road.store).open(road.version)
+def test_bundle_contains_the_values_of_its_memory_and_their_transpose(built: Any) -> None:
+    memory, bundle = open_memory(built.run / "memory"), Store(built.store).open(built.version)
     np.testing.assert_array_equal(bundle.value_indices, memory.value_indices)
     votes = np.split(memory.value_indices, memory.value_indptr[1:-1])
     voters = np.split(bundle.voter_indices, bundle.voter_indptr[1:-1])

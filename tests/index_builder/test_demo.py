@@ -15,14 +15,14 @@ from service.store.store import Store
 
 
 def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
-    road: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def copy(encoder: object, folder: Path, *_: object) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
-            shutil.copy(road.store / "bundles" / road.version / name, folder)
+            shutil.copy(built.store / "bundles" / built.version / name, folder)
 
     monkeypatch.setattr("index_builder.build.export_encoder", copy)
-    monkeypatch.setattr("index_builder.demo.write_sample", lambda folder: shutil.copytree(road.dataset, folder))
+    monkeypatch.setattr("index_builder.demo.write_sample", lambda folder: shutil.copytree(built.dataset, folder))
     for run in (1, 2):
         assert recollect.main(["demo", str(tmp_path), "--no-serve"]) == 0
         printed = capsys.readouterr()

@@ -28,20 +28,20 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def measure(road: Any, dataset: Path | None = None, **settings: Any) -> list[dict[str, Any]]:
-    given = {"dataset": dataset or road.dataset, "store": road.store, "threads": 1} | settings
+def measure(built: Any, dataset: Path | None = None, **settings: Any) -> list[dict[str, Any]]:
+    given = {"dataset": dataset or built.dataset, "store": built.store, "threads": 1} | settings
     return evaluate(EvaluateSettings.model_validate(given)).rows
 
 
 @pytest.fixture
-def dataset(road: Any, tmp_path: Path) -> Path:
+def dataset(built: Any, tmp_path: Path) -> Path:
     """A copy of the topics that a test may change."""
-    return shutil.copytree(road.dataset, tmp_path / "dataset")
+    return shutil.copytree(built.dataset, tmp_path / "dataset")
 
 
-def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
+def by_hand(built: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
     """Compute P@1, P@3, R@10 and nDCG@3 in percent from the predictor's answers."""
-    predictor = open_model(road.store, road.version).predictor
+    predictor = open_model(built.store, built.version).predictor
     chosen = resolve_options(predictor.defaults, top_k=100, **options)
     answers = predictor.predict([row["text"] for row in rows], chosen).answers
     hits = [[label.uid in row["labels"] for label in answer.labels] for row, answer in zip(rows, answers, strict=True)]
@@ -57,24 +57,24 @@ def by_hand(road: Any, rows: list[dict[str, Any]], **options: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("options", [{}, {"lambda_": 0.0}, {"lambda_": 1.0}, {"temperature": 1.0, "top_b": 5}])
-def test_metrics_equal_the_metrics_of_the_predictors_answers(road: Any, options: dict[str, float]) -> None:
-    (row,) = measure(road, **{name.rstrip("_"): [value] for name, value in options.items()})
-    expected = by_hand(road, read(road.dataset / "test.jsonl"), **options)
+def test_metrics_equal_the_metrics_of_the_predictors_answers(built: Any, options: dict[str, float]) -> None:
+    (row,) = measure(built, **{name.rstrip("_"): [value] for name, value in options.items()})
+    expected = by_hand(built, read(built.dataset / "test.jsonl"), **options)
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["P@1"] > 50
 
 
-def test_rows_are_in_the_order_of_the_given_values_and_equal_separate_evaluations(road: Any) -> None:
+def test_rows_are_in_the_order_of_the_given_values_and_equal_separate_evaluations(built: Any) -> None:
     grid = {"lambda": [1, 0, 0.5], "temperature": [0.04, 1], "top_b": [3, 200]}
-    rows = measure(road, **grid)
+    rows = measure(built, **grid)
     found = [(row["lambda"], row["temperature"], row["top_b"]) for row in rows]
     assert found == [(a, b, c) for a in grid["lambda"] for b in grid["temperature"] for c in grid["top_b"]]
     for row in rows[::5]:
-        assert measure(road, **{name: [row[name]] for name in grid}) == [row]
+        assert measure(built, **{name: [row[name]] for name in grid}) == [row]
 
 
 def test_each_text_is_encoded_once_and_each_index_searched_once_for_each_number_of_keys(
-    road: Any, monkeypatch: pytest.MonkeyPatch
+    built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[str] = []
     searched: list[tuple[int, int]] = []
@@ -93,85 +93,85 @@ def test_each_text_is_encoded_once_and_each_index_searched_once_for_each_number_
         return predictor
 
     monkeypatch.setattr(Predictor, "open", open_and_watch)
-    rows = measure(road, **{"lambda": [0, 0.1, 0.5, 0.9, 1], "temperature": [0.04, 1], "top_b": [3, 200]})
+    rows = measure(built, **{"lambda": [0, 0.1, 0.5, 0.9, 1], "temperature": [0.04, 1], "top_b": [3, 200]})
     assert len(rows) == 20
-    assert encoded == [row["text"] for row in read(road.dataset / "test.jsonl")]
+    assert encoded == [row["text"] for row in read(built.dataset / "test.jsonl")]
     assert sorted(searched) == [(8, 3), (8, 200), (28, 3), (28, 200)]
 
 
-def test_limit_flag_uses_only_the_first_test_texts(road: Any) -> None:
-    (row,) = measure(road, limit=3)
-    assert row["P@1"] == pytest.approx(by_hand(road, read(road.dataset / "test.jsonl")[:3])["P@1"])
+def test_limit_flag_uses_only_the_first_test_texts(built: Any) -> None:
+    (row,) = measure(built, limit=3)
+    assert row["P@1"] == pytest.approx(by_hand(built, read(built.dataset / "test.jsonl")[:3])["P@1"])
 
 
-def test_number_of_queries_in_a_block_does_not_change_the_metrics(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = measure(road)
+def test_number_of_queries_in_a_block_does_not_change_the_metrics(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measure(built)
     monkeypatch.setattr("index_builder.evaluate._BLOCK_QUERIES", 2)
-    assert measure(road) == [pytest.approx(whole[0])]
+    assert measure(built) == [pytest.approx(whole[0])]
 
 
-def test_filtered_labels_are_removed_and_later_labels_move_up(road: Any, dataset: Path) -> None:
+def test_filtered_labels_are_removed_and_later_labels_move_up(built: Any, dataset: Path) -> None:
     labels, tests = [row["uid"] for row in read(dataset / "labels.jsonl")], read(dataset / "test.jsonl")
-    (plain,) = measure(road, dataset)
+    (plain,) = measure(built, dataset)
     pairs = [f"{row} {labels.index(test['labels'][0])}\n" for row, test in enumerate(tests)]
     (dataset / "filter_labels_test.txt").write_text("".join(pairs))
-    (filtered,) = measure(road, dataset)
+    (filtered,) = measure(built, dataset)
     assert plain["P@1"] > 0 == filtered["P@1"] == filtered["R@100"]
     wrong = [(labels.index(test["labels"][0]) + 1) % len(labels) for test in tests]
     (dataset / "filter_labels_test.txt").write_text("".join(f"{row} {label}\n" for row, label in enumerate(wrong)))
-    (moved,) = measure(road, dataset)
+    (moved,) = measure(built, dataset)
     assert moved["P@3"] >= plain["P@3"]
 
 
-def test_labels_in_another_order_are_matched_by_uid(road: Any, dataset: Path) -> None:
+def test_labels_in_another_order_are_matched_by_uid(built: Any, dataset: Path) -> None:
     write(dataset / "labels.jsonl", read(dataset / "labels.jsonl")[::-1])
-    assert measure(road, dataset) == measure(road)
+    assert measure(built, dataset) == measure(built)
 
 
-def test_true_labels_that_the_bundle_lacks_count_as_not_found(road: Any, dataset: Path) -> None:
+def test_true_labels_that_the_bundle_lacks_count_as_not_found(built: Any, dataset: Path) -> None:
     write(dataset / "labels.jsonl", [{"uid": "New", "text": "new"}, *read(dataset / "labels.jsonl")])
     tests = read(dataset / "test.jsonl")
     write(dataset / "test.jsonl", [row | {"labels": [*row["labels"], "New"]} for row in tests])
-    (row,), (plain,) = measure(road, dataset), measure(road)
+    (row,), (plain,) = measure(built, dataset), measure(built)
     assert (row["P@1"], row["R@10"]) == pytest.approx((plain["P@1"], plain["R@10"] / 2))
 
 
 def test_dataset_without_a_label_of_the_bundle_is_rejected(
-    road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]
+    built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("labels", "train", "test"):
         path = dataset / f"{name}.jsonl"
         rows = [row | {"uid": f"other {row['uid']}", "labels": []} for row in read(path)]
         write(path, [{key: row[key] for key in ("uid", "text")} if name == "labels" else row for row in rows])
-    assert recollect.main(["evaluate", str(dataset), "--store", str(road.store)]) == 2
+    assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert "expected at least one label of the bundle, found none" in err
 
 
-def test_dataset_without_test_texts_is_rejected(road: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dataset_without_test_texts_is_rejected(built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for spoil in ((dataset / "test.jsonl").unlink, lambda: (dataset / "test.jsonl").write_text("")):
         spoil() if (dataset / "test.jsonl").exists() else (dataset / "test.jsonl").write_text("")
-        assert recollect.main(["evaluate", str(dataset), "--store", str(road.store)]) == 2
+        assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2
         out, err = capsys.readouterr()
         assert (out, len(err.splitlines())) == ("", 1), err
         assert "test" in err
 
 
-def test_json_output_has_version_number_of_queries_and_rows(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,.5", "--json"]
+def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == ["version", "queries", "rows"]
-    assert (printed["version"], printed["queries"]) == (road.version, 7)
+    assert (printed["version"], printed["queries"]) == (built.version, 7)
     assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
     assert list(printed["rows"][0])[:4] == ["lambda", "temperature", "top_b", "P@1"]
 
 
-def test_printed_table_has_aligned_columns_with_headings(road: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), "--lambda", "0,1"]) == 0
+def test_printed_table_has_aligned_columns_with_headings(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,1"]) == 0
     title, header, *rows = capsys.readouterr().out.splitlines()
-    assert title == f"version {road.version}, 7 queries, in percent"
+    assert title == f"version {built.version}, 7 queries, in percent"
     assert [row.split()[:3] for row in rows] == [["0", "0.04", "200"], ["1", "0.04", "200"]]
     assert {len(row) for row in rows} == {len(header)}
     assert header.split()[:4] == ["lambda", "tau", "b", "P@1"]
@@ -182,15 +182,15 @@ def test_printed_table_has_aligned_columns_with_headings(road: Any, capsys: pyte
     [["--lambda", "0,1.5"], ["--lambda", ""], ["--top-b", "0"], ["--temperature", "a"], ["--propensity", "1"]]
     + [["--limit", "-1"], ["--version", "nowhere"], ["--version", "../x"]],
 )
-def test_error_names_the_wrong_flag(road: Any, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
-    assert recollect.main(["evaluate", str(road.dataset), "--store", str(road.store), *flags]) == 2
+def test_error_names_the_wrong_flag(built: Any, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), *flags]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1), err
     assert flags[0].strip("-") in err
 
 
-def test_evaluation_does_not_change_the_store(road: Any) -> None:
-    before = sorted(road.store.rglob("*"))
-    measure(road)
-    assert sorted(road.store.rglob("*")) == before
-    assert Store(road.store).current() == road.version
+def test_evaluation_does_not_change_the_store(built: Any) -> None:
+    before = sorted(built.store.rglob("*"))
+    measure(built)
+    assert sorted(built.store.rglob("*")) == before
+    assert Store(built.store).current() == built.version

@@ -81,15 +81,15 @@ def test_adapter_is_part_of_the_exported_graph(tmp_path: Path) -> None:
     assert compare(frozen, tmp_path / "encoder.onnx", [8]) < 0.9
 
 
-def test_exported_minilm_agrees_with_pytorch_for_every_length_and_batch_size(road: Any) -> None:
-    encoder = load_checkpoint(road.run / "checkpoint", "cpu")
-    graph = road.store / "bundles" / road.version / "encoder.onnx"
+def test_exported_minilm_agrees_with_pytorch_for_every_length_and_batch_size(built: Any) -> None:
+    encoder = load_checkpoint(built.run / "checkpoint", "cpu")
+    graph = built.store / "bundles" / built.version / "encoder.onnx"
     assert compare(encoder, graph, [1, 2, 3, 7, 8, 33, 64, 127, 128]) >= 0.999999
 
 
-def test_served_vectors_equal_those_of_the_trained_encoder(road: Any) -> None:
-    encoder = load_checkpoint(road.run / "checkpoint", "cpu")
-    folder = road.store / "bundles" / road.version
+def test_served_vectors_equal_those_of_the_trained_encoder(built: Any) -> None:
+    encoder = load_checkpoint(built.run / "checkpoint", "cpu")
+    folder = built.store / "bundles" / built.version
     info = EncoderInfo(name="minilm", pooling="mean", precision="fp32", max_length=128, pad_id=0)
     served = QueryEncoder(folder, info, threads=1)
     vectors = served.encode(served.tokenise(TEXTS))
@@ -118,14 +118,14 @@ def products(graph: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def minilm(road: Any) -> Encoder:
-    return load_checkpoint(road.run / "checkpoint", "cpu")
+def minilm(built: Any) -> Encoder:
+    return load_checkpoint(built.run / "checkpoint", "cpu")
 
 
 @pytest.fixture
-def quick_graph(road: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_graph(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy the graph of MiniLM from an existing bundle instead of exporting it."""
-    exported = road.store / "bundles" / road.version / "encoder.onnx"
+    exported = built.store / "bundles" / built.version / "encoder.onnx"
     monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))
 
 

@@ -125,9 +125,9 @@ def test_empty_sign_flag_is_an_error_and_does_not_build_an_unsigned_bundle(
 
 
 def test_evaluate_verifies_the_signature_as_serve_does(
-    road: Any, keys: Pair, capsys: pytest.CaptureFixture[str]
+    built: Any, keys: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["evaluate", str(road.dataset), "--store", str(road.store)]
+    command = ["evaluate", str(built.dataset), "--store", str(built.store)]
     assert recollect.main([*command, "--verify-key", str(keys.public)]) == 2
     assert "manifest.sig: expected a signature for " in capsys.readouterr().err
     assert recollect.main([*command, "--verify-key", str(keys.private)]) == 2

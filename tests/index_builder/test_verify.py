@@ -79,7 +79,7 @@ def test_text_without_any_answer_is_not_a_golden_query(tiny_memory: tuple[Memory
     assert golden_queries(without_votes, sample) == []
 
 
-def test_golden_agreement_falls_when_an_index_is_tampered_with(road: Any, tmp_path: Path) -> None:
+def test_golden_agreement_falls_when_an_index_is_tampered_with(built: Any, tmp_path: Path) -> None:
     def reverse_keys(folder: Path, manifest: dict[str, Any]) -> None:
         path = str(folder / "instance_keys.faiss")
         keys = faiss.read_index(path).reconstruct_n(0, 28)
@@ -88,10 +88,10 @@ def test_golden_agreement_falls_when_an_index_is_tampered_with(road: Any, tmp_pa
         faiss.write_index(reversed_index, path)
         rehash(folder, manifest)
 
-    store = copy_store(road.store, tmp_path / "store")
-    add_version(store, road.version, "tampered", reverse_keys)
-    good, bad = (open_model(store, version).predictor for version in (road.version, "tampered"))
-    golden = read_golden(store / "bundles" / road.version)
+    store = copy_store(built.store, tmp_path / "store")
+    add_version(store, built.version, "tampered", reverse_keys)
+    good, bad = (open_model(store, version).predictor for version in (built.version, "tampered"))
+    golden = read_golden(store / "bundles" / built.version)
     assert len(golden) == 28
     assert agreement(good, golden) == 1
     assert agreement(bad, golden) < 0.95
@@ -136,8 +136,8 @@ def checks_of(store: Path, version: str) -> dict[str, Check]:
     return {each.name: each for each in Store(store).manifest(version).checks}
 
 
-def test_manifest_contains_every_check(road: Any) -> None:
-    checks = checks_of(road.store, road.version)
+def test_manifest_contains_every_check(built: Any) -> None:
+    checks = checks_of(built.store, built.version)
     assert list(checks) == [
         "worst cosine to the trained encoder (fp32)",
         "recall at 200, labels (Flat)",
@@ -152,7 +152,7 @@ def test_manifest_contains_every_check(road: Any) -> None:
         *(f"{metric}, points won by {part}" for metric in ("P@1", "P@5", "R@100") for part in ("fp32", "the indexes")),
     ]
     assert all(each.passed for each in checks.values())
-    manifest = Store(road.store).manifest(road.version)
+    manifest = Store(built.store).manifest(built.version)
     assert checks["indexes, bytes"].found == sum(
         manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label")
     )
@@ -162,52 +162,52 @@ def test_manifest_contains_every_check(road: Any) -> None:
 
 
 @pytest.fixture
-def store(road: Any, tmp_path: Path) -> Path:
+def store(built: Any, tmp_path: Path) -> Path:
     """A copy of the store with its current version."""
-    return copy_store(road.store, tmp_path / "store")
+    return copy_store(built.store, tmp_path / "store")
 
 
 @pytest.fixture
-def worse_run(road: Any, tmp_path: Path) -> Path:
+def worse_run(built: Any, tmp_path: Path) -> Path:
     """A copy of the run in which the labels of the instances are shuffled."""
-    run = shutil.copytree(road.run, tmp_path / "run")
+    run = shutil.copytree(built.run, tmp_path / "run")
     path = run / "memory" / "value_indices.npy"
     np.save(path, np.random.default_rng(7).permutation(np.load(path)))
     return run
 
 
-def gated(run: Path, store: Path, road: Any, **settings: Any) -> BuildSettings:
-    return BuildSettings(run=run, store=store, index="flat", gate_dataset=road.dataset, threads=1, **settings)
+def gated(run: Path, store: Path, built: Any, **settings: Any) -> BuildSettings:
+    return BuildSettings(run=run, store=store, index="flat", gate_dataset=built.dataset, threads=1, **settings)
 
 
 def test_gate_accepts_a_bundle_that_is_as_good_as_the_current_version(
-    road: Any, store: Path, quick_road_export: None
+    built: Any, store: Path, quick_road_export: None
 ) -> None:
-    version = build(gated(road.run, store, road, max_drop=0))
+    version = build(gated(built.run, store, built, max_drop=0))
     checks = checks_of(store, version)
     assert [(name, checks[name].found, checks[name].most) for name in GATED] == [(name, 0, 0) for name in GATED]
 
 
 def test_gate_rejects_a_bundle_that_is_worse_than_the_current_version(
-    road: Any, store: Path, worse_run: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
+    built: Any, store: Path, worse_run: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CheckFailed, match=r"P@1 on dataset, points lost.*--force") as failed:
-        build(gated(worse_run, store, road))
+        build(gated(worse_run, store, built))
     assert failed.value.exit_status == 1
     assert "golden" not in str(failed.value)  # the golden queries pass, because the bundle answers as its memory does
-    assert Store(store).versions() == [road.version]
+    assert Store(store).versions() == [built.version]
     table_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("P@1 on dataset")]
     assert len(table_lines) == 1
     assert table_lines[0].endswith("<= 0.5          FAILED")
 
 
 def test_manifest_of_a_forced_bundle_states_the_points_by_which_it_is_worse(
-    road: Any, store: Path, worse_run: Path, quick_road_export: None
+    built: Any, store: Path, worse_run: Path, quick_road_export: None
 ) -> None:
-    version = build(gated(worse_run, store, road, force=True))
+    version = build(gated(worse_run, store, built, force=True))
     metrics = [
-        evaluate(EvaluateSettings(dataset=road.dataset, store=store, version=each, threads=1)).rows[0]
-        for each in (road.version, version)
+        evaluate(EvaluateSettings(dataset=built.dataset, store=store, version=each, threads=1)).rows[0]
+        for each in (built.version, version)
     ]
     checks = checks_of(store, version)
     for name in GATED:
@@ -217,40 +217,40 @@ def test_manifest_of_a_forced_bundle_states_the_points_by_which_it_is_worse(
     assert checks["P@1 on dataset, points lost"].found > 20
 
 
-def test_gate_accepts_a_loss_within_max_drop(road: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
-    checks = checks_of(store, build(gated(worse_run, store, road, max_drop=100)))
+def test_gate_accepts_a_loss_within_max_drop(built: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
+    checks = checks_of(store, build(gated(worse_run, store, built, max_drop=100)))
     assert all(checks[name].passed for name in GATED)
 
 
 def test_gate_is_skipped_with_a_message_if_the_store_has_no_current_version(
-    road: Any, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
+    built: Any, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    version = build(gated(road.run, tmp_path / "empty", road))
+    version = build(gated(built.run, tmp_path / "empty", built))
     assert not checks_of(tmp_path / "empty", version).keys() & set(GATED)
     assert f"gate: {tmp_path / 'empty'} has no current version" in capsys.readouterr().err
 
 
 def test_build_fails_at_once_if_the_gate_dataset_is_missing(
-    road: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
     gate = str(tmp_path / "nowhere")
-    assert recollect.main(["build", str(road.run), "--store", str(store), "--gate-dataset", gate]) == 2
+    assert recollect.main(["build", str(built.run), "--store", str(store), "--gate-dataset", gate]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1), err
     assert gate in err
 
 
-def test_metrics_of_the_gate_equal_evaluate_with_default_options(road: Any) -> None:
-    predictor = open_model(road.store, road.version).predictor
-    (row,) = evaluate(EvaluateSettings(dataset=road.dataset, store=road.store, threads=1)).rows
-    metrics = default_metrics(predictor, road.dataset)
+def test_metrics_of_the_gate_equal_evaluate_with_default_options(built: Any) -> None:
+    predictor = open_model(built.store, built.version).predictor
+    (row,) = evaluate(EvaluateSettings(dataset=built.dataset, store=built.store, threads=1)).rows
+    metrics = default_metrics(predictor, built.dataset)
     assert metrics == {name: row[name] for name in metrics}
     assert {"P@1", "P@5", "nDCG@5", "R@100"} <= metrics.keys()
 
 
-def test_check_of_nan_can_be_written_to_the_manifest(road: Any) -> None:
-    manifest = Store(road.store).manifest(road.version)
+def test_check_of_nan_can_be_written_to_the_manifest(built: Any) -> None:
+    manifest = Store(built.store).manifest(built.version)
     checked = check("an undefined cosine", float("nan"), least=0.5)
     again = Manifest.model_validate_json(
         manifest.model_copy(update={"checks": [checked]}).model_dump_json(by_alias=True)

@@ -16,8 +16,8 @@ sys.exit(bench_service.main(sys.argv[1:]))
 """
 
 
-def test_last_output_line_is_json_with_every_figure(road: Any) -> None:
-    result = run("-c", PATIENT_BENCHMARK, "--store", road.store, "--seconds", 0.5, "--clients", 2)
+def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
+    result = run("-c", PATIENT_BENCHMARK, "--store", built.store, "--seconds", 0.5, "--clients", 2)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures.pop("errors") == 0
@@ -41,8 +41,8 @@ def test_benchmark_of_a_missing_store_fails_with_a_message_of_one_line(tmp_path:
     assert "Traceback" not in result.stderr
 
 
-def test_flag_that_serve_does_not_know_fails_with_a_message_of_one_line(road: Any) -> None:
-    result = run("-m", "loadtests.bench_service", "--store", road.store, "--seconds", 0.1, "--no-such-flag")
+def test_flag_that_serve_does_not_know_fails_with_a_message_of_one_line(built: Any) -> None:
+    result = run("-m", "loadtests.bench_service", "--store", built.store, "--seconds", 0.1, "--no-such-flag")
     assert result.returncode == 2
     assert "no-such-flag" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr

@@ -25,14 +25,14 @@ PROBLEM = {"content-type": "application/problem+json"}
 
 
 @pytest.fixture(scope="module")
-def expected(road: Any) -> ExpectedAnswers:
-    return ExpectedAnswers(Store(road.store), [road.version], REQUESTS)
+def expected(built: Any) -> ExpectedAnswers:
+    return ExpectedAnswers(Store(built.store), [built.version], REQUESTS)
 
 
 @pytest.fixture(scope="module")
-def results(road: Any) -> list[dict[str, Any]]:
+def results(built: Any) -> list[dict[str, Any]]:
     """The right answers to the two queries of the batch, with explanations."""
-    predictor = open_model(road.store, road.version).predictor
+    predictor = open_model(built.store, built.version).predictor
     answers = predictor.predict(list(REQUESTS[1].queries), resolve_options(predictor.defaults, explain=True)).answers
     return [
         {
@@ -53,55 +53,57 @@ def reply(body: Any, version: str, status: int = 200, **headers: str) -> Reply:
     return Reply(status, {"x-index-version": version, **headers}, json.dumps(body).encode())
 
 
-def test_right_answers_have_no_error(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
-    version = road.version
+def test_right_answers_have_no_error(expected: ExpectedAnswers, results: list[Any], built: Any) -> None:
+    version = built.version
     assert expected.judge(0, reply({"version": version, **results[0]}, version)) == ""
     assert expected.judge(1, reply({"version": version, "results": results}, version)) == ""
     assert expected.judge(3, reply({"version": version, **results[0]}, version)) == ""
 
 
-def test_scores_that_differ_by_rounding_have_no_error(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_scores_that_differ_by_rounding_have_no_error(
+    expected: ExpectedAnswers, results: list[Any], built: Any
+) -> None:
     labels = [label | {"score": label["score"] + 1e-6} for label in results[0]["labels"]]
-    assert expected.judge(0, reply({"version": road.version, "labels": labels}, road.version)) == ""
+    assert expected.judge(0, reply({"version": built.version, "labels": labels}, built.version)) == ""
 
 
 def test_request_with_a_filter_expects_an_answer_without_the_denied_label(
-    expected: ExpectedAnswers, results: list[Any], road: Any
+    expected: ExpectedAnswers, results: list[Any], built: Any
 ) -> None:
     whole = results[0]["labels"]
     allowed = [label for label in whole if label["uid"] != "Medicine"]
-    assert expected.judge(2, reply({"version": road.version, "labels": allowed}, road.version)) == ""
-    assert "differs" in expected.judge(2, reply({"version": road.version, "labels": whole}, road.version))
+    assert expected.judge(2, reply({"version": built.version, "labels": allowed}, built.version)) == ""
+    assert "differs" in expected.judge(2, reply({"version": built.version, "labels": whole}, built.version))
 
 
-def test_wrong_answers_are_errors(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_wrong_answers_are_errors(expected: ExpectedAnswers, results: list[Any], built: Any) -> None:
     one, other = results
     fewer, swapped = {"labels": one["labels"][:-1]}, {"results": [other, one]}
     for number, body in ((0, other), (0, fewer), (1, swapped), (1, {"results": [one, fewer]})):
-        assert expected.judge(number, reply({"version": road.version, **body}, road.version)) == (
+        assert expected.judge(number, reply({"version": built.version, **body}, built.version)) == (
             "answer differs from the version's"
         )
     assert (
-        expected.judge(1, reply({"version": road.version, "results": [one]}, road.version)) == "batch of another size"
+        expected.judge(1, reply({"version": built.version, "results": [one]}, built.version)) == "batch of another size"
     )
 
 
-def test_answer_with_two_versions_is_an_error(expected: ExpectedAnswers, results: list[Any], road: Any) -> None:
+def test_answer_with_two_versions_is_an_error(expected: ExpectedAnswers, results: list[Any], built: Any) -> None:
     body = {"version": "another", **results[0]}
-    assert expected.judge(0, reply(body, road.version)) == "version in header differs from body"
+    assert expected.judge(0, reply(body, built.version)) == "version in header differs from body"
     assert expected.judge(0, reply(body, "another")) == "unknown version another"
 
 
 def test_explanation_whose_shares_do_not_add_up_to_the_score_is_an_error(
-    expected: ExpectedAnswers, results: list[Any], road: Any
+    expected: ExpectedAnswers, results: list[Any], built: Any
 ) -> None:
     labels = [label | {"because": label["because"][1:]} for label in results[0]["labels"]]
-    message = expected.judge(3, reply({"version": road.version, "labels": labels}, road.version))
+    message = expected.judge(3, reply({"version": built.version, "labels": labels}, built.version))
     assert message == "explanation does not add up"
 
 
 def test_error_replies_are_described_by_status_and_code_and_503_must_have_retry_after(
-    expected: ExpectedAnswers, road: Any
+    expected: ExpectedAnswers, built: Any
 ) -> None:
     overloaded, retry = {"code": "overloaded"}, {"retry-after": "1"}
     assert expected.judge(0, reply(overloaded, "", 503, **PROBLEM, **retry)) == "503 overloaded"
@@ -109,4 +111,4 @@ def test_error_replies_are_described_by_status_and_code_and_503_must_have_retry_
     assert expected.judge(0, reply("<html>", "", 502)) == "502"
     assert expected.judge(0, reply("no problem", "", 500, **PROBLEM)) == "500 unreadable"
     assert expected.judge(0, Reply(200, {}, b"{")) == "200 unreadable"
-    assert expected.judge(0, reply({}, road.version)) == "200 unreadable"
+    assert expected.judge(0, reply({}, built.version)) == "200 unreadable"

@@ -24,14 +24,14 @@ def locust(address: Address, *options: object) -> subprocess.CompletedProcess[st
     return run(*fixed, "--seconds", 0.5, *options)
 
 
-def test_load_test_fails_if_the_service_gives_wrong_answers(road: Any) -> None:
+def test_load_test_fails_if_the_service_gives_wrong_answers(built: Any) -> None:
     def answer(body: dict[str, Any]) -> StubAnswer:
         result = {"labels": [{"uid": "Law", "score": 0.5, "because": [{"share": 0.5}]}]}
         whole = {"results": [result] * len(body["queries"])} if "queries" in body else result
-        return StubAnswer(200, {"version": road.version, **whole}, {"X-Index-Version": road.version})
+        return StubAnswer(200, {"version": built.version, **whole}, {"X-Index-Version": built.version})
 
     with stub(answer) as address:
-        result = locust(address, "--store", road.store, "--stages", "steady,overload", "--rate", 50)
+        result = locust(address, "--store", built.store, "--stages", "steady,overload", "--rate", 50)
     assert result.returncode == 1, result.stderr
     summary = last_line(result)
     assert summary["failed"]
@@ -57,8 +57,8 @@ def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
         (["--stages", "steady", "--queries", "no-such-file"], "no-such-file"),
     ],
 )
-def test_wrong_options_fail_with_a_message_of_one_line(road: Any, options: list[str], message: str) -> None:
-    result = locust(NOWHERE, "--store", road.store, *options)
+def test_wrong_options_fail_with_a_message_of_one_line(built: Any, options: list[str], message: str) -> None:
+    result = locust(NOWHERE, "--store", built.store, *options)
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr

@@ -15,8 +15,8 @@ MISSING = [name for name in ("redis-server", "nginx") if shutil.which(name) is N
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-def test_rehearsal_of_a_real_deployment_passes_every_stage(road: Any) -> None:
-    flags = ["--store", road.store, "--seconds", 1, "--connections", 16, "--threads", 1]
+def test_rehearsal_of_a_real_deployment_passes_every_stage(built: Any) -> None:
+    flags = ["--store", built.store, "--seconds", 1, "--connections", 16, "--threads", 1]
     # A fixed rate that any machine can serve. The default rate depends on the speed that locust measures.
     result = run("-m", "loadtests.rehearsal", *flags, "--rate", 50)
     assert result.returncode == 0, result.stderr
@@ -25,7 +25,7 @@ def test_rehearsal_of_a_real_deployment_passes_every_stage(road: Any) -> None:
     assert not summary["faults"]
     assert tuple(stage["stage"] for stage in summary["stages"]) == STAGE_NAMES
     versions = {version for stage in summary["stages"] for version in stage["versions"]}
-    assert versions == {f"{road.version}-a", f"{road.version}-b"}
+    assert versions == {f"{built.version}-a", f"{built.version}-b"}
 
 
 def test_rehearsal_with_a_missing_store_fails_with_a_message_of_one_line(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from tests.loadtests.programs import last_line, run
 
 
-def test_soak_reports_memory_over_swaps_and_requests(road: Any, tmp_path: Path) -> None:
+def test_soak_reports_memory_over_swaps_and_requests(built: Any, tmp_path: Path) -> None:
     plot = tmp_path / "soak.png"
-    result = run("-m", "loadtests.soak", "--store", road.store, "--swaps", 2, "--requests", 300, "--plot", plot)
+    result = run("-m", "loadtests.soak", "--store", built.store, "--swaps", 2, "--requests", 300, "--plot", plot)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures["errors"] == 0

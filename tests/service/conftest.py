@@ -84,17 +84,17 @@ def bundle_folder(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def predictor(road: Any) -> Any:
+def predictor(built: Any) -> Any:
     from service.model import open_model
 
-    return open_model(road.store, road.version).predictor
+    return open_model(built.store, built.version).predictor
 
 
 @pytest.fixture(scope="session")
-def light_versions(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def light_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.service.light_stores import light_store
 
-    return light_store(road.store, road.version, tmp_path_factory.mktemp("light") / "store")
+    return light_store(built.store, built.version, tmp_path_factory.mktemp("light") / "store")
 
 
 @pytest.fixture

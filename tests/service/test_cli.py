@@ -22,12 +22,12 @@ QUERY = "How doctors treat high blood pressure"
 
 
 @pytest.fixture(scope="module")
-def two_versions(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with versions v1 and v2. v1 is current, and v2 answers with 2 labels."""
-    store = copy_store(road.store, tmp_path_factory.mktemp("cli") / "store")
+    store = copy_store(built.store, tmp_path_factory.mktemp("cli") / "store")
     for version, top_k in (("v1", 10), ("v2", 2)):
-        add_version(store, road.version, version, answers_with(top_k))
-    shutil.rmtree(store / "bundles" / road.version)
+        add_version(store, built.version, version, answers_with(top_k))
+    shutil.rmtree(store / "bundles" / built.version)
     for name in ("CURRENT", "HISTORY"):
         (store / name).write_text("v1\n")
     return store

@@ -48,8 +48,8 @@ def test_encoder_returns_no_vectors_for_an_empty_batch(encoder: QueryEncoder) ->
     assert encode(encoder, []).shape == (0, encoder.dim)
 
 
-def test_text_of_an_instance_is_encoded_as_the_key_of_this_instance(encoder: QueryEncoder, road: Any) -> None:
-    memory = open_memory(road.run / "memory")
+def test_text_of_an_instance_is_encoded_as_the_key_of_this_instance(encoder: QueryEncoder, built: Any) -> None:
+    memory = open_memory(built.run / "memory")
     lines = (memory.folder / "instances.jsonl").read_text(encoding="utf-8").splitlines()
     vectors = encode(encoder, [json.loads(line)["text"] for line in lines])
     np.testing.assert_allclose(vectors, memory.keys[: len(lines)], atol=1e-5)

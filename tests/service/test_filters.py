@@ -29,7 +29,7 @@ Open = Callable[..., Predictor]
 
 
 @pytest.fixture(scope="module")
-def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Open:
+def open_memory(built: Any, write_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Open:
     """Opens a bundle with the given keys and votes, and with a tiny encoder."""
 
     def open_(
@@ -37,7 +37,7 @@ def open_memory(road: Any, write_bundle: Callable[..., Path], tmp_path_factory: 
     ) -> Predictor:
         folder = tmp_path_factory.mktemp("filters") / "bundle"
         write_bundle(folder, instance_keys=instance_keys, label_keys=label_keys, votes=votes, kind=kind)
-        shutil.copy(road.store / "bundles" / road.version / "tokenizer.json", folder)
+        shutil.copy(built.store / "bundles" / built.version / "tokenizer.json", folder)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         light_encoder(folder, manifest)
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")

@@ -85,7 +85,7 @@ def test_agreement_is_one_if_there_are_no_golden_queries(predictor: Predictor) -
 
 
 @pytest.fixture
-def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
+def forged(built: Any, tmp_path: Path) -> Callable[..., Predictor]:
     """Opens the real bundle with the given golden queries and bound."""
 
     def forge(golden: list[GoldenQuery], checks: list[dict[str, Any]]) -> Predictor:
@@ -94,8 +94,8 @@ def forged(road: Any, tmp_path: Path) -> Callable[..., Predictor]:
             rehash(folder, manifest)
             manifest["checks"] = checks
 
-        store = copy_store(road.store, tmp_path / "store")
-        return open_model(store, add_version(store, road.version, "forged", change)).predictor
+        store = copy_store(built.store, tmp_path / "store")
+        return open_model(store, add_version(store, built.version, "forged", change)).predictor
 
     return forge
 

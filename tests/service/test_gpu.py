@@ -27,8 +27,8 @@ needs_no_gpu = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 
 
 @needs_no_gpu
-def test_without_a_gpu_the_cpu_gives_the_same_answers_and_a_reason(road: Any) -> None:
-    bundle = Store(road.store).open(road.version)
+def test_without_a_gpu_the_cpu_gives_the_same_answers_and_a_reason(built: Any) -> None:
+    bundle = Store(built.store).open(built.version)
     on_gpu, on_cpu = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
     assert on_cpu.cpu_reasons == []
     encoder, instances, labels = on_gpu.cpu_reasons
@@ -52,12 +52,12 @@ def test_error_names_the_gpu_support_that_faiss_lacks(monkeypatch: pytest.Monkey
 
 
 @needs_no_gpu
-def test_opener_logs_once_a_version_that_the_encoder_or_an_index_runs_on_the_cpu(road: Any) -> None:
+def test_opener_logs_once_a_version_that_the_encoder_or_an_index_runs_on_the_cpu(built: Any) -> None:
     with structlog.testing.capture_logs() as logs:
-        Opener(Store(road.store), 1, "cuda").open(road.version, [])
+        Opener(Store(built.store), 1, "cuda").open(built.version, [])
     events = [each for each in logs if each["event"] == "on_cpu"]
     assert len(events) == 3
-    assert {each["version"] for each in events} == {road.version}
+    assert {each["version"] for each in events} == {built.version}
     assert all(each["why"] for each in events)
 
 
@@ -106,8 +106,8 @@ def test_graph_index_runs_on_the_cpu(keys: np.ndarray, tmp_path: Any) -> None:
 @pytest.mark.skipif(
     "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
 )
-def test_encoder_runs_on_the_gpu(road: Any) -> None:
-    bundle = Store(road.store).open(road.version)
+def test_encoder_runs_on_the_gpu(built: Any) -> None:
+    bundle = Store(built.store).open(built.version)
     there, here = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
     assert there.encoder.cpu_reason == ""
     np.testing.assert_allclose(there.encode(["a tax"]), here.encode(["a tax"]), atol=1e-2)

@@ -20,9 +20,9 @@ UIDS = ["Taxation", "Medicine", "a/b//c", "q?x=1&y#z %41", "Football", "音楽",
 
 
 @pytest.fixture(scope="session")
-def server(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    store = copy_store(road.store, tmp_path_factory.mktemp("http") / "store")
-    add_version(store, road.version, "v1", relabel(UIDS))
+def server(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    store = copy_store(built.store, tmp_path_factory.mktemp("http") / "store")
+    add_version(store, built.version, "v1", relabel(UIDS))
     (store / "CURRENT").write_text("v1\n")
     with serving(store, "--poll-seconds", "3600", RECOLLECT_MAX_BACH="3") as server:
         yield server
@@ -122,9 +122,9 @@ def test_request_with_filters_as_long_as_the_body_limit_is_answered(client: http
     assert len(denied.json()["labels"]) == 7
 
 
-def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(road: Any) -> None:
+def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(built: Any) -> None:
     bounds = "from service.predictor import exhaustive, predictor; exhaustive.MAX_CHEAP_VOTES = predictor.MOST_KEYS = 3"
-    with serving(road.store, prelude=bounds) as bounded:
+    with serving(built.store, prelude=bounds) as bounded:
         body = {"query": QUERY, "deny": ["Law"], "top_b": 1, "top_k": 7}
         assert len(httpx.post(f"{bounded.url}/predict", json=body).json()["labels"]) == 7
         refused = httpx.post(f"{bounded.url}/predict", json=body | {"explain": True})

@@ -107,10 +107,10 @@ def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
         assert all(user.result() for user in users)
 
 
-def test_closing_a_predictor_unmaps_its_bundle_even_while_references_to_it_remain(road: Any, tmp_path: Path) -> None:
-    store = Store(copy_store(road.store, tmp_path / "store"))
-    predictor = Predictor.open(store.open(road.version), threads=1)
+def test_closing_a_predictor_unmaps_its_bundle_even_while_references_to_it_remain(built: Any, tmp_path: Path) -> None:
+    store = Store(copy_store(built.store, tmp_path / "store"))
+    predictor = Predictor.open(store.open(built.version), threads=1)
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     predictor.close()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-    assert predictor.version == road.version
+    assert predictor.version == built.version

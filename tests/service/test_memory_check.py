@@ -92,9 +92,9 @@ def test_free_memory_of_this_machine_is_read() -> None:
 
 
 def test_error_for_a_version_that_does_not_fit_names_needed_and_free_memory(
-    road: Any, monkeypatch: pytest.MonkeyPatch
+    built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = Store(road.store).manifest(road.version)
+    manifest = Store(built.store).manifest(built.version)
     require_memory(manifest)
     monkeypatch.setattr(memory_check, "free_bytes", lambda: private_bytes(manifest) - 1)
     with pytest.raises(InsufficientMemoryError, match=r"expected \d+ MB of free memory to open it, found \d+ MB"):

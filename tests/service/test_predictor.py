@@ -20,8 +20,8 @@ QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies",
 
 
 @pytest.fixture(scope="module")
-def memory(road: Any) -> Memory:
-    return open_memory(road.run / "memory")
+def memory(built: Any) -> Memory:
+    return open_memory(built.run / "memory")
 
 
 def ask(predictor: Predictor, query: str, **chosen: Any) -> Answer:
@@ -60,8 +60,8 @@ def test_scores_equal_the_dense_formula_over_the_keys_of_the_memory(
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
-def test_queries_get_their_true_label_as_the_best_label(predictor: Predictor, road: Any) -> None:
-    rows = [json.loads(line) for line in (road.dataset / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+def test_queries_get_their_true_label_as_the_best_label(predictor: Predictor, built: Any) -> None:
+    rows = [json.loads(line) for line in (built.dataset / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     answers = predictor.predict([row["text"] for row in rows], resolve_options(predictor.defaults, top_k=1)).answers
     assert [[answer.labels[0].uid] for answer in answers] == [row["labels"] for row in rows]
 

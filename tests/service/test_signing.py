@@ -150,15 +150,15 @@ def test_public_key_is_read_from_a_file_that_also_contains_other_text(keys: Pair
 
 
 @pytest.fixture(scope="module")
-def signed_store(road: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def signed_store(built: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the signed versions v1 and v2 and the unsigned version v3. Version vN answers with N labels."""
-    store = copy_store(road.store, tmp_path_factory.mktemp("signed") / "store")
-    add_version(store, road.version, "light", light_encoder)
+    store = copy_store(built.store, tmp_path_factory.mktemp("signed") / "store")
+    add_version(store, built.version, "light", light_encoder)
     for top_k in (1, 2, 3):
         add_version(store, "light", f"v{top_k}", answers_with(top_k))
     for version in ("v1", "v2"):
         sign(store / "bundles" / version, keys)
-    for version in ("light", road.version):
+    for version in ("light", built.version):
         shutil.rmtree(store / "bundles" / version)
     for name in ("CURRENT", "HISTORY"):
         (store / name).write_text("v1\n")

@@ -34,12 +34,12 @@ class Published(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def pristine(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
+def pristine(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
     folder = tmp_path_factory.mktemp("published")
     keys = write_pair(folder)
-    published = Published(copy_store(road.store, folder / "store"), keys.public)
-    add_version(published.store, road.version, "v1", light_encoder)
-    shutil.rmtree(published.store / "bundles" / road.version)
+    published = Published(copy_store(built.store, folder / "store"), keys.public)
+    add_version(published.store, built.version, "v1", light_encoder)
+    shutil.rmtree(published.store / "bundles" / built.version)
     sign_manifest(published.bundle, read_signing_key(keys.private))
     return published
 

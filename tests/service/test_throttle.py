@@ -58,8 +58,8 @@ def test_pause_raises_an_error_if_the_work_is_cancelled(clock: Clock) -> None:
         Throttle(lambda: False, clock).pause()
 
 
-def test_cancelled_opening_of_a_version_ends_with_an_error(road: Any) -> None:
+def test_cancelled_opening_of_a_version_ends_with_an_error(built: Any) -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(CancelledWorkError):
-        Opener(Store(road.store), threads=1).open(road.version, throttle=Throttle(lambda: False, cancelled))
+        Opener(Store(built.store), threads=1).open(built.version, throttle=Throttle(lambda: False, cancelled))

@@ -193,7 +193,7 @@ def test_all_workers_stop_when_the_supervisor_is_killed(store: Path) -> None:
                     time.sleep(0.02)
 
 
-def test_error_for_a_store_that_cannot_be_served_is_printed_once(tmp_path: Path, store: Path, road: Any) -> None:
+def test_error_for_a_store_that_cannot_be_served_is_printed_once(tmp_path: Path, store: Path, built: Any) -> None:
     (store / "bundles" / "v3" / "tokenizer.json").write_bytes(b"{}")
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0", "--workers", "3"]
     failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)

@@ -24,10 +24,10 @@ POLL = ("--poll-seconds", "0.05")
 
 
 @pytest.fixture(scope="module")
-def light_bundles(road: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def light_bundles(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with versions v3 and v5, which answer with 3 and 5 labels and open quickly."""
-    store = copy_store(road.store, tmp_path_factory.mktemp("light") / "store")
-    add_version(store, road.version, "light", light_encoder)
+    store = copy_store(built.store, tmp_path_factory.mktemp("light") / "store")
+    add_version(store, built.version, "light", light_encoder)
     for version, top_k in {"v3": 3, "v5": 5}.items():
         add_version(store, "light", version, answers_with(top_k))
     return store / "bundles"
