@@ -32,7 +32,7 @@ _FEW_KEYS = 2_000
 _EXACT_MILLISECONDS = 2.0
 # The search effort is raised further only while each step raises the recall by at least this much.
 _GAIN = 0.0005
-# Number of efforts to try between the chosen effort and the next lower one.
+# Number of search efforts (nprobe, efSearch) to try between the chosen effort and the next lower effort on the curve.
 _BISECTIONS = 2
 # Efforts to measure. For a graph: efSearch as a multiple of b. For inverted lists: nprobe as a share of the lists. For
 # an index that refines its results: number of candidates for each requested key.
@@ -131,9 +131,9 @@ def build_chosen_index(
 
 
 def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress) -> list[Point]:
-    """Measure every family on a sample of the keys. The queries are keys outside the sample.
+    """Measure the recall and speed of every index family on a sample of the keys.
 
-    If exact search over all keys would be fast enough, the other families are not measured.
+    The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are not measured.
 
     Raises:
         BuildError: If a key of the sample or of the queries is not a unit vector.

@@ -68,8 +68,8 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
     Args:
         encoder: An encoder on the CPU.
         folder: An existing folder.
-        info: Manifest entry of the encoder. Its precision is `fp32`, `fp16` (the transformer in half precision, for
-            GPUs) or `int8` (weights and activations in eight bits).
+        info: Manifest entry of the encoder. The precision of the graph is `fp32`, `fp16` (the transformer in half
+            precision, for GPUs) or `int8` (weights and activations in eight bits).
         sample: Texts and vectors that decide how finely `int8` quantises.
     """
     encoder.tokenizer.enable_truncation(info.max_length)

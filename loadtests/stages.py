@@ -47,7 +47,7 @@ STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 
 def stages_by_name(names: Sequence[str]) -> list[Stage]:
-    """The stages with these names, in the order of the names.
+    """Select stages by name. They keep the order of the given names.
 
     Raises:
         ValueError: If a name is unknown.

@@ -248,7 +248,7 @@ def _take_step(learner: Learner, rate: float) -> float:
 def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
     """Create AdamW.
 
-    Only matrices have weight decay, but not a head's lookup tables. Heads have their own learning rate.
+    Only matrices have weight decay, but not a head's lookup tables. A head's learning rate differs from the encoder's.
     """
     of_head, lookups = (set(model.head.parameters()), set(model.head.lookups())) if model.head else (set(), set())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}

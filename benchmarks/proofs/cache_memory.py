@@ -38,7 +38,7 @@ class Peak:
     """Memory of one training step over a pool of labels.
 
     Attributes:
-        labels: Pool size.
+        labels: Number of labels that each query is compared with.
         cached_bytes: Increase of the peak memory with the gradient cache.
         direct_bytes: Increase of the peak memory if all autograd graphs are kept; None if not measured.
     """

@@ -38,7 +38,7 @@ def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
 
 
 def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
-    """Map `rows` + 1 offsets into an array of `end` elements: the start of each row, then the end of the last row.
+    """Map a file of `rows` + 1 offsets into memory: the start of each row in an array of `end` elements, then `end`.
 
     Raises:
         BundleError: If the offsets do not increase from 0 to `end`.

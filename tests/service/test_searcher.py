@@ -143,7 +143,7 @@ def clustered() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def build(clustered: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Built]:
-    """Builds an index of the clustered keys; an index of each kind is built once."""
+    """Builds an index of synthetic clustered keys. All tests share one index of each kind."""
     folder = tmp_path_factory.mktemp("indexes")
 
     @functools.cache

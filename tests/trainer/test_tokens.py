@@ -84,7 +84,7 @@ def test_batch_of_a_vector_table_holds_the_rows_with_the_requested_numbers() -> 
     assert table[2:5].batch(np.array([1]), "cpu")[0].tolist() == [[6, 7]]
 
 
-def test_batches_contain_the_side_and_the_row_numbers(tokenizer: Tokenizer) -> None:
+def test_batches_contain_the_row_numbers_and_whether_rows_are_queries_or_labels(tokenizer: Tokenizer) -> None:
     for table in (VectorTable(torch.zeros(7, 2), "labels"), TokenTable.of(TEXTS, tokenizer, MAX_LENGTH, 1, "labels")):
         side, numbers = table[1:][2:].batch(np.array([3, 0]), "cpu")[-2:]
         assert (side, numbers.tolist()) == ("labels", [6, 3])

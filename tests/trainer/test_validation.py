@@ -76,7 +76,7 @@ def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: f
 def naive_score_at(
     lambda_: float, temperature: float, keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float
 ) -> float:
-    """Compute the written formulas query by query in float64."""
+    """Compute the formulas of RAE-XMC literally, query by query, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
     instance_keys = keys.gathered.astype(np.float64)
     label_keys = []
