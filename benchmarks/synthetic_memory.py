@@ -94,7 +94,7 @@ class SyntheticMemory:
         return np.random.default_rng([self._seed, start, *part.encode()])
 
     def _cluster_centres(self, random: np.random.Generator, clusters: float) -> Float[np.ndarray, "cluster dim"]:
-        """Draw the centres of approximately this many clusters. Neighbours in the array are neighbours in the tree."""
+        """Draw the centres of approximately this many clusters, by splitting clusters again and again."""
         depth = max(1, round(math.log(max(clusters, 2), _BRANCHES)))
         branches = max(2, round(clusters ** (1 / depth)))
         centres = self._steps(random, 1, _ROOT_STEP)

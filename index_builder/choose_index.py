@@ -133,7 +133,8 @@ def build_chosen_index(
 def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress) -> list[Point]:
     """Measure the recall and speed of every index family on a sample of the keys.
 
-    The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are not measured.
+    The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are
+    not measured.
 
     Raises:
         BuildError: If a key of the sample or of the queries is not a unit vector.

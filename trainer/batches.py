@@ -112,8 +112,8 @@ class Batches:
         Args:
             step: Number of the step, from 0.
             mined: The hard negatives to draw from.
-            clusters: The cluster of each instance of the dataset, -1 for a held-out instance. The epoch visits the
-                clusters in random order, so that similar queries share a batch (NGAME).
+            clusters: The cluster of each instance of the dataset, -1 for a held-out instance. An epoch visits
+                one cluster after the other, in random order, so that similar queries are in one batch (NGAME).
         """
         rows = self._queries(step, clusters)
         sets = self._relevance[rows]

@@ -64,7 +64,7 @@ class Embedder:
         return views.float()
 
     def backward(self, parts: list[Part], loss: Callable[[list[Tensor]], float]) -> float:
-        """Add the gradient of a loss over the parts' views to the gradient of the model.
+        """Add the gradient of a loss over the views, the vectors of the parts' rows, to the gradient of the model.
 
         Args:
             parts: The rows to embed.

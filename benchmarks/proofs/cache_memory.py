@@ -49,7 +49,7 @@ class Peak:
 
 
 def prove(pools: tuple[int, ...] = (1_000, 4_000, 16_000, 64_000), most_direct: int = 4_000) -> list[Peak]:
-    """Measure the peak memory for each pool size.
+    """Measure the process's peak memory for each number of labels in the pool of a loss.
 
     Keeping all graphs needs much memory, so this is measured only up to `most_direct` labels.
     """

@@ -30,7 +30,8 @@ from service.settings import Device
 class Neighbours:
     """The retrieved keys of each query, in order of falling similarity.
 
-    An instance key is the row of the instance. A label key is the number of instances plus the position of the label.
+    A key is stated by its number. The number of an instance key is the row of the instance in the memory. The number of
+    a label key is the number of instances plus the position of the label.
     If a search finds fewer than b keys, the remaining places have key -1 and similarity -inf.
     """
 

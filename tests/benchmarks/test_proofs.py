@@ -21,7 +21,7 @@ SMALL = Size(queries=300, marked=60, labels=600, test=200, epochs=40)
 
 
 @pytest.mark.slow
-def test_decoupled_softmax_learns_the_marker_and_softmax_does_not() -> None:
+def test_decoupled_softmax_learns_the_marker_token_and_softmax_does_not() -> None:
     precision = decoupled.prove(SMALL)
     assert list(precision) == ["softmax", "decoupled softmax"]
     assert precision["decoupled softmax"] >= 99
@@ -86,7 +86,7 @@ def test_clustering_needs_less_memory_than_the_vectors() -> None:
 
 
 class TestTiny:
-    def test_random_texts_contain_neither_padding_nor_marker(self) -> None:
+    def test_random_texts_contain_neither_the_padding_token_nor_the_marker_token(self) -> None:
         drawn = tiny.random_texts(np.random.default_rng(0), 2_000, 8)
         assert drawn.shape == (2_000, 8)
         assert (drawn.min(), drawn.max()) == (2, tiny.VOCABULARY - 1)

@@ -163,7 +163,7 @@ def test_manifest_contains_every_check(built: Any) -> None:
 
 @pytest.fixture
 def store(built: Any, tmp_path: Path) -> Path:
-    """A copy of the store with its current version."""
+    """A copy of the built store. The same version is current in the copy."""
     return copy_store(built.store, tmp_path / "store")
 
 

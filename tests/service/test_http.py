@@ -131,7 +131,7 @@ def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(built: 
         assert "keys that vote" in is_problem(refused, 422, "invalid_request")["detail"]
 
 
-def test_batch_gets_the_same_answers_as_single_requests_and_one_version(client: httpx.Client) -> None:
+def test_one_version_answers_a_batch_and_the_answers_equal_those_of_single_requests(client: httpx.Client) -> None:
     queries = [QUERY, "x", "交響楽団がベートーヴェンを演奏する", "word " * 500]
     batch = client.post("/predict/batch", json={"queries": queries, "top_k": 4, "explain": True})
     assert list(batch.json()) == ["version", "results"]

@@ -109,7 +109,7 @@ def test_single_process_holds_one_copy_of_the_instance_keys(model: DualEncoder) 
 
 
 @pytest.mark.parametrize("kind", ["adapter", "whole encoder"])
-def test_keys_computed_with_bfloat16_are_close_unit_vectors_in_single_precision(
+def test_keys_computed_with_bfloat16_are_float32_unit_vectors_near_the_exact_keys(
     model: DualEncoder, tiny_encoder: Encoder, kind: str
 ) -> None:
     if kind == "adapter":

@@ -21,7 +21,7 @@ class DualEncoder(nn.Module):
     Args:
         dim: Size of the vectors below adapter and head.
         adapter: The residual networks of queries and labels. None: the vectors pass unchanged.
-        head: The head of the training method. None: the vector is the only view, and the key.
+        head: The head of the training method. None: the vector itself is compared by the loss and stored as the key.
     """
 
     def __init__(self, dim: int, adapter: Adapter | None = None, head: Head | None = None) -> None:
