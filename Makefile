@@ -15,11 +15,11 @@ demo: .venv/demo.stamp
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS)
 
 test: .venv/dev.stamp
-	$(PYTEST) --dist loadfile -m "not slow"
+	$(PYTEST) --dist worksteal -m "not slow"
 
 # The slow tests share no fixtures, so pytest distributes single tests instead of whole files.
 test-slow: .venv/dev.stamp
-	$(PYTEST) --dist load -m slow
+	$(PYTEST) --dist worksteal -m slow
 
 test-all: test test-slow
 
