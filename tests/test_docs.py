@@ -180,7 +180,7 @@ def test_commands_use_existing_verbs_and_flags(page: Path, flags: dict[str, set[
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
-def test_flags_in_the_text_belong_to_a_verb(page: Path, flags: dict[str, set[str]]) -> None:
+def test_each_flag_in_the_documentation_is_a_flag_of_a_recollect_verb(page: Path, flags: dict[str, set[str]]) -> None:
     named_flags = set(re.findall(r"`(--[a-z][a-z-]*)", BLOCK.sub("", page.read_text("utf-8"))))
     assert named_flags <= set().union(*flags.values())
 

@@ -180,7 +180,7 @@ def test_error_of_the_operating_system_gives_a_message_of_one_line(
     assert fails("attempt") == "recollect attempt: /none/at/all: No such file or directory\n"
 
 
-def test_error_of_the_operating_system_without_a_file_names_the_system(
+def test_operating_system_error_without_a_file_name_is_reported_with_the_word_system(
     fails: Callable[..., str], verb: Callable[..., None]
 ) -> None:
     verb("raise OSError(errno.ENOSPC, 'No space left on device')")

@@ -3,7 +3,7 @@
     z_l = unit( (1 - alpha) t_l + alpha unit( sum over instances i that have l of x_i ) )
 
 A label without instances keeps its text vector. `LabelKeys` are the keys of labels in a memory: they need no training
-and cost nothing at query time. `LabelInputs` are the inputs for labels of an adapter in training.
+and cost nothing at query time. `LabelInputs` are the vectors of labels that an adapter reads while it is trained.
 """
 
 from __future__ import annotations

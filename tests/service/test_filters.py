@@ -214,7 +214,7 @@ def test_allowed_label_without_any_vote_does_not_make_the_search_larger(
     ],
 )
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_answer_with_few_allowed_labels_equals_the_dense_formula_for_every_kind_of_index(
+def test_answer_with_few_allowed_labels_equals_a_softmax_over_all_keys_for_every_kind_of_index(
     dense: Callable[[str], Dense], kind: str, tolerance: float, lambda_: float
 ) -> None:
     memory = dense(kind)

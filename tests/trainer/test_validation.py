@@ -56,7 +56,7 @@ def test_at_most_4_000_instances_are_held_out() -> None:
 
 
 def gathered(instances: np.ndarray, labels: np.ndarray) -> Keys:
-    """Return keys as rank 0 has them. The validation does not use rank 0's own share."""
+    """Return keys with the arrays that rank 0 gathers from all ranks."""
     return Keys(instances[:0], labels, instances)
 
 
