@@ -124,7 +124,8 @@ def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[st
 
     Returns:
         `version`, `queries` (their number) and `rows`: for each combination of `lambda`, `temperature` and `top_b`, a
-        dict with these three and every metric in percent (None if undefined). `recollect evaluate --json` prints it.
+        dict with these three and every metric in percent (None if undefined). `recollect evaluate --json` prints the
+        same dict as JSON.
     """
     with _require_extra("build"):
         settings = _from_keywords("evaluate", {"dataset": dataset, "store": store, **flags})

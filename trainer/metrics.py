@@ -181,7 +181,7 @@ def report(
     instances: int,
     propensity: tuple[float, float] = (0.55, 1.5),
 ) -> dict[str, float | None]:
-    """All metrics in percent, in the order of tables.
+    """All metrics in percent, in the order in which tables print them.
 
     Args:
         predictions: Label positions. R@100 needs 100 for each query; missing predictions count as wrong.

@@ -203,7 +203,8 @@ class TuneSettings(TrainerSettings):
         description="values of lambda to try",
     )
     temperature: Annotated[list[Positive], *Listed, NotEmpty] = Field(
-        [0.02, 0.03, 0.04, 0.05, 0.07, 0.1], description="values of tau to try"
+        [0.02, 0.03, 0.04, 0.05, 0.07, 0.1],
+        description="values of tau, the temperature of the answers, that tuning tries",
     )
     top_b: Annotated[list[Annotated[int, Field(ge=1, le=1000)]], *Listed, NotEmpty] = Field(
         [25, 50, 100, 200, 400], description="values of b, the number of nearest keys, to try"

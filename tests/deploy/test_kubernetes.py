@@ -68,7 +68,7 @@ def test_replicas_run_without_privileges(pod: dict[str, Any], container: dict[st
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
-def test_kubernetes_sets_no_environment_variable_that_the_service_reads(pod: dict[str, Any]) -> None:
+def test_manifest_stops_kubernetes_from_adding_environment_variables_to_the_pod(pod: dict[str, Any]) -> None:
     assert not pod["enableServiceLinks"]
 
 

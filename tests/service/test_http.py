@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.service.http_helpers import Server, add_version, copy_store, relabel, serving
 
 QUERY = "How doctors treat high blood pressure"
-# Labels of the test topics in their order. Some uids contain characters that must be escaped in a URL.
+# Uids of the bundle's labels, in the order of the labels. Some uids contain characters that must be escaped in a URL.
 UIDS = ["Taxation", "Medicine", "a/b//c", "q?x=1&y#z %41", "Football", "音楽", "Law", "Never seen"]
 
 

@@ -26,8 +26,8 @@ HEADS: dict[str, Callable[[], Head]] = {
 
 
 class TestSavedCheckpoint:
-    # AutoTokenizer would build tokenizers that differ from these for distilbert (cased) and roberta (no byte-level
-    # BPE).
+    # The tiny distilbert has a case-sensitive tokenizer, and the tiny roberta a tokenizer without byte-level BPE.
+    # AutoTokenizer would build other tokenizers for these two.
     @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
     @pytest.mark.parametrize("pooling", ["mean", "cls"])
     def test_loaded_checkpoint_gives_the_vectors_of_the_saved_encoder(
