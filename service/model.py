@@ -26,7 +26,7 @@ from service.threads import threads_or_cores
 class ChosenOptions(TypedDict, total=False):
     """Keyword arguments of `Model.predict`: the fields of `AnswerOptions`.
 
-    An option that is absent or None gets the bundle's default.
+    An option that is absent gets its default. So does None, where the type allows it.
     """
 
     lambda_: Lambda | None

@@ -175,7 +175,7 @@ async def _read_body(model: type[BaseModel], request: Request) -> BaseModel:
     try:
         return model.model_validate_json(await request.body())
     except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
 
 
 def response_json(version: str, answers: Sequence[bytes], batch: bool) -> bytes:

@@ -78,8 +78,14 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_begin()
             self._start_request_timer()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._refused:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.cycle is self._last_complete:  # a field after the head is a trailer: ignore it
+        # Ignore the headers of a refused request: uvicorn would add them to the request that waits before it. Ignore
+        # trailers too: fields after the body.
+        if not self._refused and self.cycle is self._last_complete:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

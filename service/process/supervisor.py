@@ -143,7 +143,7 @@ class Supervisor:
         except ServiceError as error:
             print(f"recollect serve: {error}", file=sys.stderr, flush=True)  # noqa: T201
             return error.exit_status
-        except Exception as error:
+        except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             log.error("worker_failed", worker=number, exc_info=error)
             return 1
         return 0

@@ -140,9 +140,11 @@ class Batcher:
         if jobs is None:
             return False
         for batch in _by_version(jobs):
-            self._compute(batch)
-            for job in batch:
-                job.lease.release()
+            try:
+                self._compute(batch)
+            finally:
+                for job in batch:
+                    job.lease.release()
         return True
 
     def _take(self, wake_up: threading.Condition) -> list[_Job[Any]] | None:
@@ -183,9 +185,9 @@ class Batcher:
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
             answers = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs])
-        except Exception as error:
+        except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             if len(jobs) == 1:
-                _finish(jobs, [error])
+                _finish(jobs, [error if isinstance(error, Exception) else RuntimeError(repr(error))])
             else:
                 for job in jobs:
                     self._compute([job])

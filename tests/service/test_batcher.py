@@ -46,6 +46,8 @@ class Gate:
         assert self.open.wait(PATIENCE_SECONDS)
         if any("fault" in queries for queries, _ in requests):
             raise ValueError("a fault")
+        if any("panic" in queries for queries, _ in requests):
+            raise BaseException("a panic")
         return [Answers([answer(query) for query in queries], {"encode": 1.0}) for queries, _ in requests]
 
     async def busy(self) -> None:
@@ -185,6 +187,25 @@ def test_failing_request_does_not_fail_the_others_of_its_batch(start_batcher: An
         assert [found[0], found[1], found[4]] == [["first"], ["good"], ["also good"]]
         assert isinstance(found[2], ValueError)
         assert isinstance(found[3], KeyError)
+
+    asyncio.run(ask())
+
+
+def test_panic_in_a_library_fails_its_request_and_neither_ends_the_thread_nor_keeps_the_lease(
+    start_batcher: Any,
+) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher()
+        gate.open.set()
+        lease = gate.lease()
+        with pytest.raises(RuntimeError, match="a panic"):
+            await batcher.submit(lease, ["panic"], OPTIONS, best_uids)
+        assert await batcher.submit(lease, ["next"], OPTIONS, best_uids) == ["next"]
+        lease.release()
+        gate.leases.replace(cast(Predictor, Gate()))
+        while gate.leases.close_unused() == 0:  # until the thread has released its share
+            await asyncio.sleep(0.01)
+        assert gate.closed
 
     asyncio.run(ask())
 

@@ -321,6 +321,19 @@ def test_request_to_explain_too_many_keys_is_refused(client: httpx.Client) -> No
     assert client.post("/predict", json={"query": QUERY, "explain": True, "top_b": 2_000}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", {"query": QUERY, "allow": [1] * 10_000}),
+        ("/predict", {"query": QUERY, "deny": [1] * 10_000}),
+        ("/predict/batch", {"queries": [""] * 10_000}),
+    ],
+)
+def test_validation_of_a_list_stops_at_its_first_wrong_entry(client: httpx.Client, path: str, body: Any) -> None:
+    (error,) = is_problem(client.post(path, json=body), 422, "invalid_request")["errors"]
+    assert error["field"].endswith(".0")
+
+
 def test_problem_details_stay_small_if_a_request_has_many_errors(client: httpx.Client) -> None:
     wrong = {f"{number}" + "x" * 500: 1 for number in range(1_000)}
     response = client.post("/predict", json={"query": QUERY, **wrong})

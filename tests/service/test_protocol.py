@@ -261,6 +261,14 @@ def test_connection_with_too_many_unanswered_requests_is_closed_after_the_answer
     assert received.count(b"connection: close") == 1
 
 
+def test_waiting_request_does_not_get_the_headers_of_a_refused_request(slow_server: Server) -> None:
+    quick = WHOLE.replace(b"bread", b"flour")
+    refused = quick.replace(b"\r\n", b"\r\nX-Request-Id: of-the-refused-request\r\n", 1)
+    received = received_for(slow_server, WHOLE + quick * protocol._MAX_PIPELINED + refused)
+    assert statuses(received) == [200] * (1 + protocol._MAX_PIPELINED)
+    assert b"of-the-refused-request" not in received
+
+
 def peak_memory_mb(server: Server) -> int:
     status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
