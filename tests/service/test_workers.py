@@ -147,6 +147,8 @@ from service.process import server
 work = server._work
 def work_slowly(*arguments, **named):
     from service.predictor.predictor import Predictor
+    from service.process import worker
+    worker._QUIET_SECONDS = 3.0  # a stopping worker must not exit between two requests of a test on a slow machine
     answer = Predictor.predict_together
     def predict_together(self, requests):
         if any(query == "slow" for queries, _ in requests for query in queries):
