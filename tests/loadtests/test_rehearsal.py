@@ -15,6 +15,7 @@ MISSING = [name for name in ("redis-server", "nginx") if shutil.which(name) is N
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.slow
 def test_rehearsal_of_a_real_deployment_passes_every_stage(built: Any) -> None:
     flags = ["--store", built.store, "--seconds", 1, "--connections", 16, "--threads", 1]
     # A fixed rate that any machine can serve. The default rate depends on the speed that locust measures.
