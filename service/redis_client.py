@@ -47,7 +47,8 @@ class RedisClient:
     """A Redis server and a prefix of all keys; usable on the event loop and in threads.
 
     Args:
-        url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
+        url: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; never logged, because it can
+            contain a password.
         prefix: Prefix of every Redis key.
         metrics: Records whether Redis answers.
     """
@@ -60,8 +61,8 @@ class RedisClient:
             self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
-                "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
-                "write / : @ and # inside a password as %2F %3A %40 and %23"
+                "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
+                "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
         self._background, self._requests = _Health(), _Health()
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
