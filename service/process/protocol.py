@@ -224,7 +224,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             is_answer_begun = self.cycle is not self._last_complete and self.cycle.response_started
             if not is_answer_begun:
-                self.transport.write(problem_bytes(status, detail, reason))
+                is_head = self.parser.get_method() == b"HEAD"
+                self.transport.write(problem_bytes(status, detail, reason, with_body=not is_head))
             self.transport.close()
             self._write_timeout.start()
 
