@@ -56,9 +56,7 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
             log.info("serving", url=endpoints.public.url, admin=admin, workers=settings.workers)
 
         if settings.workers == 1:
-            from service.process.worker import serve_endpoints
-
-            serve_endpoints(settings, endpoints, log_start)
+            _work(settings, endpoints, log_start)
             return 0
         stack.enter_context(_shared_metrics())
         return _supervise(settings, endpoints, log_start)
@@ -70,14 +68,24 @@ def _supervise(settings: ServeSettings, endpoints: Endpoints, on_ready: Callable
     from service.telemetry.metrics import forget_process
 
     def work(number: int, heartbeat: Callable[[], None]) -> None:
-        from service.process.worker import serve_endpoints
-
         structlog.contextvars.bind_contextvars(worker=number)
         own = Endpoints(endpoints.public, None if number else endpoints.admin)
-        serve_endpoints(settings, own, heartbeat, heartbeat, answer_while_opening=not supervisor.has_ready_worker())
+        _work(settings, own, heartbeat, heartbeat, answer_while_opening=not supervisor.has_ready_worker())
 
     supervisor = Supervisor(settings.workers, work, settings.drain_seconds, endpoints.close, on_exit=forget_process)
     return supervisor.run(on_ready)
+
+
+def _work(
+    settings: ServeSettings,
+    endpoints: Endpoints,
+    on_ready: Callable[[], None],
+    heartbeat: Callable[[], None] | None = None,
+    answer_while_opening: bool = True,
+) -> None:
+    from service.process.worker import serve_endpoints
+
+    serve_endpoints(settings, endpoints, on_ready, heartbeat, answer_while_opening)
 
 
 def _raise_file_limit() -> None:
