@@ -7,6 +7,7 @@ for one second. A Redis server that is down or slow therefore costs one short wa
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,8 +160,7 @@ class RedisClient:
 
     def _record_failure(self, health: _Health, error: Exception) -> RedisError:
         had_problem = bool(self.problem)
-        timed_out = isinstance(error, TimeoutError | redis.TimeoutError)
-        health.problem = "Redis does not answer: " + ("it takes too long" if timed_out else "it cannot be reached")
+        health.problem = f"Redis does not answer: {_reason(error)}"
         health.skip_until = time.monotonic() + _BACKOFF_SECONDS
         if not had_problem:
             log.error("redis_down", error=health.problem)
@@ -177,6 +177,14 @@ class RedisClient:
     def _set_metric(self, answers: bool) -> None:
         if self._metrics:
             self._metrics.set_redis_up(answers)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError | redis.TimeoutError):
+        return "it takes too long"
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError):
+        return "its TLS certificate is not trusted; name the file of its issuer with ?ssl_ca_certs=FILE in --redis-url"
+    return "it cannot be reached"
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:
