@@ -65,24 +65,26 @@ def test_tls_versions_before_1_2_are_refused(server: Server, certificate: Certif
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     port = int(server.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
-        with pytest.raises(ssl.SSLError):
-            context.wrap_socket(connection, server_hostname="127.0.0.1")
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+    with connection, pytest.raises(ssl.SSLError):
+        context.wrap_socket(connection, server_hostname="127.0.0.1")
 
 
 def test_new_connections_use_a_new_certificate_when_the_files_change(light_versions: Path, tmp_path: Path) -> None:
     files = write_certificate(tmp_path)
     prelude = "from service.process import uvicorn_server\nuvicorn_server._TLS_CHECK_TICKS = 1\n"
-    with serving(light_versions, "--poll-seconds", "600", *files.flags(), prelude=prelude) as server:
-        with httpx.Client(base_url=server.url, verify=trusting(files)) as old:
-            old.get("/health/live").raise_for_status()
-            files.key.write_text("no key")
-            server.wait_for("tls_reload_failed")
-            httpx.get(f"{server.url}/health/live", verify=trusting(files)).raise_for_status()
-            write_certificate(tmp_path)
-            server.wait_for("tls_reloaded")
-            assert httpx.get(f"{server.url}/health/live", verify=trusting(files)).status_code == 200
-            assert old.get("/health/live").status_code == 200  # an open connection stays open
+    with (
+        serving(light_versions, "--poll-seconds", "600", *files.flags(), prelude=prelude) as server,
+        httpx.Client(base_url=server.url, verify=trusting(files)) as old,
+    ):
+        old.get("/health/live").raise_for_status()
+        files.key.write_text("no key")
+        server.wait_for("tls_reload_failed")
+        httpx.get(f"{server.url}/health/live", verify=trusting(files)).raise_for_status()
+        write_certificate(tmp_path)
+        server.wait_for("tls_reloaded")
+        assert httpx.get(f"{server.url}/health/live", verify=trusting(files)).status_code == 200
+        assert old.get("/health/live").status_code == 200  # an open connection stays open
 
 
 @pytest.mark.parametrize("missing", ["certificate", "key"])
