@@ -29,7 +29,7 @@ from loadtests.replica import ReplicaError, replica
 from service.errors import ServiceError
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")  # not 100 Continue
-# Number of requests before the first measurement of memory, so that caches and allocator pools are full.
+# Maximum number of requests before the first measurement of memory, so that caches and allocator pools are full.
 _WARMUP_REQUESTS = 3_000
 _ANSWER_SECONDS = 30.0
 # Time to wait for further answers on a connection after the first one.
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     tally = Tally()
     try:
         with replica(options.store, serve_flags) as server:
-            warmup = min(_WARMUP_REQUESTS, options.requests)
+            warmup = min(_WARMUP_REQUESTS, options.requests // 4)
             _send_all(server.address, options.seed, range(warmup), options.connections, tally)
             before = memory(server.process).rss_mb
             start = time.monotonic()

@@ -264,19 +264,24 @@ def _slow(source: random.Random) -> Message:
     return Message("", [whole[start : start + size] for start in range(0, len(whole), size)], pause_seconds=0.002)
 
 
-def _large(source: random.Random) -> bytes:
-    size = source.choice([_MEGABYTE - 100, _MEGABYTE + 100, 3 * _MEGABYTE])
-    body = source.choice(
-        [
+@functools.cache
+def _large_bodies() -> list[bytes]:
+    return [
+        body
+        for size in (_MEGABYTE - 100, _MEGABYTE + 100, 3 * _MEGABYTE)
+        for body in (
             b'{"query": "' + b" " * size + b'"}',
             b'{"query": "' + b"a" * size + b'"}',
             b'{"query": "' + b"ab " * (size // 3) + b'"}',
             b'{"queries": [' + b",".join([b"1"] * (size // 2)) + b"]}",
             b'{"query": "x", "allow": [' + b",".join([b'"a"'] * (size // 4)) + b"]}",
             b"{" + b",".join(b'"%x":1' % number for number in range(size // 12)) + b"}",
-        ]
-    )
-    return _post(body, source.choice(_PATHS[:2]))
+        )
+    ]
+
+
+def _large(source: random.Random) -> bytes:
+    return _post(source.choice(_large_bodies()), source.choice(_PATHS[:2]))
 
 
 def _random(source: random.Random) -> bytes:
