@@ -14,6 +14,7 @@ The class overrides methods of uvicorn that are not a public API, so pyproject.t
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from typing import Any
 
@@ -65,7 +66,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._write_timeout = WriteTimeout(transport, lambda: self._record_refusal("write_timeout"))
+        # The callback does not refer to this object: the two would wait for the garbage collector, with a large head.
+        self._write_timeout = WriteTimeout(
+            transport, functools.partial(self._open_connections.record_refusal, "write_timeout", self._client_address())
+        )
         self._open_connections.open()
         self._reserved = self._open_connections.exceed_limit()
         if self._open_connections.exceed_reserve():
@@ -230,7 +234,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_timeout.start()
 
     def _record_refusal(self, reason: Reason) -> None:
-        self._open_connections.record_refusal(reason, self.client[0] if self.client else None)
+        self._open_connections.record_refusal(reason, self._client_address())
+
+    def _client_address(self) -> str | None:
+        return self.client[0] if self.client else None
 
     def _close_after_answers(self) -> None:
         """Close the connection after the answer to the last complete request; drop the request after that one."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import socket
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+import uvloop
 from structlog.testing import capture_logs
+from uvicorn.server import ServerState
 
 from service.process import connections, write_timeout
 from service.process.connections import Connections, usable_connections
+from service.process.protocol import BoundedProtocol
 from service.process.write_timeout import WriteTimeout, _acknowledged_bytes
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.raw_http import HEAD, WHOLE, answer_to, connect, next_status, received_for, statuses
@@ -230,3 +236,47 @@ def test_acknowledged_bytes_are_the_bytes_that_the_client_received() -> None:
 
     before, after = asyncio.run(send())
     assert after - before == 1_000
+
+
+async def no_content(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "sent",
+    [LIVE, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000, b"hello\r\n\r\n", b"CONNECT x HTTP/1.1\r\n\r\n", HEAD],
+    ids=["answered", "large head", "no HTTP", "CONNECT", "half"],
+)
+def test_closed_connection_needs_no_garbage_collector(
+    loop: Callable[[], asyncio.AbstractEventLoop], sent: bytes
+) -> None:
+    async def exchange() -> int:
+        alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
+        config = uvicorn.Config(no_content, log_config=None, access_log=False)
+
+        def connection() -> BoundedProtocol:
+            alive.add(made := BoundedProtocol(config, ServerState(), {}, open_connections=opened))
+            return made
+
+        opened = Connections(LIMIT, None)
+        server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(sent)
+        while not alive:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        writer.close()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while alive and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        server.close()
+        return len(alive)
+
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            assert runner.run(exchange()) == 0
+    finally:
+        gc.enable()
