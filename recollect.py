@@ -212,6 +212,10 @@ VERBS = {
     "activate": Verb("service.cli", "serve", "make a version current"),
     "rollback": Verb("service.cli", "serve", "make the previous version current again"),
     "verify": Verb("service.cli", "serve", "check the files of a version and its golden queries"),
+    "copy": Verb("service.cli", "serve", "copy a version to another store"),
+    "prune": Verb("service.cli", "serve", "remove old versions from a store"),
+    "protect": Verb("service.cli", "serve", "protect a version against prune"),
+    "unprotect": Verb("service.cli", "serve", "remove the protection of a version"),
 }
 
 USAGE = "usage: recollect VERB [--help] ..."

@@ -195,6 +195,43 @@ class VerifySettings(ServiceSettings):
     )
 
 
+class PruneSettings(RedisSettings):
+    """Remove old versions from a store.
+
+    The current version, the target of a rollback, protected versions, and versions that a replica serves or opens are
+    kept. With --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder.
+    """
+
+    keep: int = Field(ge=1, description="Number of the newest versions to keep in any case")
+    dry_run: CliImplicitFlag[bool] = Field(False, description="Print the versions to remove, but remove nothing")
+
+
+class ProtectSettings(ServiceSettings):
+    """Protect a version: `recollect prune` keeps it."""
+
+    version: CliPositionalArg[str] = Field(
+        description="Version from `recollect versions`, or the word current for the current version"
+    )
+
+
+class UnprotectSettings(ServiceSettings):
+    """Remove the protection of a version."""
+
+    version: CliPositionalArg[str] = Field(description="A protected version")
+
+
+class CopySettings(ServiceSettings):
+    """Copy a version to another store, and verify every file on the way. The copy does not become current.
+
+    A copy that was interrupted can be started again. A version that the other store contains is never overwritten.
+    """
+
+    version: CliPositionalArg[str] = Field(
+        description="Version from `recollect versions`, or the word current for the current version"
+    )
+    to: Location = Field(description="Store that receives the version: a folder, or a URL such as s3://bucket/store")
+
+
 def require_consistent(settings: ServeSettings) -> None:
     """Refuse settings that contradict each other.
 

@@ -3,7 +3,7 @@
 A bundle is written to a temporary folder, flushed to disk and renamed, so that it appears complete or not at all.
 
 root/   bundles/<version>/       published
-        bundles/.incoming-*/     being written; the next writer removes a folder whose writer was killed
+        bundles/.incoming-*/     being written or removed; the next writer removes a folder whose writer was killed
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BundleFolder:
         """
         self.bundles.mkdir(parents=True, exist_ok=True)
         with self.lock():  # otherwise another writer could remove the folder
-            self._remove_abandoned()
+            self.remove_abandoned()
             folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
             descriptor = os.open(folder, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # the lock ends when the writer exits or is killed
@@ -77,6 +77,23 @@ class BundleFolder:
         folder.rename(target)
         _flush(self.bundles)
 
+    def remove(self, version: str) -> None:
+        """Remove a published bundle. The folder is renamed first, so that the version disappears in one step."""
+        aside = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
+        (self.bundles / version).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)  # the next writer removes a rest
+
+    def remove_abandoned(self) -> None:
+        """Remove the temporary folders of writers that were killed. The caller holds the lock."""
+        for folder in self.bundles.glob(f"{INCOMING}*"):
+            try:
+                descriptor = os.open(folder, os.O_RDONLY)
+            except FileNotFoundError:  # published by another process in the meantime
+                continue
+            if try_lock(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock of the whole folder; first wait until no other process holds the lock."""
@@ -85,16 +102,6 @@ class BundleFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(descriptor)
-
-    def _remove_abandoned(self) -> None:
-        for folder in self.bundles.glob(f"{INCOMING}*"):
-            try:
-                descriptor = os.open(folder, os.O_RDONLY)
-            except FileNotFoundError:  # published by another process in the meantime
-                continue
-            if try_lock(descriptor):
-                shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
 
 

@@ -11,23 +11,28 @@ cached bundle is used only while its manifest equals the manifest in the store.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.manifest import Manifest, check_version, is_version
+from service.bundle.manifest import FileInfo, Manifest, check_version, is_version
 from service.errors import BundleError, StoreError
 from service.store.bundle_cache import BundleCache, default_cache, folder_name
 from service.store.bundle_folder import INCOMING, already_published
 from service.store.object_folder import ObjectFolder
-from service.store.store import Store, parse_current
+from service.store.store import Store, copy_manifest, parse_current
 
 _LOCK_POLL_SECONDS = 0.1
+# A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of
+# one file ends after a day at the latest.
+_MAX_UPLOAD_AGE = timedelta(days=2)
 
 
 class RemoteStore(Store):
@@ -41,12 +46,12 @@ class RemoteStore(Store):
     def __init__(self, url: str, verify_key: Path | None = None, cache: Path | None = None) -> None:
         self._remote = ObjectFolder(url)
         self._closed = threading.Event()
-        super().__init__((cache or default_cache()) / folder_name(self._remote.name), verify_key)
+        super().__init__((cache or default_cache()) / folder_name(self._remote.name), verify_key, self._remote)
         self.name = self._remote.name
         self.local: BundleCache = BundleCache(self.root)
 
     def require(self) -> None:
-        if self._read("CURRENT") is not None:
+        if self.files.read("CURRENT") is not None:
             return
         with contextlib.suppress(StoreError):  # plain web servers cannot list folders
             if self.versions():
@@ -102,17 +107,67 @@ class RemoteStore(Store):
             StoreError: If the version is malformed or already published, or the store cannot be written to.
         """
         target = f"bundles/{check_version(version)}"
-        if self._remote.has(f"{target}/{MANIFEST}"):
-            raise already_published(f"{self.name}/{target}")
+        self._require_unpublished(version)
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == MANIFEST, path.name)):
             self._remote.upload(path, f"{target}/{path.name}")
+
+    def publish_copy(self, folder: Path, version: str) -> None:
+        """Upload a copy of a bundle's folder. Every uploaded file is read back and compared with the manifest.
+
+        Files that an interrupted copy uploaded completely are not uploaded again.
+        """
+        target = f"bundles/{check_version(version)}"
+        with self.incoming() as copy:
+            copy_manifest(folder, copy)
+            manifest = self._read_manifest(copy, version)
+            self._require_unpublished(version)
+            for name, expected in manifest.files.items():
+                if not self._has_file(f"{target}/{name}", expected):
+                    self._remote.upload(folder / name, f"{target}/{name}")
+                    if not self._has_file(f"{target}/{name}", expected):
+                        raise BundleError(
+                            f"{self.name}/{target}/{name}: expected the file of the manifest after the upload, found "
+                            "another file; copy the version again"
+                        )
+            self.publish(copy, version)
+
+    def size_bytes(self, version: str) -> int:
+        return sum(file.size_bytes for file in self._remote.files(f"bundles/{version}").values())
+
+    def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
+        """Remove a published version if it is unused.
+
+        An object store has no lock. So the manifest is removed first, which withdraws the version. If another process
+        has activated or protected the version meanwhile, the manifest is written again.
+        """
+        folder = f"bundles/{check_version(version)}"
+        manifest = self._remote.read(f"{folder}/{MANIFEST}")
+        if manifest is None or not is_unused():
+            return False
+        self._remote.delete(f"{folder}/{MANIFEST}")
+        if not is_unused():
+            self._remote.write(f"{folder}/{MANIFEST}", manifest)
+            return False
+        self._remove_files(folder)
+        return True
+
+    def remove_abandoned(self) -> None:
+        """Remove the files of uploads and removals that were interrupted.
+
+        Such a file has no manifest beside it, like a file of an upload in progress. Only its age shows the difference.
+        """
+        oldest_upload = datetime.now(UTC) - _MAX_UPLOAD_AGE
+        for name in filter(is_version, self._remote.names("bundles")):
+            files = self._remote.files(f"bundles/{name}")
+            if MANIFEST not in files and all(file.modified < oldest_upload for file in files.values()):
+                self._remove_files(f"bundles/{name}")
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # an object store has no locks: the last writer wins
 
     def close(self) -> None:
         """Stop a download in progress with an error, so that the service can shut down."""
         self._closed.set()
-
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # an object store has no locks: the last writer wins
 
     def _latest(self) -> str:
         try:
@@ -120,11 +175,22 @@ class RemoteStore(Store):
         except StoreError:
             return "unknown, because the server cannot list folders"
 
-    def _read(self, name: str) -> bytes | None:
-        return self._remote.read(name)
+    def _require_unpublished(self, version: str) -> None:
+        if self._remote.has(f"bundles/{version}/{MANIFEST}"):
+            raise already_published(f"{self.name}/bundles/{version}")
 
-    def _write(self, name: str, content: bytes) -> None:
-        self._remote.write(name, content)
+    def _has_file(self, name: str, expected: FileInfo) -> bool:
+        """Whether the object store holds a file with this size and SHA-256. The file is read completely."""
+        if self._remote.size_bytes(name) != expected.size:
+            return False
+        digest = hashlib.sha256()
+        for piece in self._remote.pieces(name):
+            self._check_open()
+            digest.update(piece)
+        return digest.hexdigest() == expected.sha256
+
+    def _remove_files(self, folder: str) -> None:
+        self._remote.delete(*(f"{folder}/{name}" for name in self._remote.files(folder)))
 
     def _open_cached(self, version: str, pause: Callable[[], None] | None, again: bool = False) -> Bundle:
         folder = self.bundles / check_version(version)
@@ -151,7 +217,7 @@ class RemoteStore(Store):
             with contextlib.suppress(FileNotFoundError):
                 if not again and (cached / MANIFEST).read_bytes() == (folder / MANIFEST).read_bytes():
                     return False
-            self.local.remove_old(keep=(version, parse_current(self._read("CURRENT") or b"")))
+            self.local.remove_old(keep=(version, parse_current(self.files.read("CURRENT") or b"")))
             self._require_space(manifest)
             for name, file in manifest.files.items():
                 self._download_file(f"bundles/{version}/{name}", folder / name, file.size)

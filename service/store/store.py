@@ -11,15 +11,18 @@ a URL.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.integrity import read_manifest
+from service.bundle.files import MANIFEST, SIGNATURE
+from service.bundle.integrity import check_files, read_manifest
 from service.bundle.manifest import Manifest, check_version, is_version
 from service.bundle.signing import read_verify_key
 from service.errors import BundleError, StoreError, UnknownVersionError
-from service.store.bundle_folder import BundleFolder, replace_file
+from service.store.bundle_folder import BundleFolder
+from service.store.small_files import FolderFiles, SmallFiles
 
 
 class Store:
@@ -32,14 +35,16 @@ class Store:
         local: The bundles on this machine: the store's own bundles, or the cache of a store at a URL.
         root: The folder of `local`.
         bundles: The folder inside `root` that contains one folder for each version.
+        files: The small files of the store, beside the bundles.
 
     Raises:
         KeyFileError: If `verify_key` is not an Ed25519 public key.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None) -> None:
+    def __init__(self, root: Path, verify_key: Path | None = None, files: SmallFiles | None = None) -> None:
         self.name = str(root)
         self.local = BundleFolder(root)
+        self.files = files or FolderFiles(root)
         self.root = root
         self.bundles = self.local.bundles
         self._verify_key = read_verify_key(verify_key) if verify_key else None
@@ -63,7 +68,7 @@ class Store:
         Raises:
             StoreError: If CURRENT does not hold a version's name.
         """
-        content = self._read("CURRENT")
+        content = self.files.read("CURRENT")
         if content is None:
             return None
         if (version := parse_current(content)) is None:
@@ -130,8 +135,8 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If the manifest of the version is broken.
         """
-        self.manifest(version)
-        with self._lock_current():
+        with self.lock():
+            self.manifest(version)  # under the lock, because another process may remove the version
             history = self._history()
             if history[-1:] != [version]:
                 self._set_current([*history, version])
@@ -143,11 +148,8 @@ class Store:
             StoreError: If there is no previous version.
         """
         self.require()
-        with self._lock_current():
-            history = self._history()
-            candidates = set(self.versions()) - set(history[-1:])
-            while history and history[-1] not in candidates:
-                history.pop()  # the current version, or a removed one
+        with self.lock():
+            history = self._history_of_rollback()
             if not history:
                 raise UnknownVersionError(
                     f"{self.name}: no version was current before; choose one with `recollect activate`"
@@ -155,6 +157,24 @@ class Store:
             self.manifest(history[-1])
             self._set_current(history)
             return history[-1]
+
+    def desired_versions(self) -> set[str]:
+        """The current version and the version that a rollback makes current.
+
+        Raises:
+            StoreError: If CURRENT does not hold a version's name.
+        """
+        current = self.current()
+        return {current, *self._history_of_rollback()[-1:]} if current else set()
+
+    def require_published(self, version: str) -> None:
+        """Check that a version is published, without a download.
+
+        Raises:
+            StoreError: If the version is not published.
+        """
+        if check_version(version) not in self.versions():
+            raise self._no_version(version)
 
     def incoming(self) -> contextlib.AbstractContextManager[Path]:
         """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
@@ -167,6 +187,47 @@ class Store:
             StoreError: If the version is malformed or already published: a published bundle never changes.
         """
         self.local.publish(folder, version)
+
+    def publish_copy(self, folder: Path, version: str) -> None:
+        """Publish a copy of a bundle's folder. Every copied file is compared with the manifest.
+
+        Raises:
+            StoreError: If the version is already published, or the store cannot be written to.
+            BundleError: If the manifest is broken or not signed, or a copied file differs from the manifest.
+        """
+        with self.incoming() as copy:
+            copy_manifest(folder, copy)
+            manifest = self._read_manifest(copy, version)
+            for name in manifest.files:
+                shutil.copyfile(folder / name, copy / name)
+            check_files(copy, manifest)
+            self.publish(copy, version)
+
+    def size_bytes(self, version: str) -> int:
+        """Size of all files of a published version."""
+        return sum(path.lstat().st_size for path in (self.bundles / version).iterdir())
+
+    def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
+        """Remove a published version if it is unused; return whether it was removed.
+
+        Args:
+            version: The version.
+            is_unused: Function that decides under the lock of the store, so that an activation is either seen or fails.
+        """
+        with self.lock():
+            if version not in self.local.versions() or not is_unused():
+                return False
+            self.local.remove(version)
+            return True
+
+    def remove_abandoned(self) -> None:
+        """Remove the files of writers that were killed."""
+        with self.lock():
+            self.local.remove_abandoned()
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock that is needed to change the current version, or to remove or protect a version."""
+        return self.local.lock()
 
     def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         bundle = open_bundle(folder, self._verify_key, pause)
@@ -191,36 +252,38 @@ class Store:
         """The names of the latest versions, for error messages."""
         return ", ".join(self.versions()[-3:])
 
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock that is needed to change the files CURRENT and HISTORY."""
-        return self.local.lock()
-
     def _history(self) -> list[str]:
         """The versions that were current, oldest first. The last one is always the version in the file CURRENT."""
-        history = (self._read("HISTORY") or b"").decode(errors="replace").split()
-        current = parse_current(self._read("CURRENT") or b"")
+        history = (self.files.read("HISTORY") or b"").decode(errors="replace").split()
+        current = parse_current(self.files.read("CURRENT") or b"")
         if current is None:  # no version is current, or CURRENT is damaged
             return []
         return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
 
+    def _history_of_rollback(self) -> list[str]:
+        """The history that a rollback leaves: its last version is published and differs from the current version."""
+        history = self._history()
+        candidates = set(self.versions()) - set(history[-1:])
+        while history and history[-1] not in candidates:
+            history.pop()
+        return history
+
     def _set_current(self, history: list[str]) -> None:
-        self._write("HISTORY", "".join(f"{version}\n" for version in history).encode())
-        self._write("CURRENT", f"{history[-1]}\n".encode())
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, content: bytes) -> None:
-        replace_file(self.root / name, content)
+        self.files.write("HISTORY", "".join(f"{version}\n" for version in history).encode())
+        self.files.write("CURRENT", f"{history[-1]}\n".encode())
 
 
 def parse_current(content: bytes) -> str | None:
     """The version that the content of the file CURRENT names; None if the content is not a version's name."""
     name = content.decode(errors="replace").strip()
     return name if is_version(name) else None
+
+
+def copy_manifest(folder: Path, to: Path) -> None:
+    """Copy the manifest of a bundle, and its signature if there is one."""
+    for name in (MANIFEST, SIGNATURE):
+        with contextlib.suppress(FileNotFoundError):  # a missing manifest is found when it is read
+            shutil.copyfile(folder / name, to / name)
 
 
 def _check_version_of(manifest: Manifest, version: str, folder: Path) -> None:

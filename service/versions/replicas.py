@@ -92,6 +92,15 @@ def replicas_of(store: Store, redis_client: RedisClient | None) -> Replicas:
     return RedisReplicas(redis_client) if redis_client else FolderReplicas(store.root / "replicas")
 
 
+def versions_in_use(replicas: Replicas) -> set[str]:
+    """The versions that running replicas serve.
+
+    Raises:
+        RedisError: If the reports cannot be read.
+    """
+    return {report.version for report in replicas.reports()}
+
+
 class FolderReplicas:
     """Stores reports as locked files in the folder `replicas` of the store."""
 
