@@ -135,8 +135,9 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If the manifest of the version is broken.
         """
+        self.manifest(version)
         with self.lock():
-            self.manifest(version)  # under the lock, because another process may remove the version
+            self.manifest(version)  # another process may have removed the version
             history = self._history()
             if history[-1:] != [version]:
                 self._set_current([*history, version])
