@@ -1,11 +1,11 @@
 """The store at a URL such as `s3://bucket/store`: bundles are downloaded into a local cache, checked, then opened.
 
-    URL/     bundles/<version>/  CURRENT  HISTORY      as in a store's folder
+    URL/     bundles/<version>/  ACTIVATION  CURRENT  LOG      as in a store's folder
 
 An object store has neither locks nor renames. Three rules replace locks and renames. A version is published when its
-manifest.json exists, which is uploaded last. If two processes activate versions at the same time, the last writer wins,
-and the store stays valid. The file CURRENT is written after the file HISTORY; if they disagree, CURRENT is right. A
-cached bundle is used only while its manifest equals the manifest in the store.
+manifest.json exists, which is uploaded last. ACTIVATION and LOG are replaced only if they have not changed since they
+were read, so two activations at the same time get different generations. A cached bundle is used only while its
+manifest equals the manifest in the store.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST, SIGNATURE
 from service.bundle.manifest import Manifest, check_version, is_version
 from service.errors import BundleError, StoreError
+from service.store.activation_record import ACTIVATION, CURRENT
 from service.store.bundle_cache import BundleCache, default_cache, folder_name
 from service.store.bundle_folder import INCOMING, already_published
 from service.store.object_folder import ObjectFolder
-from service.store.store import Store, parse_current
+from service.store.store import Store
 
 _LOCK_POLL_SECONDS = 0.1
 
@@ -41,12 +42,11 @@ class RemoteStore(Store):
     def __init__(self, url: str, verify_key: Path | None = None, cache: Path | None = None) -> None:
         self._remote = ObjectFolder(url)
         self._closed = threading.Event()
-        super().__init__((cache or default_cache()) / folder_name(self._remote.name), verify_key)
-        self.name = self._remote.name
+        super().__init__((cache or default_cache()) / folder_name(self._remote.name), verify_key, self._remote)
         self.local: BundleCache = BundleCache(self.root)
 
     def require(self) -> None:
-        if self._read("CURRENT") is not None:
+        if self._remote.read(ACTIVATION) is not None or self._remote.read(CURRENT) is not None:
             return
         with contextlib.suppress(StoreError):  # plain web servers cannot list folders
             if self.versions():
@@ -111,20 +111,11 @@ class RemoteStore(Store):
         """Stop a download in progress with an error, so that the service can shut down."""
         self._closed.set()
 
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # an object store has no locks: the last writer wins
-
     def _latest(self) -> str:
         try:
             return super()._latest()
         except StoreError:
             return "unknown, because the server cannot list folders"
-
-    def _read(self, name: str) -> bytes | None:
-        return self._remote.read(name)
-
-    def _write(self, name: str, content: bytes) -> None:
-        self._remote.write(name, content)
 
     def _open_cached(self, version: str, pause: Callable[[], None] | None, again: bool = False) -> Bundle:
         folder = self.bundles / check_version(version)
@@ -151,7 +142,7 @@ class RemoteStore(Store):
             with contextlib.suppress(FileNotFoundError):
                 if not again and (cached / MANIFEST).read_bytes() == (folder / MANIFEST).read_bytes():
                     return False
-            self.local.remove_old(keep=(version, parse_current(self._read("CURRENT") or b"")))
+            self.local.remove_old(keep=(version, self.current()))
             self._require_space(manifest)
             for name, file in manifest.files.items():
                 self._download_file(f"bundles/{version}/{name}", folder / name, file.size)

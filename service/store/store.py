@@ -1,11 +1,11 @@
-"""The bundle store: all bundles, and the name of the current version.
+"""The bundle store: all bundles, and the version that replicas must serve.
 
     store/   bundles/<version>/   published bundles
-             CURRENT              one line: the version that replicas serve
-             HISTORY              versions that were current, one a line; the current version is last
+             ACTIVATION           the activation record: the current version and its generation
+             CURRENT              one line: the current version, for people and scripts
+             LOG                  one JSON line for each activation and rollback
 
-The file CURRENT is written last, so that the store is valid after every step. `remote.py` uses the same file layout at
-a URL.
+`remote.py` uses the same file layout at a URL.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from pathlib import Path
 
 from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.integrity import read_manifest
-from service.bundle.manifest import Manifest, check_version, is_version
+from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_key
 from service.errors import BundleError, StoreError, UnknownVersionError
-from service.store.bundle_folder import BundleFolder, replace_file
+from service.store.activation_record import ActivationRecord, default_author
+from service.store.audit_log import LogEntry
+from service.store.bundle_folder import BundleFolder
+from service.store.control_files import ControlFiles, FolderFiles
+from service.store.desired_state import DesiredState
 
 
 class Store:
     """A store in a folder. If a public key is given, every bundle must be signed by the matching private key.
 
-    Subclasses replace the methods that read or write files.
+    Subclasses replace the methods that read or write bundles.
 
     Attributes:
         name: The store's name in error messages.
@@ -37,11 +41,13 @@ class Store:
         KeyFileError: If `verify_key` is not an Ed25519 public key.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None) -> None:
-        self.name = str(root)
+    def __init__(self, root: Path, verify_key: Path | None = None, files: ControlFiles | None = None) -> None:
+        files = files or FolderFiles(root)
+        self.name = files.name
         self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
+        self._state = DesiredState(files)
         self._verify_key = read_verify_key(verify_key) if verify_key else None
 
     def require(self) -> None:
@@ -57,18 +63,30 @@ class Store:
         """All published versions, oldest first."""
         return self.local.versions()
 
-    def current(self) -> str | None:
-        """The version that replicas serve; None if no version is current.
+    def activation(self) -> ActivationRecord | None:
+        """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If CURRENT does not hold a version's name.
+            StoreError: If the record is damaged.
         """
-        content = self._read("CURRENT")
-        if content is None:
-            return None
-        if (version := parse_current(content)) is None:
-            raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
-        return version
+        return self._state.record()
+
+    def current(self) -> str | None:
+        """The version that replicas must serve; None if no version is current.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        record = self.activation()
+        return record.version if record else None
+
+    def log(self) -> list[LogEntry]:
+        """All activations and rollbacks, oldest first.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        return self._state.log()
 
     def require_current(self) -> str:
         """The version that replicas serve.
@@ -123,38 +141,36 @@ class Store:
     def close(self) -> None:
         """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
 
-    def activate(self, version: str) -> None:
-        """Make a version current.
+    def activate(
+        self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
+    ) -> ActivationRecord:
+        """Make a version current, and return the new activation record.
+
+        Args:
+            version: The version.
+            by: The user who activates the version; None means the user of this process.
+            why: The reason, for the log.
+            expected_generation: Generation that the store must have before the activation; None accepts any.
 
         Raises:
             StoreError: If the version is not published.
             BundleError: If the manifest of the version is broken.
+            ActivationConflictError: If the store has another generation than expected, or another process activates a
+                version at the same time.
         """
         self.manifest(version)
-        with self._lock_current():
-            history = self._history()
-            if history[-1:] != [version]:
-                self._set_current([*history, version])
+        return self._state.activate(version, by or default_author(), why, expected_generation)
 
-    def rollback(self) -> str:
-        """Make the previous current version current again, and return it.
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Make the previous current version current again, and return the new activation record.
 
         Raises:
             StoreError: If there is no previous version.
+            BundleError: If the manifest of the previous version is broken.
+            ActivationConflictError: If another process activates a version at the same time.
         """
         self.require()
-        with self._lock_current():
-            history = self._history()
-            candidates = set(self.versions()) - set(history[-1:])
-            while history and history[-1] not in candidates:
-                history.pop()  # the current version, or a removed one
-            if not history:
-                raise UnknownVersionError(
-                    f"{self.name}: no version was current before; choose one with `recollect activate`"
-                )
-            self.manifest(history[-1])
-            self._set_current(history)
-            return history[-1]
+        return self._state.rollback(self._is_published, by or default_author(), why)
 
     def incoming(self) -> contextlib.AbstractContextManager[Path]:
         """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
@@ -191,36 +207,12 @@ class Store:
         """The names of the latest versions, for error messages."""
         return ", ".join(self.versions()[-3:])
 
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock that is needed to change the files CURRENT and HISTORY."""
-        return self.local.lock()
-
-    def _history(self) -> list[str]:
-        """The versions that were current, oldest first. The last one is always the version in the file CURRENT."""
-        history = (self._read("HISTORY") or b"").decode(errors="replace").split()
-        current = parse_current(self._read("CURRENT") or b"")
-        if current is None:  # no version is current, or CURRENT is damaged
-            return []
-        return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
-
-    def _set_current(self, history: list[str]) -> None:
-        self._write("HISTORY", "".join(f"{version}\n" for version in history).encode())
-        self._write("CURRENT", f"{history[-1]}\n".encode())
-
-    def _read(self, name: str) -> bytes | None:
+    def _is_published(self, version: str) -> bool:
         try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, content: bytes) -> None:
-        replace_file(self.root / name, content)
-
-
-def parse_current(content: bytes) -> str | None:
-    """The version that the content of the file CURRENT names; None if the content is not a version's name."""
-    name = content.decode(errors="replace").strip()
-    return name if is_version(name) else None
+            self.manifest(version)
+        except UnknownVersionError:
+            return False
+        return True
 
 
 def _check_version_of(manifest: Manifest, version: str, folder: Path) -> None:
