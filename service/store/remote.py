@@ -1,11 +1,11 @@
 """The store at a URL such as `s3://bucket/store`: bundles are downloaded into a local cache, checked, then opened.
 
-    URL/     bundles/<version>/  CURRENT  HISTORY      as in a store's folder
+    URL/     bundles/<version>/  ACTIVATION  CURRENT  LOG      as in a store's folder
 
 An object store has neither locks nor renames. Three rules replace locks and renames. A version is published when its
-manifest.json exists, which is uploaded last. If two processes activate versions at the same time, the last writer wins,
-and the store stays valid. The file CURRENT is written after the file HISTORY; if they disagree, CURRENT is right. A
-cached bundle is used only while its manifest equals the manifest in the store.
+manifest.json exists, which is uploaded last. ACTIVATION and LOG are replaced only if they have not changed since they
+were read, so two activations at the same time get different generations. A cached bundle is used only while its
+manifest equals the manifest in the store.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST, SIGNATURE
 from service.bundle.manifest import FileInfo, Manifest, check_version, is_version
 from service.errors import BundleError, StoreError
+from service.store.activation_record import ACTIVATION, CURRENT
 from service.store.bundle_cache import BundleCache, default_cache, folder_name
 from service.store.bundle_folder import INCOMING, already_published
 from service.store.object_folder import ObjectFolder
-from service.store.store import Store, copy_manifest, parse_current
+from service.store.store import Store, copy_manifest
 
 _LOCK_POLL_SECONDS = 0.1
 # A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of
@@ -47,11 +48,10 @@ class RemoteStore(Store):
         self._remote = ObjectFolder(url)
         self._closed = threading.Event()
         super().__init__((cache or default_cache()) / folder_name(self._remote.name), verify_key, self._remote)
-        self.name = self._remote.name
         self.local: BundleCache = BundleCache(self.root)
 
     def require(self) -> None:
-        if self.files.read("CURRENT") is not None:
+        if self._remote.read(ACTIVATION) is not None or self._remote.read(CURRENT) is not None:
             return
         with contextlib.suppress(StoreError):  # plain web servers cannot list folders
             if self.versions():
@@ -162,9 +162,6 @@ class RemoteStore(Store):
             if MANIFEST not in files and all(file.modified < oldest_upload for file in files.values()):
                 self._remove_files(f"bundles/{name}")
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # an object store has no locks: the last writer wins
-
     def close(self) -> None:
         """Stop a download in progress with an error, so that the service can shut down."""
         self._closed.set()
@@ -217,7 +214,7 @@ class RemoteStore(Store):
             with contextlib.suppress(FileNotFoundError):
                 if not again and (cached / MANIFEST).read_bytes() == (folder / MANIFEST).read_bytes():
                     return False
-            self.local.remove_old(keep=(version, parse_current(self.files.read("CURRENT") or b"")))
+            self.local.remove_old(keep=(version, self.current()))
             self._require_space(manifest)
             for name, file in manifest.files.items():
                 self._download_file(f"bundles/{version}/{name}", folder / name, file.size)

@@ -1,7 +1,5 @@
 """Retention: which versions of a store are kept, and the removal of all others.
 
-    store/   protected/<version>     an empty file: `recollect prune` keeps the version
-
 A version is kept if it is one of the newest, current, the target of a rollback, protected, or in use by a replica. All
 conditions are read again right before a version is removed, because another process may activate or protect a version
 meanwhile.
@@ -12,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from service.bundle.manifest import check_version, is_version
+from service.bundle.manifest import is_version
 from service.errors import StoreError, UnknownVersionError
 from service.store.store import Store
 
-_FOLDER = "protected"
+_PROTECTED = "PROTECTED"
 
 
 class Pruned(NamedTuple):
@@ -32,13 +30,13 @@ def protect(store: Store, version: str) -> None:
     Raises:
         StoreError: If the version is not published, or the store cannot be written to.
     """
-    with store.lock():
-        store.files.write(_mark(version), b"")
-        try:  # after the write, because `prune` of a store at a URL takes no lock
-            store.require_published(version)
-        except StoreError:
-            store.files.delete(_mark(version))
-            raise
+    store.require_published(version)
+    _change_protected(store, lambda versions: versions | {version})
+    try:  # again after the write, because `prune` may have removed the version meanwhile
+        store.require_published(version)
+    except StoreError:
+        _change_protected(store, lambda versions: versions - {version})
+        raise
 
 
 def unprotect(store: Store, version: str) -> None:
@@ -47,17 +45,18 @@ def unprotect(store: Store, version: str) -> None:
     Raises:
         StoreError: If the version is not protected, or the store cannot be written to.
     """
-    if version not in protected(store):
+    before = protected(store)
+    if version not in before:
         raise UnknownVersionError(
             f"{store.name}: expected a protected version, found {version!r}; protected: "
-            + (", ".join(sorted(protected(store))) or "none")
+            + (", ".join(sorted(before)) or "none")
         )
-    store.files.delete(_mark(version))
+    _change_protected(store, lambda versions: versions - {version})
 
 
 def protected(store: Store) -> set[str]:
     """The protected versions."""
-    return set(filter(is_version, store.files.names(_FOLDER)))
+    return _parse(store.files.read(_PROTECTED))
 
 
 def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_run: bool = False) -> Iterator[Pruned]:
@@ -74,11 +73,10 @@ def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_ru
         RedisError: If `in_use` cannot read the reports of the replicas.
     """
     store.require()
-    versions = store.versions()
-    for version in versions[:-keep]:
+    for version in store.versions()[:-keep]:
 
         def is_unused(version: str = version) -> bool:
-            return version not in {*store.desired_versions(), *protected(store), *in_use()}
+            return version not in {*_desired(store), *protected(store), *in_use()}
 
         if not is_unused():
             continue
@@ -89,5 +87,22 @@ def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_ru
         store.remove_abandoned()
 
 
-def _mark(version: str) -> str:
-    return f"{_FOLDER}/{check_version(version)}"
+def _desired(store: Store) -> set[str]:
+    """The current version and the version that a rollback makes current."""
+    record = store.activation()
+    if record is None:
+        return set()
+    published = set(store.versions())
+    before = [version for version in record.previous if version != record.version and version in published]
+    return {record.version, *before[-1:]}
+
+
+def _change_protected(store: Store, change: Callable[[set[str]], set[str]]) -> None:
+    with store.files.exclusive():
+        store.files.update(
+            _PROTECTED, lambda content: "".join(f"{version}\n" for version in sorted(change(_parse(content)))).encode()
+        )
+
+
+def _parse(content: bytes | None) -> set[str]:
+    return set(filter(is_version, (content or b"").decode(errors="replace").split()))

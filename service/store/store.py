@@ -1,11 +1,12 @@
-"""The bundle store: all bundles, and the name of the current version.
+"""The bundle store: all bundles, and the version that replicas must serve.
 
     store/   bundles/<version>/   published bundles
-             CURRENT              one line: the version that replicas serve
-             HISTORY              versions that were current, one a line; the current version is last
+             ACTIVATION           the activation record: the current version and its generation
+             CURRENT              one line: the current version, for people and scripts
+             LOG                  one JSON line for each activation and rollback
+             PROTECTED            the versions that `recollect prune` must keep, one a line
 
-The file CURRENT is written last, so that the store is valid after every step. `remote.py` uses the same file layout at
-a URL.
+`remote.py` uses the same file layout at a URL.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from pathlib import Path
 from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.files import MANIFEST, SIGNATURE
 from service.bundle.integrity import check_files, read_manifest
-from service.bundle.manifest import Manifest, check_version, is_version
+from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_key
 from service.errors import BundleError, StoreError, UnknownVersionError
+from service.store.activation_record import ActivationRecord, default_author
+from service.store.audit_log import LogEntry
 from service.store.bundle_folder import BundleFolder
-from service.store.small_files import FolderFiles, SmallFiles
+from service.store.control_files import ControlFiles, FolderFiles
+from service.store.desired_state import DesiredState
 
 
 class Store:
     """A store in a folder. If a public key is given, every bundle must be signed by the matching private key.
 
-    Subclasses replace the methods that read or write files.
+    Subclasses replace the methods that read or write bundles.
 
     Attributes:
         name: The store's name in error messages.
@@ -41,12 +45,13 @@ class Store:
         KeyFileError: If `verify_key` is not an Ed25519 public key.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None, files: SmallFiles | None = None) -> None:
-        self.name = str(root)
-        self.local = BundleFolder(root)
+    def __init__(self, root: Path, verify_key: Path | None = None, files: ControlFiles | None = None) -> None:
         self.files = files or FolderFiles(root)
+        self.name = self.files.name
+        self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
+        self._state = DesiredState(self.files)
         self._verify_key = read_verify_key(verify_key) if verify_key else None
 
     def require(self) -> None:
@@ -62,18 +67,30 @@ class Store:
         """All published versions, oldest first."""
         return self.local.versions()
 
-    def current(self) -> str | None:
-        """The version that replicas serve; None if no version is current.
+    def activation(self) -> ActivationRecord | None:
+        """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If CURRENT does not hold a version's name.
+            StoreError: If the record is damaged.
         """
-        content = self.files.read("CURRENT")
-        if content is None:
-            return None
-        if (version := parse_current(content)) is None:
-            raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
-        return version
+        return self._state.record()
+
+    def current(self) -> str | None:
+        """The version that replicas must serve; None if no version is current.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        record = self.activation()
+        return record.version if record else None
+
+    def log(self) -> list[LogEntry]:
+        """All activations and rollbacks, oldest first.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        return self._state.log()
 
     def require_current(self) -> str:
         """The version that replicas serve.
@@ -128,45 +145,40 @@ class Store:
     def close(self) -> None:
         """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
 
-    def activate(self, version: str) -> None:
-        """Make a version current.
+    def activate(
+        self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
+    ) -> ActivationRecord:
+        """Make a version current, and return the new activation record.
+
+        Args:
+            version: The version.
+            by: The user who activates the version; None means the user of this process.
+            why: The reason, for the log.
+            expected_generation: Generation that the store must have before the activation; None accepts any.
 
         Raises:
             StoreError: If the version is not published.
             BundleError: If the manifest of the version is broken.
+            ActivationConflictError: If the store has another generation than expected, or another process activates a
+                version at the same time.
         """
         self.manifest(version)
-        with self.lock():
-            self.manifest(version)  # another process may have removed the version
-            history = self._history()
-            if history[-1:] != [version]:
-                self._set_current([*history, version])
 
-    def rollback(self) -> str:
-        """Make the previous current version current again, and return it.
+        def require_still_published() -> None:
+            self.manifest(version)
+
+        return self._state.activate(version, require_still_published, by or default_author(), why, expected_generation)
+
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Make the previous current version current again, and return the new activation record.
 
         Raises:
             StoreError: If there is no previous version.
+            BundleError: If the manifest of the previous version is broken.
+            ActivationConflictError: If another process activates a version at the same time.
         """
         self.require()
-        with self.lock():
-            history = self._history_of_rollback()
-            if not history:
-                raise UnknownVersionError(
-                    f"{self.name}: no version was current before; choose one with `recollect activate`"
-                )
-            self.manifest(history[-1])
-            self._set_current(history)
-            return history[-1]
-
-    def desired_versions(self) -> set[str]:
-        """The current version and the version that a rollback makes current.
-
-        Raises:
-            StoreError: If CURRENT does not hold a version's name.
-        """
-        current = self.current()
-        return {current, *self._history_of_rollback()[-1:]} if current else set()
+        return self._state.rollback(self._is_published, by or default_author(), why)
 
     def require_published(self, version: str) -> None:
         """Check that a version is published, without a download.
@@ -215,7 +227,7 @@ class Store:
             version: The version.
             is_unused: Function that decides under the lock of the store, so that an activation is either seen or fails.
         """
-        with self.lock():
+        with self.files.exclusive():
             if version not in self.local.versions() or not is_unused():
                 return False
             self.local.remove(version)
@@ -223,12 +235,8 @@ class Store:
 
     def remove_abandoned(self) -> None:
         """Remove the files of writers that were killed."""
-        with self.lock():
+        with self.files.exclusive():
             self.local.remove_abandoned()
-
-    def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock that is needed to change the current version, or to remove or protect a version."""
-        return self.local.lock()
 
     def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         bundle = open_bundle(folder, self._verify_key, pause)
@@ -253,31 +261,12 @@ class Store:
         """The names of the latest versions, for error messages."""
         return ", ".join(self.versions()[-3:])
 
-    def _history(self) -> list[str]:
-        """The versions that were current, oldest first. The last one is always the version in the file CURRENT."""
-        history = (self.files.read("HISTORY") or b"").decode(errors="replace").split()
-        current = parse_current(self.files.read("CURRENT") or b"")
-        if current is None:  # no version is current, or CURRENT is damaged
-            return []
-        return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
-
-    def _history_of_rollback(self) -> list[str]:
-        """The history that a rollback leaves: its last version is published and differs from the current version."""
-        history = self._history()
-        candidates = set(self.versions()) - set(history[-1:])
-        while history and history[-1] not in candidates:
-            history.pop()
-        return history
-
-    def _set_current(self, history: list[str]) -> None:
-        self.files.write("HISTORY", "".join(f"{version}\n" for version in history).encode())
-        self.files.write("CURRENT", f"{history[-1]}\n".encode())
-
-
-def parse_current(content: bytes) -> str | None:
-    """The version that the content of the file CURRENT names; None if the content is not a version's name."""
-    name = content.decode(errors="replace").strip()
-    return name if is_version(name) else None
+    def _is_published(self, version: str) -> bool:
+        try:
+            self.manifest(version)
+        except UnknownVersionError:
+            return False
+        return True
 
 
 def copy_manifest(folder: Path, to: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import recollect
 from service.bundle.files import MANIFEST
+from service.bundle.manifest import Manifest
 from service.errors import StoreError
 from service.store import remote
 from service.store.locations import open_store
@@ -66,7 +67,7 @@ def test_prune_keeps_newest_current_previous_protected_and_used_versions(store: 
     assert removed.version == "E"
     assert removed.size_bytes > size_bytes  # the manifest is a file too
     assert store.versions() == ["A", "B", "C", "D", "F"]
-    assert store.rollback() == "A"
+    assert store.rollback().version == "A"
     assert store.open("A").manifest.version == "A"
 
 
@@ -105,31 +106,44 @@ def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> Non
     assert [each.version for each in prune(store, 1, activate_meanwhile)] == ["D", "E"]
     assert store.current() == "C"
     assert store.open("C").manifest.version == "C"
-    assert store.rollback() == "B"
+    assert store.rollback().version == "B"
 
 
-def test_version_in_a_bucket_that_is_activated_during_its_removal_is_published_again(
+def test_version_in_a_bucket_that_becomes_used_during_its_removal_is_published_again(
     url: str, bundles: Path, tmp_path: Path
 ) -> None:
     store = open_store(url, None, tmp_path / "cache")
     for version in "AB":
         publish(store, bundles / version, version)
 
-    def activated_meanwhile() -> bool:
-        if store.versions() == ["A", "B"]:
-            return True
-        store.files.write("CURRENT", b"A\n")  # an activation that read the manifest before it was removed
-        return False
+    def is_unused() -> bool:  # until the manifest is removed
+        return store.versions() == ["A", "B"]
 
-    assert not store.remove("A", activated_meanwhile)
+    assert not store.remove("A", is_unused)
     assert store.open("A").manifest.version == "A"
 
 
 def test_prune_refuses_to_run_if_the_current_version_is_unknown(store: Store) -> None:
-    store.files.write("CURRENT", b"not a version\n")
-    with pytest.raises(StoreError, match="CURRENT: expected a version's name"):
+    store.files.update("ACTIVATION", lambda _: b"{}")
+    with pytest.raises(StoreError, match="ACTIVATION: expected an activation record"):
         pruned(store, 1)
     assert store.versions() == list(VERSIONS)
+
+
+def test_version_that_is_removed_during_its_activation_does_not_become_current(bundles: Path) -> None:
+    class Slow(Store):
+        def manifest(self, version: str) -> Manifest:
+            """Read the manifest; the version is removed right after the first call."""
+            manifest = super().manifest(version)
+            if version == "C":
+                super().remove("C", lambda: True)
+            return manifest
+
+    store = Slow(bundles.parent)
+    store.activate("A")
+    with pytest.raises(StoreError, match="expected a published version, found no 'C'"):
+        store.activate("C")
+    assert store.current() == "A"
 
 
 def test_removal_that_was_killed_leaves_no_version_and_is_completed_later(bundles: Path, tmp_path: Path) -> None:
@@ -174,6 +188,7 @@ def test_command_keeps_the_version_that_a_running_replica_serves(
     folder = copy_store(light_versions, tmp_path / "store")
     for version in ("v6", "v7", "v8"):
         add_version(folder, "light", version, light_encoder)
+    Store(folder).activate("v3")
     with serving(folder, "--poll-seconds", "3600", *redis):  # the replica notices no activation
         Store(folder).activate("v6")
         Store(folder).activate("v7")
