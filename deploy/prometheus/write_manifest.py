@@ -1,4 +1,4 @@
-"""Write the rules of alerts.yml and slo.yml as a manifest for the Prometheus Operator. `make rules` runs this program."""
+"""Write the rules of alerts.yml and slo.yml as a manifest for the Prometheus Operator: `make rules`."""
 
 from __future__ import annotations
 
