@@ -240,7 +240,7 @@ class ModelManager:
             self._run_step("report_unwritable", self._report)
             if self._leases.close_unused():
                 _return_freed_memory()
-            self._metrics.update_bundle_age()
+            self._metrics.refresh()
             self._wake.wait(min(self._poll_seconds, REPORT_SECONDS))
 
     def _run_step(self, event: str, step: Callable[[], None]) -> None:

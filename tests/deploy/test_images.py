@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
+from tests.deploy.helpers import DEPLOY, FINE, OVERLOADED, REPOSITORY, Answer, FakeReplica, run_tool
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -86,3 +88,13 @@ def test_dockerfile_copies_all_files_of_the_build_context_and_no_others() -> Non
     context = set(re.findall(r"^!(.*)$", (REPOSITORY / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE))
     assert copied == context
     assert all((REPOSITORY / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize(("answer", "status"), [(FINE, 0), (OVERLOADED, 1)])
+def test_health_check_succeeds_only_if_the_service_is_ready(answer: Answer, status: int) -> None:
+    with FakeReplica("replica") as replica:
+        replica.answer = answer
+        variables = {"RECOLLECT_PORT": replica.address.partition(":")[2]}
+        done = subprocess.run([sys.executable, DEPLOY / "check_ready.py"], env=variables, stderr=subprocess.DEVNULL)
+    assert done.returncode == status
+    assert [path for path, _, _ in replica.requests] == ["/health/ready"]

@@ -40,6 +40,12 @@ def client(store: Path) -> Iterator[httpx.Client]:
         yield client
 
 
+def test_memory_of_the_process_is_measured(client: httpx.Client) -> None:
+    found = samples(client)
+    assert found["recollect_private_memory_bytes"] > 10e6
+    assert found["recollect_mapped_memory_bytes"] > 10e6
+
+
 def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     client.post("/predict", json=QUERY)
     client.post("/predict", json={})
