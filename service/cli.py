@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from service.settings import (
     ActivateSettings,
     CopySettings,
+    LogSettings,
     PredictSettings,
     ProtectSettings,
     PruneSettings,
@@ -24,6 +25,7 @@ from service.settings import (
 
 if TYPE_CHECKING:
     from service.redis_client import RedisClient
+    from service.store.activation_record import ActivationRecord
     from service.store.store import Store
     from service.versions.activation import Activation
 
@@ -67,10 +69,11 @@ def versions(settings: VersionsSettings) -> None:
     store.require()
     rows = []
     try:
-        current = store.current()
+        record = store.activation()
     except StoreError as error:  # the list still shows which versions can be activated
-        current = None
+        record = None
         _print_error(str(error))
+    current, generation = (record.version, record.generation) if record else (None, None)
     published = store.versions()
     kept = protected(store)
     for version in published:
@@ -91,21 +94,35 @@ def versions(settings: VersionsSettings) -> None:
             }
         rows.append(row)
     if settings.json_:
-        _print_line(json.dumps({"current": current, "versions": rows}))
+        _print_line(json.dumps({"current": current, "generation": generation, "versions": rows}))
         return
     for row in rows:
         _print_line(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
 
 
+def log(settings: LogSettings) -> None:
+    store = _store(settings)
+    store.require()
+    entries = store.log()
+    if settings.json_:
+        _print_line(json.dumps({"log": [entry.model_dump(mode="json", by_alias=True) for entry in entries]}))
+        return
+    if not entries:
+        _print_error(f"{store.name}: no activation is logged yet")
+    for entry in entries:
+        change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
+        why = f"  {entry.why}" if entry.why else ""
+        _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
+
+
 def activate(settings: ActivateSettings) -> None:
     activation = _activation(settings)
-    activation.activate(settings.version)
-    _report_switch(settings, activation, settings.version)
+    _report_switch(settings, activation, activation.activate(settings.version, settings.by, settings.why))
 
 
 def rollback(settings: RollbackSettings) -> None:
     activation = _activation(settings)
-    _report_switch(settings, activation, activation.rollback())
+    _report_switch(settings, activation, activation.rollback(settings.by, settings.why))
 
 
 def verify(settings: VerifySettings) -> None:
@@ -127,7 +144,7 @@ def prune(settings: PruneSettings) -> None:
     store = _store(settings)
     replicas = replicas_of(store, _redis_client(settings))
     number, size_bytes = 0, 0
-    for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas), settings.dry_run):
+    for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
         _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
         number, size_bytes = number + 1, size_bytes + pruned.size_bytes
     verb = "would remove" if settings.dry_run else "removed"
@@ -180,11 +197,11 @@ def _activation(settings: SwitchSettings) -> Activation:
     return Activation(_store(settings), _redis_client(settings))
 
 
-def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:
+def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
     if settings.wait:
-        for report in activation.wait(version, settings.wait_seconds):
+        for report in activation.wait(record, settings.wait_seconds, settings.replicas):
             _print_error(f"{report.replica} serves {report.version}")
-    _print_line(version)
+    _print_line(record.version)
 
 
 def _summary(row: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -24,10 +24,13 @@ from service.http import problems
 from service.http.middleware import BodyLimit, RequestContext, bearer_token
 from service.http.problems import NOT_JSON, problem_response
 from service.settings import ServeSettings
+from service.store.activation_record import ActivationRecord
+from service.store.audit_log import LogEntry
 from service.store.store import Store
 from service.versions.activation import Activation
 from service.versions.model_manager import ModelManager
-from service.versions.replicas import Report
+from service.versions.replicas import reports
+from service.versions.reports import Report
 
 _MAX_BODY_BYTES = 1 << 16
 
@@ -35,12 +38,16 @@ _MAX_BODY_BYTES = 1 << 16
 class SwitchRequest(BaseModel):
     """Body of an activation or a rollback.
 
-    `wait_seconds` is the maximum time to wait until every replica serves the version; 0 does not wait.
+    `wait_seconds` is the maximum time to wait until every replica serves the version; 0 does not wait. `replicas` is
+    the number of replicas to wait for. `by` and `why` are the user and the reason, for the log.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     wait_seconds: float = Field(0.0, ge=0, le=3600)
+    replicas: int | None = Field(None, ge=1)
+    by: str | None = Field(None, min_length=1, max_length=200)
+    why: str = Field("", max_length=1000)
 
 
 class ActivateRequest(SwitchRequest):
@@ -59,6 +66,7 @@ class Versions(BaseModel):
     """All versions of the store, oldest first."""
 
     current: str | None
+    generation: int | None
     versions: list[VersionRow]
     problem: str | None = Field(None, description="the reason why the current version is not known")
 
@@ -70,6 +78,7 @@ class Switched(BaseModel):
     """
 
     version: str
+    generation: int
     replicas: list[Report] | None = None
 
 
@@ -77,8 +86,15 @@ class Status(BaseModel):
     """The current version, and the version that each replica serves."""
 
     current: str | None
+    generation: int | None
     replicas: list[Report]
     problem: str | None = None
+
+
+class Log(BaseModel):
+    """All activations and rollbacks, the newest last."""
+
+    log: list[LogEntry]
 
 
 @dataclass(frozen=True)
@@ -93,38 +109,45 @@ class AdminRoutes:
         app.add_api_route("/admin/versions", self.versions)
         app.add_api_route("/admin/activate", self.activate, methods=["POST"])
         app.add_api_route("/admin/rollback", self.rollback, methods=["POST"])
+        app.add_api_route("/admin/log", self.log)
         app.add_api_route("/admin/status", self.status)
         app.add_api_route("/admin/settings", self.settings)
 
     def versions(self) -> Versions:
         """List the same versions as `recollect versions`."""
-        current, problem = self._current()
+        record, problem = self._record()
+        current, generation = (record.version, record.generation) if record else (None, None)
         rows = [self._row(version, current) for version in self.store.versions()]
-        return Versions(current=current, versions=rows, problem=problem)
+        return Versions(current=current, generation=generation, versions=rows, problem=problem)
 
-    def activate(self, body: ActivateRequest) -> Switched:
+    def activate(self, body: ActivateRequest, request: Request) -> Switched:
         """Make a version current."""
-        self.activation.activate(body.version)
-        return self._wait(body.version, body.wait_seconds)
+        return self._wait(self.activation.activate(body.version, _author(body, request), body.why), body)
 
-    def rollback(self, body: SwitchRequest) -> Switched:
+    def rollback(self, body: SwitchRequest, request: Request) -> Switched:
         """Make the previous current version current again."""
-        return self._wait(self.activation.rollback(), body.wait_seconds)
+        return self._wait(self.activation.rollback(_author(body, request), body.why), body)
+
+    def log(self) -> Log:
+        """List all activations and rollbacks."""
+        return Log(log=self.store.log())
 
     def status(self) -> Status:
         """List the version that each replica serves."""
-        current, problem = self._current()
-        return Status(current=current, replicas=self.activation.replicas.reports(), problem=problem)
+        record, problem = self._record()
+        current, generation = (record.version, record.generation) if record else (None, None)
+        found = reports(self.activation.replicas)
+        return Status(current=current, generation=generation, replicas=found, problem=problem)
 
     def settings(self) -> dict[str, Any]:
         """List the effective settings, without secrets."""
         shown = self.effective_settings.model_dump(mode="json")
         return shown | {"store": self.store.name}  # the store's URL may contain a password
 
-    def _current(self) -> tuple[str | None, str | None]:
-        """The current version, or None with the reason why it is not known."""
+    def _record(self) -> tuple[ActivationRecord | None, str | None]:
+        """The activation record, or None with the reason why it cannot be read."""
         try:
-            return self.store.current(), None
+            return self.store.activation(), None
         except StoreError as error:
             return None, str(error)
 
@@ -137,8 +160,9 @@ class AdminRoutes:
             version=version, current=version == current, created=manifest.created, size_bytes=manifest.size_bytes
         )
 
-    def _wait(self, version: str, wait_seconds: float) -> Switched:
-        return Switched(version=version, replicas=self.activation.wait(version, wait_seconds) if wait_seconds else None)
+    def _wait(self, record: ActivationRecord, body: SwitchRequest) -> Switched:
+        found = self.activation.wait(record, body.wait_seconds, body.replicas) if body.wait_seconds else None
+        return Switched(version=record.version, generation=record.generation, replicas=found)
 
 
 def create_admin(store: Store, activation: Activation, settings: ServeSettings, model_manager: ModelManager) -> ASGIApp:
@@ -183,6 +207,11 @@ class AdminGuard:
         if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return problem_response(422, NOT_JSON)
         return None
+
+
+def _author(body: SwitchRequest, request: Request) -> str:
+    """The user for the log: as the request names it, or the address of the client."""
+    return body.by or f"admin API, {request.client.host if request.client else 'unknown client'}"
 
 
 def _host_name(header: str) -> str:
