@@ -37,6 +37,30 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _MIN_SECRET_CHARACTERS = 16
 
 
+def require_strong(secret: str, expected: str) -> None:
+    """Refuse a secret that can be guessed or cannot be sent in a header.
+
+    Args:
+        secret: The secret. No error message contains the secret.
+        expected: The beginning of the error message.
+
+    Raises:
+        SettingsError: If the secret is too short or not ASCII.
+    """
+    if len(secret) < _MIN_SECRET_CHARACTERS:
+        raise SettingsError(
+            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
+            "create a secret with `openssl rand -hex 24`"
+        )
+    if not secret.isascii():
+        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
+
+
+def _require_strong_redis_secret(secret: SecretStr) -> SecretStr:
+    require_strong(secret.get_secret_value(), "--redis-secret: expected")
+    return secret
+
+
 class ServiceSettings(BaseSettings):
     """Settings of a bundle store. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
 
@@ -70,6 +94,11 @@ class RedisSettings(ServiceSettings):
         "cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
+    redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
+        None,
+        description="Secret of all replicas that Redis does not hold, at least 16 characters; authenticates the "
+        "content in Redis (default: replicas do not share cached answers through Redis)",
+    )
 
 
 class ServeSettings(RedisSettings):
@@ -211,6 +240,8 @@ def require_consistent(settings: ServeSettings) -> None:
             f"--admin-host {settings.admin_host}: needs --admin-token, which is not set, because other machines can "
             "reach this address"
         )
+    if settings.redis_secret is not None and settings.redis_url is None:
+        raise SettingsError("--redis-secret: needs --redis-url, which is not set")
     if port and port == settings.port:
         raise SettingsError(f"--admin-port must differ from --port (both are {port})")
     for origin in settings.origins:
@@ -220,25 +251,6 @@ def require_consistent(settings: ServeSettings) -> None:
         raise SettingsError(
             "--rate-limit: needs --api-keys, which is not set, because the limit applies to each API key"
         )
-
-
-def require_strong(secret: str, expected: str) -> None:
-    """Refuse a secret that can be guessed or cannot be sent in a header.
-
-    Args:
-        secret: The secret. No error message contains the secret.
-        expected: The beginning of the error message.
-
-    Raises:
-        SettingsError: If the secret is too short or not ASCII.
-    """
-    if len(secret) < _MIN_SECRET_CHARACTERS:
-        raise SettingsError(
-            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
-            "create a secret with `openssl rand -hex 24`"
-        )
-    if not secret.isascii():
-        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

@@ -40,6 +40,7 @@ SERVICE_ORDER = (
     "addresses",
     "settings",
     "threads",
+    "authenticated",
     "telemetry",
     "store",
     "predictor",
