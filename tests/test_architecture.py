@@ -41,6 +41,7 @@ SERVICE_ORDER = (
     "settings",
     "threads",
     "authenticated",
+    "reloaded_file",
     "telemetry",
     "store",
     "predictor",
@@ -184,7 +185,7 @@ def test_cycle_check_finds_cycles_through_any_kind_of_import(tmp_path: Path, mon
 
 def test_the_service_opens_bundles_only_in_the_store_module_which_checks_signatures() -> None:
     opening = {module_name(path) for path in sources("service") if "open_bundle" in names(path)}
-    assert opening == {"service.store.store"}
+    assert opening == {"service.store.verification"}
 
 
 def test_only_the_index_builder_reads_private_keys() -> None:

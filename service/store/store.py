@@ -11,19 +11,29 @@ a URL.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.integrity import read_manifest
+from service.bundle.bundle import Bundle
+from service.bundle.integrity import check_sizes
 from service.bundle.manifest import Manifest, check_version, is_version
-from service.bundle.signing import read_verify_key
-from service.errors import BundleError, StoreError, UnknownVersionError
+from service.bundle.signing import read_verify_keys
+from service.errors import StoreError, UnknownVersionError
+from service.reloaded_file import ReloadedFile
+from service.store.bundle_cache import BundleCache, default_cache
 from service.store.bundle_folder import BundleFolder, replace_file
+from service.store.cached_bundles import BundleSource, CachedBundles
+from service.store.folder_source import FolderSource
+from service.store.verification import Verification
 
 
 class Store:
-    """A store in a folder. If a public key is given, every bundle must be signed by the matching private key.
+    """A store in a folder.
+
+    With a file of public keys, every bundle must be signed by one of the matching private keys. A bundle is then opened
+    from a private copy, which cannot change after its check. Otherwise a bundle is opened in place.
 
     Subclasses replace the methods that read or write files.
 
@@ -32,17 +42,26 @@ class Store:
         local: The bundles on this machine: the store's own bundles, or the cache of a store at a URL.
         root: The folder of `local`.
         bundles: The folder inside `root` that contains one folder for each version.
+        verify_keys: The public keys; None if bundles need no signature.
+
+    Args:
+        root: The store's folder.
+        verify_key: File with the public keys; None if bundles need no signature.
+        cache: Folder for copies of bundles; None means the user's cache folder.
 
     Raises:
-        KeyFileError: If `verify_key` is not an Ed25519 public key.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None) -> None:
+    def __init__(self, root: Path, verify_key: Path | None = None, cache: Path | None = None) -> None:
         self.name = str(root)
         self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
-        self._verify_key = read_verify_key(verify_key) if verify_key else None
+        self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
+        self._verification = Verification(self.verify_keys)
+        self._cache_folder = cache
+        self._closed = threading.Event()
 
     def require(self) -> None:
         """Check that the store exists.
@@ -109,7 +128,7 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If the manifest is broken, is not signed, or belongs to another version.
         """
-        return self._read_manifest(self.path(version), version)
+        return self._verification.read_manifest(self.path(version), version)
 
     def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         """Check the files of a published version, then map them into memory. `pause` is called between the steps.
@@ -118,10 +137,15 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
-        return self._open(self.path(version), version, pause)
+        folder = self.path(version)
+        if self.verify_keys is None:
+            return self._verification.open(folder, version, pause)
+        check_sizes(folder, self.manifest(version))  # a bundle with a missing file is refused before it is copied
+        return self._copies.open(version, pause)
 
     def close(self) -> None:
-        """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
+        """Stop a copy in progress with an error, so that the service can shut down."""
+        self._closed.set()
 
     def activate(self, version: str) -> None:
         """Make a version current.
@@ -168,15 +192,14 @@ class Store:
         """
         self.local.publish(folder, version)
 
-    def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        bundle = open_bundle(folder, self._verify_key, pause)
-        _check_version_of(bundle.manifest, version, folder)
-        return bundle
+    @functools.cached_property
+    def _copies(self) -> CachedBundles:
+        source, cache = self._open_cache()
+        return CachedBundles(source, cache, self._verification, self.current, self._no_version, self._closed)
 
-    def _read_manifest(self, folder: Path, version: str) -> Manifest:
-        manifest = read_manifest(folder, self._verify_key)
-        _check_version_of(manifest, version, folder)
-        return manifest
+    def _open_cache(self) -> tuple[BundleSource, BundleCache]:
+        """The source of the copies, and the cache that contains the copies."""
+        return FolderSource(self.root), BundleCache(self._cache_folder or default_cache(), str(self.root.resolve()))
 
     def _no_store(self) -> StoreError:
         return StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
@@ -221,8 +244,3 @@ def parse_current(content: bytes) -> str | None:
     """The version that the content of the file CURRENT names; None if the content is not a version's name."""
     name = content.decode(errors="replace").strip()
     return name if is_version(name) else None
-
-
-def _check_version_of(manifest: Manifest, version: str, folder: Path) -> None:
-    if manifest.version != version:
-        raise BundleError(f"{folder}: expected version {version}, manifest says {manifest.version}")

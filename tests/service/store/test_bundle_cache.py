@@ -203,7 +203,7 @@ def test_version_that_a_process_has_open_is_never_removed_from_the_cache(store: 
 
 def test_download_stops_with_an_error_when_the_service_shuts_down(web: WebServer, store: Store) -> None:
     store.close()
-    with pytest.raises(StoreError, match=f"^{web.url}: the download was stopped because the service is shutting down"):
+    with pytest.raises(StoreError, match=f"^{web.url}: the copy was stopped because the service is shutting down"):
         store.open("A")
     assert cached(store) == []
 

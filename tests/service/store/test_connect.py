@@ -197,7 +197,7 @@ os.wait()
 def test_store_at_a_url_is_refused_without_a_home_folder_and_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", _no_home)
-    with pytest.raises(StoreError, match="expected a home folder for downloaded bundles, found none; choose"):
+    with pytest.raises(StoreError, match="expected a home folder for copies of bundles, found none; choose"):
         open_store("s3://bucket/store")
 
 
