@@ -8,8 +8,10 @@ browser on the same machine cannot use it.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,11 +21,12 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.addresses import is_loopback
-from service.errors import BundleError, StoreError
+from service.errors import BundleError, SettingsError, StoreError
 from service.http import problems
 from service.http.middleware import BodyLimit, RequestContext, bearer_token
 from service.http.problems import NOT_JSON, problem_response
-from service.settings import ServeSettings
+from service.reloaded_file import ReloadedFile
+from service.settings import ServeSettings, require_strong
 from service.store.store import Store
 from service.versions.activation import Activation
 from service.versions.model_manager import ModelManager
@@ -141,11 +144,17 @@ class AdminRoutes:
         return Switched(version=version, replicas=self.activation.wait(version, wait_seconds) if wait_seconds else None)
 
 
-def create_admin(store: Store, activation: Activation, settings: ServeSettings, model_manager: ModelManager) -> ASGIApp:
-    """Compose the admin application of this replica."""
+def create_admin(
+    store: Store,
+    activation: Activation,
+    settings: ServeSettings,
+    model_manager: ModelManager,
+    token_file: ReloadedFile[SecretStr] | None = None,
+) -> ASGIApp:
+    """Compose the admin application of this replica. `token_file` replaces the token in the settings."""
     layers = [
         Middleware(RequestContext, model_manager, None, settings.access_log),
-        Middleware(AdminGuard, settings.admin_token),
+        Middleware(AdminGuard, lambda: token_file.content if token_file else settings.admin_token),
         Middleware(BodyLimit, _MAX_BODY_BYTES),
     ]
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None, middleware=layers)
@@ -158,11 +167,14 @@ class AdminGuard:
     """Answers 401 to a request without the right token.
 
     If no token is set, answers 403 to a request that a web page could send.
+
+    Args:
+        app: The next application.
+        token: Returns the present token; None if no token is set.
     """
 
-    def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
-        self._app = app
-        self._token = token.get_secret_value().encode() if token else None
+    def __init__(self, app: ASGIApp, token: Callable[[], SecretStr | None]) -> None:
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
@@ -172,8 +184,8 @@ class AdminGuard:
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
-        if self._token is not None:
-            if hmac.compare_digest((bearer_token(headers) or "").encode(), self._token):
+        if (token := self._token()) is not None:
+            if hmac.compare_digest((bearer_token(headers) or "").encode(), token.get_secret_value().encode()):
                 return None
             return problem_response(401, "expected `Authorization: Bearer TOKEN` with the admin token, found none")
         if not is_loopback(_host_name(headers.get("host", ""))):
@@ -183,6 +195,25 @@ class AdminGuard:
         if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return problem_response(422, NOT_JSON)
         return None
+
+
+def read_admin_token(path: Path) -> SecretStr:
+    """Read the admin token from a file; white space around the token is ignored.
+
+    Raises:
+        SettingsError: If the file cannot be read or contains no strong token. The message does not repeat the token.
+    """
+    where = f"--admin-token-file {path}: expected"
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise SettingsError(f"{where} a file with the token, found: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{where} ASCII letters, digits and signs, found other characters") from None
+    if len(token.split()) > 1:
+        raise SettingsError(f"{where} one token, found several words")
+    require_strong(token, where)
+    return SecretStr(token)
 
 
 def _host_name(header: str) -> str:
