@@ -1,10 +1,11 @@
 """The store at a URL such as `s3://bucket/store`: bundles are downloaded into a local cache, checked, then opened.
 
-    URL/     bundles/<version>/  CURRENT  HISTORY      as in a store's folder
+    URL/     bundles/<version>/  ACTIVATION  CURRENT  LOG      as in a store's folder
 
 An object store has neither locks nor renames. Three rules replace locks and renames. A version is published when its
-manifest.json exists, which is uploaded last. If two processes activate versions at the same time, the last writer wins,
-and the store stays valid. The file CURRENT is written after the file HISTORY; if they disagree, CURRENT is right.
+manifest.json exists, which is uploaded last. ACTIVATION and LOG are replaced only if they have not changed since they
+were read, so two activations at the same time get different generations. A cached bundle is used only while its
+manifest equals the manifest in the store.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST
 from service.bundle.manifest import Manifest, check_version, is_version
 from service.errors import StoreError
+from service.store.activation_record import ACTIVATION, CURRENT
 from service.store.bundle_cache import BundleCache, default_cache
 from service.store.bundle_folder import INCOMING, already_published
 from service.store.cached_bundles import BundleSource
@@ -37,11 +39,11 @@ class RemoteStore(Store):
         self._remote = ObjectFolder(url)
         self._cache = BundleCache(cache or default_cache(), self._remote.name)
         self._cache.prepare()
-        super().__init__(self._cache.root, verify_key)
-        self.name, self.local = self._remote.name, self._cache
+        super().__init__(self._cache.root, verify_key, files=self._remote)
+        self.local = self._cache
 
     def require(self) -> None:
-        if self._read("CURRENT") is not None:
+        if self._remote.read(ACTIVATION) is not None or self._remote.read(CURRENT) is not None:
             return
         with contextlib.suppress(StoreError):  # plain web servers cannot list folders
             if self.versions():
@@ -88,20 +90,11 @@ class RemoteStore(Store):
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == MANIFEST, path.name)):
             self._remote.upload(path, f"{target}/{path.name}")
 
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # an object store has no locks: the last writer wins
-
     def _latest(self) -> str:
         try:
             return super()._latest()
         except StoreError:
             return "unknown, because the server cannot list folders"
-
-    def _read(self, name: str) -> bytes | None:
-        return self._remote.read(name)
-
-    def _write(self, name: str, content: bytes) -> None:
-        self._remote.write(name, content)
 
     def _open_cache(self) -> tuple[BundleSource, BundleCache]:
         return self._remote, self._cache

@@ -1,11 +1,11 @@
-"""The bundle store: all bundles, and the name of the current version.
+"""The bundle store: all bundles, and the version that replicas must serve.
 
     store/   bundles/<version>/   published bundles
-             CURRENT              one line: the version that replicas serve
-             HISTORY              versions that were current, one a line; the current version is last
+             ACTIVATION           the activation record: the current version and its generation
+             CURRENT              one line: the current version, for people and scripts
+             LOG                  one JSON line for each activation and rollback
 
-The file CURRENT is written last, so that the store is valid after every step. `remote.py` uses the same file layout at
-a URL.
+`remote.py` uses the same file layout at a URL.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from pathlib import Path
 
 from service.bundle.bundle import Bundle
 from service.bundle.integrity import check_sizes
-from service.bundle.manifest import Manifest, check_version, is_version
+from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_keys
 from service.errors import StoreError, UnknownVersionError
 from service.reloaded_file import ReloadedFile
+from service.store.activation_record import ActivationRecord, default_author
+from service.store.audit_log import LogEntry
 from service.store.bundle_cache import BundleCache, default_cache
-from service.store.bundle_folder import BundleFolder, replace_file
+from service.store.bundle_folder import BundleFolder
 from service.store.cached_bundles import BundleSource, CachedBundles
+from service.store.control_files import ControlFiles, FolderFiles
+from service.store.desired_state import DesiredState
 from service.store.folder_source import FolderSource
 from service.store.verification import Verification
 
@@ -35,7 +39,7 @@ class Store:
     With a file of public keys, every bundle must be signed by one of the matching private keys. A bundle is then opened
     from a private copy, which cannot change after its check. Otherwise a bundle is opened in place.
 
-    Subclasses replace the methods that read or write files.
+    Subclasses replace the methods that read or write bundles.
 
     Attributes:
         name: The store's name in error messages.
@@ -48,17 +52,26 @@ class Store:
         root: The store's folder.
         verify_key: File with the public keys; None if bundles need no signature.
         cache: Folder for copies of bundles; None means the user's cache folder.
+        files: The small files of the store; None means the files in `root`.
 
     Raises:
         KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None, cache: Path | None = None) -> None:
-        self.name = str(root)
+    def __init__(
+        self,
+        root: Path,
+        verify_key: Path | None = None,
+        cache: Path | None = None,
+        files: ControlFiles | None = None,
+    ) -> None:
+        files = files or FolderFiles(root)
+        self.name = files.name
         self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
+        self._state = DesiredState(files)
         self._verification = Verification(self.verify_keys)
         self._cache_folder = cache
         self._closed = threading.Event()
@@ -76,18 +89,30 @@ class Store:
         """All published versions, oldest first."""
         return self.local.versions()
 
-    def current(self) -> str | None:
-        """The version that replicas serve; None if no version is current.
+    def activation(self) -> ActivationRecord | None:
+        """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If CURRENT does not hold a version's name.
+            StoreError: If the record is damaged.
         """
-        content = self._read("CURRENT")
-        if content is None:
-            return None
-        if (version := parse_current(content)) is None:
-            raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
-        return version
+        return self._state.record()
+
+    def current(self) -> str | None:
+        """The version that replicas must serve; None if no version is current.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        record = self.activation()
+        return record.version if record else None
+
+    def log(self) -> list[LogEntry]:
+        """All activations and rollbacks, oldest first.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        return self._state.log()
 
     def require_current(self) -> str:
         """The version that replicas serve.
@@ -147,38 +172,36 @@ class Store:
         """Stop a copy in progress with an error, so that the service can shut down."""
         self._closed.set()
 
-    def activate(self, version: str) -> None:
-        """Make a version current.
+    def activate(
+        self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
+    ) -> ActivationRecord:
+        """Make a version current, and return the new activation record.
+
+        Args:
+            version: The version.
+            by: The user who activates the version; None means the user of this process.
+            why: The reason, for the log.
+            expected_generation: Generation that the store must have before the activation; None accepts any.
 
         Raises:
             StoreError: If the version is not published.
             BundleError: If the manifest of the version is broken.
+            ActivationConflictError: If the store has another generation than expected, or another process activates a
+                version at the same time.
         """
         self.manifest(version)
-        with self._lock_current():
-            history = self._history()
-            if history[-1:] != [version]:
-                self._set_current([*history, version])
+        return self._state.activate(version, by or default_author(), why, expected_generation)
 
-    def rollback(self) -> str:
-        """Make the previous current version current again, and return it.
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Make the previous current version current again, and return the new activation record.
 
         Raises:
             StoreError: If there is no previous version.
+            BundleError: If the manifest of the previous version is broken.
+            ActivationConflictError: If another process activates a version at the same time.
         """
         self.require()
-        with self._lock_current():
-            history = self._history()
-            candidates = set(self.versions()) - set(history[-1:])
-            while history and history[-1] not in candidates:
-                history.pop()  # the current version, or a removed one
-            if not history:
-                raise UnknownVersionError(
-                    f"{self.name}: no version was current before; choose one with `recollect activate`"
-                )
-            self.manifest(history[-1])
-            self._set_current(history)
-            return history[-1]
+        return self._state.rollback(self._is_published, by or default_author(), why)
 
     def incoming(self) -> contextlib.AbstractContextManager[Path]:
         """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
@@ -214,33 +237,9 @@ class Store:
         """The names of the latest versions, for error messages."""
         return ", ".join(self.versions()[-3:])
 
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock that is needed to change the files CURRENT and HISTORY."""
-        return self.local.lock()
-
-    def _history(self) -> list[str]:
-        """The versions that were current, oldest first. The last one is always the version in the file CURRENT."""
-        history = (self._read("HISTORY") or b"").decode(errors="replace").split()
-        current = parse_current(self._read("CURRENT") or b"")
-        if current is None:  # no version is current, or CURRENT is damaged
-            return []
-        return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
-
-    def _set_current(self, history: list[str]) -> None:
-        self._write("HISTORY", "".join(f"{version}\n" for version in history).encode())
-        self._write("CURRENT", f"{history[-1]}\n".encode())
-
-    def _read(self, name: str) -> bytes | None:
+    def _is_published(self, version: str) -> bool:
         try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, content: bytes) -> None:
-        replace_file(self.root / name, content)
-
-
-def parse_current(content: bytes) -> str | None:
-    """The version that the content of the file CURRENT names; None if the content is not a version's name."""
-    name = content.decode(errors="replace").strip()
-    return name if is_version(name) else None
+            self.manifest(version)
+        except UnknownVersionError:
+            return False
+        return True

@@ -58,7 +58,7 @@ class Activation:
             RedisError: As in `activate`.
         """
         self._remember_old_refusals()
-        version = self._store.rollback()
+        version = self._store.rollback().version
         self._announce(version)
         return version
 

@@ -50,7 +50,7 @@ def test_credentials_in_a_url_are_sent_to_the_server_and_never_printed(
     web.denied = True
     url = f"http://jane:{password}@127.0.0.1:{web.port}/store"
     line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
-    assert f"http://127.0.0.1:{web.port}/store/CURRENT: expected an answer, found: 401 Unauthorized; check" in line
+    assert f"http://127.0.0.1:{web.port}/store/ACTIVATION: expected an answer, found: 401 Unauthorized; check" in line
     assert "jane" not in line
     assert "hush" not in line
     assert not [path for path in tmp_path.rglob("*") if "hush" in str(path)]
