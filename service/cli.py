@@ -117,7 +117,12 @@ def _activation(settings: SwitchSettings) -> Activation:
 
     url = settings.redis_url
     link = RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
-    return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    if settings.sign is not None:
+        from service.bundle.signing_key import read_signing_key
+
+        store.sign_activations(read_signing_key(settings.sign))
+    return Activation(store, link)
 
 
 def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:

@@ -107,6 +107,11 @@ class RedisSettings(ServiceSettings):
 class ServeSettings(RedisSettings):
     """Answer queries over HTTP with the current version of the store."""
 
+    verify_activations: CliImplicitFlag[bool] = Field(
+        False,
+        description="Follow only activations that are signed by one of the private keys of --verify-key, and never an "
+        "older activation than one seen before",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
     workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
@@ -208,6 +213,11 @@ class VersionsSettings(ServiceSettings):
 class SwitchSettings(RedisSettings):
     """Settings of the commands that change the current version of a store."""
 
+    sign: Path | None = Field(
+        None,
+        description="File with an Ed25519 private key in PEM format, without a passphrase; signs the activation "
+        "(default: no signature)",
+    )
     wait: CliImplicitFlag[bool] = Field(
         False, description="Wait until every replica serves the version; if a replica does not, fail and print its name"
     )
@@ -256,6 +266,8 @@ def require_consistent(settings: ServeSettings) -> None:
     for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
         if access == "key" and settings.api_keys is None:
             raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
+    if settings.verify_activations and settings.verify_key is None:
+        raise SettingsError("--verify-activations: needs --verify-key, which is not set")
     if settings.redis_secret is not None and settings.redis_url is None:
         raise SettingsError("--redis-secret: needs --redis-url, which is not set")
     if port and port == settings.port:

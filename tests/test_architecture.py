@@ -188,9 +188,11 @@ def test_the_service_opens_bundles_only_in_the_store_module_which_checks_signatu
     assert opening == {"service.store.verification"}
 
 
-def test_only_the_index_builder_reads_private_keys() -> None:
+def test_only_commands_and_the_index_builder_read_private_keys() -> None:
     reading = {path for package in MODULES for path in sources(package) if "load_pem_private_key" in names(path)}
-    assert reading == {REPOSITORY / "index_builder" / "signing.py"}
+    assert reading == {REPOSITORY / "service" / "bundle" / "signing_key.py"}
+    calling = {path for package in MODULES for path in sources(package) if "read_signing_key" in names(path)} - reading
+    assert calling == {REPOSITORY / "service" / "cli.py", REPOSITORY / "index_builder" / "build.py"}
 
 
 def test_recollect_py_names_existing_modules() -> None:

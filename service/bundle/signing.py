@@ -33,11 +33,11 @@ class VerifyKeys:
 
     Args:
         keys: The public keys.
-        name: Name of the keys in error messages.
+        name: Name of the keys in error messages, such as their file.
     """
 
     def __init__(self, keys: Sequence[Ed25519PublicKey], name: str) -> None:
-        self._keys, self._name = keys, name
+        self._keys, self.name = keys, name
 
     def check(self, folder: Path, manifest: bytes) -> None:
         """Check that the signature file of a bundle contains a signature of the manifest by one of these keys.
@@ -52,12 +52,12 @@ class VerifyKeys:
         path = folder / SIGNATURE
         if not os.path.lexists(path):
             raise BundleError(
-                f"{path}: expected a signature for {self._name}, found none; "
+                f"{path}: expected a signature for {self.name}, found none; "
                 "build the bundle again with `recollect build --sign`"
             )
         if not self.signed(manifest, read_small(path, _SIGNATURE_BYTES)):
             raise BundleError(
-                f"{folder / MANIFEST}: expected the content that {SIGNATURE} signs for {self._name}, found other "
+                f"{folder / MANIFEST}: expected the content that {SIGNATURE} signs for {self.name}, found other "
                 "content or another signature; build the bundle again and sign it with the matching private key"
             )
 

@@ -24,7 +24,7 @@ from service.addresses import is_loopback
 from service.errors import BundleError, SettingsError, StoreError
 from service.http import problems
 from service.http.middleware import BodyLimit, RequestContext, bearer_token
-from service.http.problems import NOT_JSON, problem_response
+from service.http.problems import NOT_JSON, ProblemError, problem_response
 from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings, require_strong
 from service.store.store import Store
@@ -107,11 +107,13 @@ class AdminRoutes:
 
     def activate(self, body: ActivateRequest) -> Switched:
         """Make a version current."""
+        self._require_unsigned(f"recollect activate {body.version} --sign PRIVATE")
         self.activation.activate(body.version)
         return self._wait(body.version, body.wait_seconds)
 
     def rollback(self, body: SwitchRequest) -> Switched:
         """Make the previous current version current again."""
+        self._require_unsigned("recollect rollback --sign PRIVATE")
         return self._wait(self.activation.rollback(), body.wait_seconds)
 
     def status(self) -> Status:
@@ -123,6 +125,16 @@ class AdminRoutes:
         """List the effective settings, without secrets."""
         shown = self.effective_settings.model_dump(mode="json")
         return shown | {"store": self.store.name}  # the store's URL may contain a password
+
+    def _require_unsigned(self, command: str) -> None:
+        """Refuse a change if replicas would refuse it: the service has no private key, so it cannot sign."""
+        if self.effective_settings.verify_activations:
+            raise ProblemError(
+                409,
+                "--verify-activations: expected a signed activation, which this interface cannot write; "
+                f"run `{command}`",
+                "signature_required",
+            )
 
     def _current(self) -> tuple[str | None, str | None]:
         """The current version, or None with the reason why it is not known."""

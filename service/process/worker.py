@@ -70,6 +70,8 @@ def serve_sockets(
     if settings.admin_token_file is not None:
         admin_token = ReloadedFile(settings.admin_token_file, read_admin_token)
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    if settings.verify_activations:
+        store.require_signed_activations()
     redis = None
     if settings.redis_url is not None:
         redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)

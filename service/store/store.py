@@ -20,9 +20,11 @@ from service.bundle.bundle import Bundle
 from service.bundle.integrity import check_sizes
 from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_keys
+from service.bundle.signing_key import SigningKey
 from service.errors import StoreError, UnknownVersionError
 from service.reloaded_file import ReloadedFile
-from service.store.activation_record import ActivationRecord, default_author
+from service.store.activation_check import ActivationCheck
+from service.store.activation_record import ACTIVATION, ActivationRecord, default_author
 from service.store.audit_log import LogEntry
 from service.store.bundle_cache import BundleCache, default_cache
 from service.store.bundle_folder import BundleFolder
@@ -72,6 +74,7 @@ class Store:
         self.bundles = self.local.bundles
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
         self._state = DesiredState(files)
+        self._activation_check: ActivationCheck | None = None
         self._verification = Verification(self.verify_keys)
         self._cache_folder = cache
         self._closed = threading.Event()
@@ -93,9 +96,30 @@ class Store:
         """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If the record is damaged.
+            StoreError: If the record is damaged, or `require_signed_activations` was called and the record is refused.
         """
-        return self._state.record()
+        record = self._state.record()
+        if record is not None and self._activation_check is not None:
+            self._activation_check.check(record)
+        return record
+
+    def require_signed_activations(self) -> None:
+        """From now on, refuse an activation record that is not signed, or is older than one that was seen before.
+
+        The store must have public keys.
+        """
+        assert self.verify_keys is not None
+        self._activation_check = ActivationCheck(self.verify_keys, self._open_cache()[1], f"{self.name}/{ACTIVATION}")
+
+    def sign_activations(self, key: SigningKey) -> None:
+        """From now on, sign the records of activations and rollbacks.
+
+        Raises:
+            KeyFileError: If the store has public keys, and none of them matches the private key.
+        """
+        if self.verify_keys is not None:
+            key.require_match(self.verify_keys.content)
+        self._state.signing_key = key
 
     def current(self) -> str | None:
         """The version that replicas must serve; None if no version is current.

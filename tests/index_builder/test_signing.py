@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import recollect
-from index_builder.signing import read_signing_key
 from service.bundle.files import MANIFEST, SIGNATURE
+from service.bundle.signing_key import read_signing_key
 from service.errors import BundleError, KeyFileError
 from service.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair

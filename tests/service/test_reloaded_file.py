@@ -10,7 +10,7 @@ import httpx
 import pytest
 import structlog
 
-from index_builder.signing import read_signing_key, sign_manifest
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import KeyFileError, SettingsError
 from service.http.admin import read_admin_token
 from service.reloaded_file import ReloadedFile

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 import recollect
-from index_builder.signing import read_signing_key, sign_manifest
 from service.bundle.bundle import open_bundle
 from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
 from service.bundle.signing import read_verify_keys
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, KeyFileError
 from service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair

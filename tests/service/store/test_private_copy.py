@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.signing import read_signing_key, sign_manifest
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, StoreError
 from service.store.folder_source import FolderSource
 from service.store.store import Store

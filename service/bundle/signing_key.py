@@ -1,4 +1,4 @@
-"""Sign bundles. No other module reads a private key."""
+"""The private key: signs manifests and activation records. Only commands read it; a serving process never does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,34 @@ from service.bundle.signing import VerifyKeys, read_keys
 from service.errors import KeyFileError
 
 
-def read_signing_key(path: Path) -> Ed25519PrivateKey:
+class SigningKey:
+    """An Ed25519 private key, and the path of its file.
+
+    Attributes:
+        verify_keys: The matching public key.
+    """
+
+    def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
+        self._key, self._path = key, path
+        self.verify_keys = VerifyKeys([key.public_key()], "the signing key")
+
+    def sign(self, content: bytes) -> bytes:
+        return self._key.sign(content)
+
+    def require_match(self, keys: VerifyKeys) -> None:
+        """Check that signatures by this key are accepted by public keys.
+
+        Raises:
+            KeyFileError: If no public key is the one of this private key.
+        """
+        if not keys.signed(b"", self.sign(b"")):
+            raise KeyFileError(
+                f"{self._path}: expected the private key of one of the public keys in {keys.name}, found another key; "
+                "choose the matching --sign or --verify-key"
+            )
+
+
+def read_signing_key(path: Path) -> SigningKey:
     """Read an Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it.
 
     Raises:
@@ -24,14 +51,14 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
     keys = read_keys(path, "PRIVATE KEY", load, Ed25519PrivateKey, make)  # type: ignore[type-abstract]
     if len(keys) > 1:
         raise KeyFileError(f"{path}: expected one private key, found {len(keys)}; write each key to a file of its own")
-    return keys[0]
+    return SigningKey(keys[0], path)
 
 
-def sign_manifest(folder: Path, key: Ed25519PrivateKey) -> VerifyKeys:
+def sign_manifest(folder: Path, key: SigningKey) -> VerifyKeys:
     """Sign the manifest of a bundle. The manifest has the checksums of all other files, so they are signed too.
 
     Returns:
         The public key with which the signature can be verified.
     """
     (folder / SIGNATURE).write_bytes(key.sign((folder / MANIFEST).read_bytes()))
-    return VerifyKeys([key.public_key()], "the signing key")
+    return key.verify_keys
