@@ -213,6 +213,7 @@ VERBS = {
     "versions": Verb("service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("service.cli", "serve", "make a version current"),
     "rollback": Verb("service.cli", "serve", "make the previous version current again"),
+    "log": Verb("service.cli", "serve", "list all activations and rollbacks of a store"),
     "verify": Verb("service.cli", "serve", "check the files of a version and its golden queries"),
 }
 

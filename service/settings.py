@@ -93,8 +93,8 @@ class RedisSettings(ServiceSettings):
 
     redis_url: SecretStr | None = Field(
         None,
-        description="URL of a Redis server (redis://...) in which replicas share the current version, their reports, "
-        "cached answers and rate limits (default: replicas share nothing)",
+        description="URL of a Redis server (redis://...) in which replicas share announcements of new versions, their "
+        "reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
     redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
@@ -127,7 +127,7 @@ class ServeSettings(RedisSettings):
         "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
     )
     poll_seconds: float = Field(
-        1.0, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
+        0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
     )
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
@@ -210,6 +210,12 @@ class VersionsSettings(ServiceSettings):
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
+class LogSettings(ServiceSettings):
+    """List all activations and rollbacks of a store, the newest last: time in UTC, generation, versions and user."""
+
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+
+
 class SwitchSettings(RedisSettings):
     """Settings of the commands that change the current version of a store."""
 
@@ -224,6 +230,16 @@ class SwitchSettings(RedisSettings):
     wait_seconds: float = Field(
         60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas (with --wait)"
     )
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        description="Number of replicas that must serve the version (with --wait); every worker process is a replica "
+        "(default: all replicas that reported in the last minute)",
+    )
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="User, for the log (default: user and host name)"
+    )
+    why: str = Field("", max_length=1000, description="Reason, for the log")
 
 
 class ActivateSettings(SwitchSettings):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import structlog
 
-from service.http.admin import create_admin, read_admin_token
+from service.http.admin import create_admin
+from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
 from service.process.signals import ignore_loop_stop_signals, stop_event
@@ -24,7 +25,7 @@ from service.settings import ServeSettings
 from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
 from service.versions.activation import Activation
-from service.versions.current import SharedCurrent, StoreCurrent
+from service.versions.announcements import Announcements
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
@@ -78,10 +79,10 @@ def serve_sockets(
         redis.require_access()
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
-        SharedCurrent(store, redis) if redis else StoreCurrent(store),
         replicas_of(store, redis),
         metrics,
         settings.poll_seconds,
+        Announcements(redis) if redis else None,
     )
     model_manager.open_current()
     served = [(UvicornServer(create_app(model_manager, settings, metrics, redis, api_keys)), sockets.public)]
@@ -168,7 +169,7 @@ def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager)
         yield
         return
     stopped = threading.Event()
-    arguments = (redis.key("current"), model_manager.wake, stopped.is_set)
+    arguments = (Announcements(redis).channel, model_manager.wake, stopped.is_set)
     thread = threading.Thread(target=redis.listen, args=arguments, name="redis-listener", daemon=True)
     thread.start()
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from service.errors import StoreError
 from service.store.bundle_folder import INCOMING, flush, folder_lock
 
 # Size limits of a file, because a server could send an endless one.
@@ -85,21 +86,29 @@ class FolderFiles:
             aside.replace(path)
             flush(path.parent)
         except OSError as error:
-            error.filename = error.filename or str(path)  # the error "disk full" names no file
-            raise
+            raise _unwritable(path, error) from None
         finally:
             aside.unlink(missing_ok=True)
 
 
 def _append(path: Path, content: bytes) -> None:
-    with path.open("ab", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            written = file.write(content)
-            if written < len(content):  # the disk is almost full; the next write raises the error
-                file.write(content[written:])
-            os.fsync(file.fileno())
-        except OSError as error:
-            os.ftruncate(file.fileno(), size)
-            error.filename = error.filename or str(path)
-            raise
+    """Append to a file and flush it. If the disk is full, the file keeps its old content."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                written = file.write(content)
+                if written < len(content):  # the disk is almost full; the next write raises the error
+                    file.write(content[written:])
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path}: expected a file that can be written, found: {error.strerror}; check the disk and the permissions"
+    )

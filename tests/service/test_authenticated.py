@@ -18,9 +18,9 @@ from service.redis_client import RedisClient
 from service.serving.answer_cache import RedisAnswerCache
 from service.telemetry.metrics import Metrics
 from tests.service.http_helpers import serving
-from tests.service.redis_server import RedisServer, needs_redis, running_redis
+from tests.service.redis_server import SECRET, RedisServer, needs_redis, running_redis
 
-SECRET, KEYS = "not-known-to-redis", [b"key a", b"key b", b"key c"]
+KEYS = [b"key a", b"key b", b"key c"]
 HOSTILE = b'{"labels":[{"uid":"x","score":9e999}]}'
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import KeyFileError, SettingsError
-from service.http.admin import read_admin_token
+from service.http.admin_guard import read_admin_token
 from service.reloaded_file import ReloadedFile
 from service.store.store import Store
 from tests.keys import Pair, write_pair

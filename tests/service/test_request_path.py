@@ -20,7 +20,6 @@ from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
-from service.versions.current import StoreCurrent
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
@@ -38,7 +37,7 @@ class Recorder:
         self.recording = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not self.recording or event != "call" or threading.current_thread().name == "follow-current":
+        if not self.recording or event != "call" or threading.current_thread().name.startswith("follow-"):
             return
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(REPOSITORY / "service"):
@@ -59,7 +58,7 @@ def recorder() -> Iterator[Recorder]:
 def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = None, **options: Any) -> list[str]:
     """The source files that a second request uses, in order; with an API key if `rate` is given."""
     opened, metrics = Store(store), Metrics()
-    manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), metrics, 60)
+    manager = ModelManager(Opener(opened, threads=1), replicas_of(opened, None), metrics, 60)
     manager.open_current()
     keys = None
     if rate is not None:

@@ -21,7 +21,7 @@ from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, KeyFileError
 from service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
-from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, serving
+from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, make_first, serving
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +160,7 @@ def signed_store(built: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactor
         sign(store / "bundles" / version, keys)
     for version in ("light", built.version):
         shutil.rmtree(store / "bundles" / version)
-    for name in ("CURRENT", "HISTORY"):
-        (store / name).write_text("v1\n")
+    make_first(store, "v1")
     return store
 
 
@@ -264,7 +263,7 @@ def test_serve_error_names_the_kind_of_a_wrong_key_file(store: Path, every_sort:
 
 
 def test_serve_refuses_to_start_with_an_unsigned_version(store: Path, keys: Pair) -> None:
-    (store / "CURRENT").write_text("v3\n")
+    Store(store).activate("v3")
     assert "v3/manifest.sig: expected a signature for " in refused_to_serve(store, keys.public)
 
 
