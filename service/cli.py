@@ -194,7 +194,12 @@ def _redis_client(settings: RedisSettings) -> RedisClient | None:
 def _activation(settings: SwitchSettings) -> Activation:
     from service.versions.activation import Activation
 
-    return Activation(_store(settings), _redis_client(settings))
+    store = _store(settings)
+    if settings.sign is not None:
+        from service.bundle.signing_key import read_signing_key
+
+        store.sign_activations(read_signing_key(settings.sign))
+    return Activation(store, _redis_client(settings))
 
 
 def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:

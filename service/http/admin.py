@@ -1,28 +1,22 @@
-"""The admin interface, on a port of its own: versions, activation, rollback, reports of replicas, settings.
-
-If the admin interface listens on an address other than loopback, it requires a token. On a loopback address it requires
-no token. Without a token it accepts only requests with a loopback host name and a JSON body, so that a web page in a
-browser on the same machine cannot use it.
-"""
+"""The admin interface, on a port of its own: versions, activation, rollback, reports of replicas, settings."""
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from service.addresses import is_loopback
 from service.errors import BundleError, StoreError
 from service.http import problems
-from service.http.middleware import BodyLimit, RequestContext, bearer_token
-from service.http.problems import NOT_JSON, problem_response
+from service.http.admin_guard import AdminGuard
+from service.http.middleware import BodyLimit, RequestContext
+from service.http.problems import ProblemError
+from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings
 from service.store.activation_record import ActivationRecord
 from service.store.audit_log import LogEntry
@@ -122,10 +116,12 @@ class AdminRoutes:
 
     def activate(self, body: ActivateRequest, request: Request) -> Switched:
         """Make a version current."""
+        self._require_unsigned(f"recollect activate {body.version} --sign PRIVATE")
         return self._wait(self.activation.activate(body.version, _author(body, request), body.why), body)
 
     def rollback(self, body: SwitchRequest, request: Request) -> Switched:
         """Make the previous current version current again."""
+        self._require_unsigned("recollect rollback --sign PRIVATE")
         return self._wait(self.activation.rollback(_author(body, request), body.why), body)
 
     def log(self) -> Log:
@@ -143,6 +139,16 @@ class AdminRoutes:
         """List the effective settings, without secrets."""
         shown = self.effective_settings.model_dump(mode="json")
         return shown | {"store": self.store.name}  # the store's URL may contain a password
+
+    def _require_unsigned(self, command: str) -> None:
+        """Refuse a change if replicas would refuse it: the service has no private key, so it cannot sign."""
+        if self.effective_settings.verify_activations:
+            raise ProblemError(
+                409,
+                "--verify-activations: expected a signed activation, which this interface cannot write; "
+                f"run `{command}`",
+                "signature_required",
+            )
 
     def _record(self) -> tuple[ActivationRecord | None, str | None]:
         """The activation record, or None with the reason why it cannot be read."""
@@ -165,11 +171,17 @@ class AdminRoutes:
         return Switched(version=record.version, generation=record.generation, replicas=found)
 
 
-def create_admin(store: Store, activation: Activation, settings: ServeSettings, model_manager: ModelManager) -> ASGIApp:
-    """Compose the admin application of this replica."""
+def create_admin(
+    store: Store,
+    activation: Activation,
+    settings: ServeSettings,
+    model_manager: ModelManager,
+    token_file: ReloadedFile[SecretStr] | None = None,
+) -> ASGIApp:
+    """Compose the admin application of this replica. `token_file` replaces the token in the settings."""
     layers = [
         Middleware(RequestContext, model_manager, None, settings.access_log),
-        Middleware(AdminGuard, settings.admin_token),
+        Middleware(AdminGuard, lambda: token_file.content if token_file else settings.admin_token),
         Middleware(BodyLimit, _MAX_BODY_BYTES),
     ]
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None, middleware=layers)
@@ -178,41 +190,6 @@ def create_admin(store: Store, activation: Activation, settings: ServeSettings, 
     return app
 
 
-class AdminGuard:
-    """Answers 401 to a request without the right token.
-
-    If no token is set, answers 403 to a request that a web page could send.
-    """
-
-    def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
-        self._app = app
-        self._token = token.get_secret_value().encode() if token else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ASGIApp | None:
-        headers = Headers(scope=scope)
-        if self._token is not None:
-            if hmac.compare_digest((bearer_token(headers) or "").encode(), self._token):
-                return None
-            return problem_response(401, "expected `Authorization: Bearer TOKEN` with the admin token, found none")
-        if not is_loopback(_host_name(headers.get("host", ""))):
-            return problem_response(
-                403, "without a token, the host of /admin must be localhost; set --admin-token to use another name"
-            )
-        if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return problem_response(422, NOT_JSON)
-        return None
-
-
 def _author(body: SwitchRequest, request: Request) -> str:
     """The user for the log: as the request names it, or the address of the client."""
     return body.by or f"admin API, {request.client.host if request.client else 'unknown client'}"
-
-
-def _host_name(header: str) -> str:
-    return header.rpartition("]")[0].removeprefix("[") if header.startswith("[") else header.partition(":")[0]

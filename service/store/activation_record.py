@@ -67,9 +67,12 @@ class ActivationRecord(BaseModel):
     signature: str | None = None
 
     def signed_bytes(self) -> bytes:
-        """The bytes that a signature covers: all fields except the signature, in a canonical form."""
+        """The bytes that a signature covers: all fields except the signature, in a canonical form.
+
+        The first line differs from every manifest, so that no signature of a manifest is one of a record.
+        """
         fields = self.model_dump(mode="json", exclude={"signature"}, exclude_none=True)
-        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        return b"recollect activation\n" + json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     def file_content(self) -> bytes:
         """The content of the file ACTIVATION."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from service.bundle.signing_key import SigningKey
 from service.errors import ActivationConflictError, StoreError, UnknownVersionError
+from service.store.activation_check import is_signed, sign_record
 from service.store.activation_record import (
     ACTIVATION,
     CURRENT,
@@ -28,10 +30,14 @@ class DesiredState:
 
     Args:
         files: The store's small files.
+
+    Attributes:
+        signing_key: Private key that signs new records; None: new records are not signed.
     """
 
     def __init__(self, files: ControlFiles) -> None:
         self._files = files
+        self.signing_key: SigningKey | None = None
 
     def record(self) -> ActivationRecord | None:
         """The activation record; None if no version is current.
@@ -66,7 +72,9 @@ class DesiredState:
                     f"{self._files.name}: expected generation {expected_generation}, found {generation}; "
                     "see `recollect log`"
                 )
-            return activated(before, version, by, why)
+            record = activated(before, version, by, why)
+            # A signature must not cover a history that another program may have written.
+            return record if self._trusts(before) else record.model_copy(update={"previous": ()})
 
         return self._replace(choose)
 
@@ -75,6 +83,11 @@ class DesiredState:
 
         def choose(content: bytes | None) -> ActivationRecord:
             before = self._before(content)
+            if before is not None and not self._trusts(before):
+                raise StoreError(
+                    f"{self._files.name}/{ACTIVATION}: expected a record that the signing key signed, found another "
+                    "one, so its previous version is not trusted; run `recollect activate VERSION --sign PRIVATE`"
+                )
             if before is not None:
                 for target, version in reversed(list(enumerate(before.previous))):
                     if version != before.version and is_published(version):
@@ -103,7 +116,8 @@ class DesiredState:
         records: list[ActivationRecord] = []
 
         def change(content: bytes | None) -> bytes:
-            records.append(choose(content))
+            record = choose(content)
+            records.append(sign_record(record, self.signing_key) if self.signing_key else record)
             return records[-1].file_content()
 
         self._files.update(ACTIVATION, change)
@@ -114,6 +128,10 @@ class DesiredState:
                 f"activation of {written.version}; see `recollect log`"
             )
         return written
+
+    def _trusts(self, before: ActivationRecord | None) -> bool:
+        """Whether the next record may continue the history of a record: if it is not signed, or this one is too."""
+        return self.signing_key is None or before is None or is_signed(before, self.signing_key.verify_keys)
 
     def _before(self, content: bytes | None, or_from_log: bool = False) -> ActivationRecord | None:
         """The record that the next record replaces, after its line was appended to the log if it was missing.

@@ -81,6 +81,10 @@ class ObjectFolder:
         except FileNotFoundError:
             raise StoreError(f"{self.name}/{name}: expected a file of the bundle, found none; build it again") from None
 
+    def clone(self, name: str, target: int) -> bool:
+        """False: an object store shares no disk blocks with this machine."""
+        return False
+
     def names(self, folder: str) -> list[str]:
         """The file names in a folder; an empty result if the folder does not exist.
 

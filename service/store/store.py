@@ -12,25 +12,37 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from service.bundle.bundle import Bundle, open_bundle
+from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.integrity import check_files, read_manifest
+from service.bundle.integrity import check_files, check_sizes
 from service.bundle.manifest import Manifest, check_version
-from service.bundle.signing import read_verify_key
-from service.errors import BundleError, StoreError, UnknownVersionError
-from service.store.activation_record import ActivationRecord, default_author
+from service.bundle.signing import read_verify_keys
+from service.bundle.signing_key import SigningKey
+from service.errors import StoreError, UnknownVersionError
+from service.reloaded_file import ReloadedFile
+from service.store.activation_check import ActivationCheck
+from service.store.activation_record import ACTIVATION, ActivationRecord, default_author
 from service.store.audit_log import LogEntry
+from service.store.bundle_cache import BundleCache, default_cache
 from service.store.bundle_folder import BundleFolder
+from service.store.cached_bundles import BundleSource, CachedBundles
 from service.store.control_files import ControlFiles, FolderFiles
 from service.store.desired_state import DesiredState
+from service.store.folder_source import FolderSource
+from service.store.verification import Verification
 
 
 class Store:
-    """A store in a folder. If a public key is given, every bundle must be signed by the matching private key.
+    """A store in a folder.
+
+    With a file of public keys, every bundle must be signed by one of the matching private keys. A bundle is then opened
+    from a private copy, which cannot change after its check. Otherwise a bundle is opened in place.
 
     Subclasses replace the methods that read or write bundles.
 
@@ -40,19 +52,36 @@ class Store:
         root: The folder of `local`.
         bundles: The folder inside `root` that contains one folder for each version.
         files: The small files of the store, beside the bundles.
+        verify_keys: The public keys; None if bundles need no signature.
+
+    Args:
+        root: The store's folder.
+        verify_key: File with the public keys; None if bundles need no signature.
+        cache: Folder for copies of bundles; None means the user's cache folder.
+        files: The small files of the store; None means the files in `root`.
 
     Raises:
-        KeyFileError: If `verify_key` is not an Ed25519 public key.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None, files: ControlFiles | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        verify_key: Path | None = None,
+        cache: Path | None = None,
+        files: ControlFiles | None = None,
+    ) -> None:
         self.files = files or FolderFiles(root)
         self.name = self.files.name
         self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
+        self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
         self._state = DesiredState(self.files)
-        self._verify_key = read_verify_key(verify_key) if verify_key else None
+        self._activation_check: ActivationCheck | None = None
+        self._verification = Verification(self.verify_keys)
+        self._cache_folder = cache
+        self._closed = threading.Event()
 
     def require(self) -> None:
         """Check that the store exists.
@@ -71,9 +100,30 @@ class Store:
         """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If the record is damaged.
+            StoreError: If the record is damaged, or `require_signed_activations` was called and the record is refused.
         """
-        return self._state.record()
+        record = self._state.record()
+        if record is not None and self._activation_check is not None:
+            self._activation_check.check(record)
+        return record
+
+    def require_signed_activations(self) -> None:
+        """From now on, refuse an activation record that is not signed, or is older than one that was seen before.
+
+        The store must have public keys.
+        """
+        assert self.verify_keys is not None
+        self._activation_check = ActivationCheck(self.verify_keys, self._open_cache()[1], f"{self.name}/{ACTIVATION}")
+
+    def sign_activations(self, key: SigningKey) -> None:
+        """From now on, sign the records of activations and rollbacks.
+
+        Raises:
+            KeyFileError: If the store has public keys, and none of them matches the private key.
+        """
+        if self.verify_keys is not None:
+            key.require_match(self.verify_keys.content)
+        self._state.signing_key = key
 
     def current(self) -> str | None:
         """The version that replicas must serve; None if no version is current.
@@ -131,7 +181,7 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If the manifest is broken, is not signed, or belongs to another version.
         """
-        return self._read_manifest(self.path(version), version)
+        return self._verification.read_manifest(self.path(version), version)
 
     def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
         """Check the files of a published version, then map them into memory. `pause` is called between the steps.
@@ -140,10 +190,15 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
-        return self._open(self.path(version), version, pause)
+        folder = self.path(version)
+        if self.verify_keys is None:
+            return self._verification.open(folder, version, pause)
+        check_sizes(folder, self.manifest(version))  # a bundle with a missing file is refused before it is copied
+        return self._copies.open(version, pause)
 
     def close(self) -> None:
-        """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
+        """Stop a copy in progress with an error, so that the service can shut down."""
+        self._closed.set()
 
     def activate(
         self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
@@ -210,7 +265,7 @@ class Store:
         """
         with self.incoming() as copy:
             copy_manifest(folder, copy)
-            manifest = self._read_manifest(copy, version)
+            manifest = self._verification.read_manifest(copy, version)
             for name in manifest.files:
                 shutil.copyfile(folder / name, copy / name)
             check_files(copy, manifest)
@@ -238,15 +293,14 @@ class Store:
         with self.files.exclusive():
             self.local.remove_abandoned()
 
-    def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        bundle = open_bundle(folder, self._verify_key, pause)
-        _check_version_of(bundle.manifest, version, folder)
-        return bundle
+    @functools.cached_property
+    def _copies(self) -> CachedBundles:
+        source, cache = self._open_cache()
+        return CachedBundles(source, cache, self._verification, self.current, self._no_version, self._closed)
 
-    def _read_manifest(self, folder: Path, version: str) -> Manifest:
-        manifest = read_manifest(folder, self._verify_key)
-        _check_version_of(manifest, version, folder)
-        return manifest
+    def _open_cache(self) -> tuple[BundleSource, BundleCache]:
+        """The source of the copies, and the cache that contains the copies."""
+        return FolderSource(self.root), BundleCache(self._cache_folder or default_cache(), str(self.root.resolve()))
 
     def _no_store(self) -> StoreError:
         return StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
@@ -274,8 +328,3 @@ def copy_manifest(folder: Path, to: Path) -> None:
     for name in (MANIFEST, SIGNATURE):
         with contextlib.suppress(FileNotFoundError):  # a missing manifest is found when it is read
             shutil.copyfile(folder / name, to / name)
-
-
-def _check_version_of(manifest: Manifest, version: str, folder: Path) -> None:
-    if manifest.version != version:
-        raise BundleError(f"{folder}: expected version {version}, manifest says {manifest.version}")

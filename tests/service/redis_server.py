@@ -19,6 +19,8 @@ import redis
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 
 PASSWORD = "correct-horse-battery"
+# The replicas share this secret. Redis does not know it.
+SECRET = "not-known-to-redis"
 
 # With this setting, a replica reads the store only at its start and after an announcement in Redis.
 NEVER_POLLS = ("--poll-seconds", "600")
@@ -80,7 +82,7 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
 @contextlib.contextmanager
 def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
     with (
-        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server,
+        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url, RECOLLECT_REDIS_SECRET=SECRET) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
     ):
         yield server, client

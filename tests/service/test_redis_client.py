@@ -123,19 +123,6 @@ def test_many_concurrent_requests_share_a_few_redis_connections(store: Path, red
         assert metric(client, "recollect_redis_errors_total") == 0
 
 
-@pytest.mark.parametrize("cached", ["", '{"labels":1', "[]", "\x00"])
-def test_invalid_cached_answer_in_redis_is_computed_again(store: Path, redis_server: RedisServer, cached: str) -> None:
-    with (
-        replica(store, redis_server, "--cache-seconds", "1", *NEVER_POLLS) as (_, client),
-        redis_server.client() as owner,
-    ):
-        computed = client.post("/predict", json={"query": "bread"})
-        key = until(lambda: owner.keys("recollect:answer:*"))[0]
-        owner.set(key, cached)
-        time.sleep(1.1)  # until the answer expires in the cache of the process
-        assert client.post("/predict", json={"query": "bread"}).json() == computed.json()
-
-
 def test_rate_limit_works_after_the_clock_of_redis_is_set_back(
     store: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
