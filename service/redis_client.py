@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 # Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
+# A request waits for Redis in so many parts; see `_within`.
+_WAIT_PARTS = 10
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -57,7 +59,7 @@ class RedisClient:
         self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
-            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
+            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
@@ -119,7 +121,7 @@ class RedisClient:
             raise RedisError(self._requests.problem)
         async with self._call_slots:
             try:
-                answer = await command(self._async_client)
+                answer = await _within(_REQUEST_SECONDS, command(self._async_client))
             except redis.ResponseError as error:
                 raise self._record_refusal(error) from error
             except (redis.RedisError, OSError) as error:
@@ -176,6 +178,29 @@ class RedisClient:
     def _set_metric(self, answers: bool) -> None:
         if self._metrics:
             self._metrics.set_redis_up(answers)
+
+
+async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
+    """Wait for an answer of Redis for so many seconds, without the time during which the event loop is busy.
+
+    The wait has several parts, and the event loop handles events between them. If the loop is busy, one part takes
+    longer, and the answer that has arrived in the meantime is read before the next part ends. One timeout for the
+    whole wait would declare a healthy Redis down.
+
+    Raises:
+        TimeoutError: If Redis does not answer in time.
+    """
+    call = asyncio.ensure_future(answer)
+    try:
+        for _ in range(_WAIT_PARTS):
+            await asyncio.wait([call], timeout=seconds / _WAIT_PARTS)
+            if call.done():
+                return call.result()
+        raise TimeoutError
+    finally:
+        if not call.done():
+            call.cancel()
+            call.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

@@ -33,6 +33,9 @@ _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
+# Largest value of --max-batch.
+MAX_BATCH = 4096
+
 # Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
 
@@ -96,12 +99,29 @@ class ServeSettings(RedisSettings):
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
     )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
-    max_batch: int = Field(64, ge=1, le=4096, description="Maximum number of queries in one request")
+    max_query_bytes: int = Field(
+        8192, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
+    )
+    max_batch: int = Field(64, ge=1, le=MAX_BATCH, description="Maximum number of queries in one request")
     max_queue: int = Field(
         256,
         ge=1,
-        description="Maximum number of queries that wait for a thread; "
+        description="Maximum number of queries that wait for a thread, where an expensive query counts as several; "
         "requests beyond this limit get status 503 at once",
+    )
+    max_seconds: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="Maximum seconds for the answer to a request, also if the request asks for a later deadline; "
+        "a request that takes longer gets status 504",
+    )
+    hang_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a running batch counts as hung: the process reports that it is not ready, "
+        "and is replaced 30 seconds later; more than --max-seconds",
     )
     encode_together: int = Field(
         32,
@@ -213,6 +233,11 @@ def require_consistent(settings: ServeSettings) -> None:
         )
     if port and port == settings.port:
         raise SettingsError(f"--admin-port must differ from --port (both are {port})")
+    if settings.hang_seconds <= settings.max_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a batch may run "
+            f"until the deadline of its requests; found {settings.hang_seconds:g}"
+        )
     for origin in settings.origins:
         if not _ORIGIN.fullmatch(origin):
             raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")

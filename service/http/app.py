@@ -16,6 +16,7 @@ from service.http.api_keys import ApiKey
 from service.http.middleware import ApiKeyAuth, BodyLimit, RequestContext
 from service.http.routes import Routes
 from service.http.schemas import Problem
+from service.options import max_request_cost
 from service.redis_client import RedisClient
 from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
 from service.serving.batcher import Batcher
@@ -24,7 +25,6 @@ from service.serving.rate_limit import RateLimits
 from service.settings import ServeSettings
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import open_tracer
-from service.threads import ThreadBudget
 from service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
@@ -34,23 +34,29 @@ _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-A
 
 def create_app(
     model_manager: ModelManager,
+    batcher: Batcher,
     settings: ServeSettings,
     metrics: Metrics,
     redis: RedisClient | None = None,
     api_keys: list[ApiKey] | None = None,
 ) -> ASGIApp:
-    """Compose the application, which starts and closes the model manager."""
+    """Compose the application, which starts and closes the model manager and the batcher."""
     tracer = open_tracer()
-    threads = ThreadBudget.of(settings.workers, settings.threads).threads
-    batcher = Batcher(threads, settings.max_queue, settings.encode_together, metrics)
     pipeline = AnswerPipeline(
         model_manager=model_manager,
         batcher=batcher,
         cache=_answer_cache(settings, metrics, redis),
-        rate_limits=RateLimits(settings.max_batch, settings.workers, redis),
+        rate_limits=RateLimits(
+            settings.max_batch,
+            max_request_cost(settings.max_batch, settings.max_query_bytes),
+            settings.workers,
+            redis,
+        ),
         metrics=metrics,
         tracer=tracer,
         log_queries=settings.log_queries,
+        max_query_bytes=settings.max_query_bytes,
+        max_seconds=settings.max_seconds,
     )
 
     @contextlib.asynccontextmanager
@@ -80,7 +86,7 @@ def create_app(
     layers.append(Middleware(BodyLimit, settings.max_body_bytes))
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers)
-    Routes(pipeline, model_manager, redis, metrics, settings.max_batch).register(app.router)
+    Routes(pipeline, model_manager, batcher, redis, metrics, settings.max_batch).register(app.router)
     problems.install(app)
     _document(app, guarded=bool(api_keys))
     return tracer.around(app) if tracer is not None else app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -69,6 +70,11 @@ class RequestContext:
             await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
+        except asyncio.CancelledError:  # uvicorn cancels the requests that are left at the end of the drain
+            if status or not self._model_manager.draining:
+                raise
+            response = problem_response(503, "the service is stopping; send the request to another replica", "draining")
+            await response(scope, receive, send_with_headers)
         except Exception as error:
             log.error("request_failed", path=scope["path"], exc_info=error)
             if status:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import structlog
@@ -15,13 +14,16 @@ import structlog
 from service.http.admin import create_admin
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
+from service.process.drain import serve_until
+from service.process.liveness import Watchdog, heartbeats
 from service.process.signals import ignore_loop_stop_signals, stop_event
-from service.process.supervisor import HEARTBEAT_SECONDS
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
+from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
+from service.threads import ThreadBudget
 from service.versions.activation import Activation
 from service.versions.current import SharedCurrent, StoreCurrent
 from service.versions.model_manager import ModelManager
@@ -32,8 +34,6 @@ log = structlog.get_logger(__name__)
 
 # Several batches run at the same time, so each batch uses only one thread in the encoder and one in faiss.
 _THREADS_PER_BATCH = 1
-# If no request arrives for this time, all load balancers have seen that this process is not ready.
-_QUIET_SECONDS = 0.5
 
 
 class Sockets(NamedTuple):
@@ -57,7 +57,8 @@ def serve_sockets(
         settings: All settings of the service.
         sockets: The listening sockets.
         on_ready: Called on the event loop when the current version is open.
-        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after `on_ready`; None if there is no supervisor.
+        heartbeat: Called on the event loop every second after `on_ready`, while no batch hangs; None if there is no
+            supervisor.
 
     Raises:
         ServiceError: If the current version cannot be served, or a setting cannot be used.
@@ -69,6 +70,13 @@ def serve_sockets(
     if settings.redis_url is not None:
         redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
         redis.require_access()
+    batcher = Batcher(
+        ThreadBudget.of(settings.workers, settings.threads).threads,
+        settings.max_queue,
+        settings.encode_together,
+        metrics,
+        settings.hang_seconds,
+    )
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
         SharedCurrent(store, redis) if redis else StoreCurrent(store),
@@ -77,7 +85,7 @@ def serve_sockets(
         settings.poll_seconds,
     )
     model_manager.open_current()
-    served = [(UvicornServer(create_app(model_manager, settings, metrics, redis, api_keys)), sockets.public)]
+    served = [(UvicornServer(create_app(model_manager, batcher, settings, metrics, redis, api_keys)), sockets.public)]
     if sockets.admin is not None:
         activation = Activation(store, redis, lambda: model_manager.draining)
         served.append((UvicornServer(create_admin(store, activation, settings, model_manager)), sockets.admin))
@@ -85,9 +93,11 @@ def serve_sockets(
     async def run() -> None:
         stop = stop_event(exit_on_second=heartbeat is None)
         on_ready()
-        async with _heartbeats(heartbeat):
-            with _redis_announcements(redis, model_manager):
-                await _serve_until(stop, served, model_manager, settings.drain_seconds)
+        with contextlib.ExitStack() as stack:
+            beat = heartbeat or stack.enter_context(Watchdog()).beat
+            stack.enter_context(heartbeats(beat, batcher, model_manager, metrics))
+            stack.enter_context(_redis_announcements(redis, model_manager))
+            await serve_until(stop, served, model_manager, batcher, settings.drain_seconds)
             if redis:
                 await redis.close()
         log.info("stopped")
@@ -95,61 +105,6 @@ def serve_sockets(
 
     with asyncio.Runner(loop_factory=served[0][0].config.get_loop_factory()) as runner:
         runner.run(run())
-
-
-async def _serve_until(
-    stop: asyncio.Event,
-    served: list[tuple[UvicornServer, socket.socket]],
-    model_manager: ModelManager,
-    drain_seconds: float,
-) -> None:
-    """Serve until `stop` is set and all servers have drained, or until a server ends by itself."""
-    serving = [asyncio.create_task(server.serve([at])) for server, at in served]
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        await _drain([server for server, _ in served], model_manager, drain_seconds)
-    await asyncio.gather(*serving)
-
-
-async def _drain(servers: list[UvicornServer], model_manager: ModelManager, seconds: float) -> None:
-    """Report "not ready", and answer requests until no more arrive or half of the time has passed.
-
-    Then close the sockets.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    log.info("draining", seconds=seconds)
-    model_manager.drain()
-    public = servers[0]
-    # A client with an open connection may send a request at any time. Without open connections, only recent requests
-    # matter.
-    quiet_since = loop.time() if public.has_connections() else -math.inf
-    while loop.time() - max(quiet_since, public.last_request_time()) < _QUIET_SECONDS:
-        if loop.time() >= deadline - seconds / 2:
-            break
-        await asyncio.sleep(0.02)
-    for server in servers:
-        server.close_within(deadline - loop.time())
-
-
-@contextlib.asynccontextmanager
-async def _heartbeats(heartbeat: Callable[[], None] | None) -> AsyncIterator[None]:
-    """Call `heartbeat` regularly on the event loop, so that the calls stop when the event loop is blocked."""
-    if heartbeat is None:
-        yield
-        return
-
-    async def beat() -> None:
-        while True:
-            heartbeat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    beating = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beating.cancel()
 
 
 @contextlib.contextmanager

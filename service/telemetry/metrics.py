@@ -58,6 +58,12 @@ class Metrics:
         self.dropped = counter(
             "dropped_total", "Number of requests dropped because the client disconnected or the deadline passed.", "why"
         )
+        self.coalesced = counter(
+            "coalesced_total", "Number of requests that waited for the answer of an equal request in progress."
+        )
+        self.batcher_hung = gauge(
+            "batcher_hung", "Number of workers with a batch that runs longer than --hang-seconds.", "livesum"
+        )
         self.cache_requests = counter(
             "cache_requests_total", "Number of queries that were looked up in the answer cache.", "tier", "outcome"
         )

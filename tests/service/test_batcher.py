@@ -40,7 +40,9 @@ class Gate:
     def close(self) -> None:
         self.closed = True
 
-    def predict_together(self, requests: list[tuple[list[str], AnswerOptions]]) -> list[Answers]:
+    def predict_together(
+        self, requests: list[tuple[list[str], AnswerOptions]], checkpoint: Callable[[], None]
+    ) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
         self.started.release()
         assert self.open.wait(PATIENCE_SECONDS)
@@ -100,9 +102,9 @@ def test_request_is_computed_alone_if_a_thread_is_idle_and_queued_requests_are_c
 def test_threads_share_the_queued_requests_and_no_batch_exceeds_its_maximum_size(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher(threads=2, max_waiting=1_000)
-        busy = [batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids)]
+        busy = [batcher.submit(gate.lease(), ["one"], OPTIONS, best_uids)]
         await gate.busy()
-        busy.append(batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids))
+        busy.append(batcher.submit(gate.lease(), ["two"], OPTIONS, best_uids))
         await gate.busy()
         waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(100)]
         gate.open.set()

@@ -15,7 +15,7 @@ import pytest
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
-NEVER_QUIET = "from service.process import worker\nworker._QUIET_SECONDS = 3600.0\n"
+NEVER_QUIET = "from service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
 LONG_DRAIN = ("--drain-seconds", "3600")
 # No collector of traces listens at this address.
 TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "FASTAPI_OTEL_AUTO_CONFIGURE": "true"}
@@ -84,11 +84,11 @@ import os, time
 from pathlib import Path
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def predict_together(self, requests):
+def predict_together(self, requests, *rest):
     if any("slow" in queries for queries, _ in requests):
         Path(os.environ["STARTED"]).touch()
         time.sleep(3600)
-    return answer(self, requests)
+    return answer(self, requests, *rest)
 predictor.Predictor.predict_together = predict_together
 """
 

@@ -115,7 +115,7 @@ def test_each_request_option_changes_the_answer(client: httpx.Client) -> None:
 
 
 def test_request_with_filters_as_long_as_the_body_limit_is_answered(client: httpx.Client) -> None:
-    unknown = [f"{number:06}" for number in range(100_000)]
+    unknown = [f"{number:06}" for number in range(99_990)]
     allowed = client.post("/predict", json={"query": QUERY, "allow": [*unknown, "Law", "Law"]})
     assert [label["uid"] for label in allowed.json()["labels"]] == ["Law"]
     denied = client.post("/predict", json={"query": QUERY, "deny": [*unknown, "Medicine"]})
@@ -282,7 +282,7 @@ def test_query_in_any_script_is_answered(client: httpx.Client, query: str) -> No
 
 
 def test_query_longer_than_the_encoder_reads_is_marked_truncated(client: httpx.Client) -> None:
-    answer = client.post("/predict", json={"query": "bread oven " * 20_000}).json()
+    answer = client.post("/predict", json={"query": "bread oven " * 500}).json()
     assert list(answer) == ["version", "labels", "truncated"]
     assert answer["truncated"] is True
     assert "truncated" not in client.post("/predict", json={"query": "bread oven"}).json()
@@ -334,8 +334,9 @@ def test_validation_of_a_list_stops_at_its_first_wrong_entry(client: httpx.Clien
     assert error["field"].endswith(".0")
 
 
-def test_problem_details_stay_small_if_a_request_has_many_errors(client: httpx.Client) -> None:
+def test_only_the_first_of_many_unknown_fields_is_named(client: httpx.Client) -> None:
     wrong = {f"{number}" + "x" * 500: 1 for number in range(1_000)}
     response = client.post("/predict", json={"query": QUERY, **wrong})
-    assert len(is_problem(response, 422, "invalid_request")["errors"]) == 10
+    (error,) = is_problem(response, 422, "invalid_request")["errors"]
+    assert error["field"] == "0" + "x" * 79
     assert len(response.content) < 5_000

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from service.http.api_keys import ApiKey
 from service.http.app import create_app
+from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
@@ -62,7 +63,8 @@ def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = Non
     manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), metrics, 60)
     manager.open_current()
     keys = [] if rate is None else [ApiKey("shop", rate, hashlib.sha256(SECRET.encode()).digest())]
-    app = create_app(manager, ServeSettings(store=store, threads=1, **options), metrics, None, keys)
+    batcher = Batcher(1, 256, 32, metrics)
+    app = create_app(manager, batcher, ServeSettings(store=store, **options), metrics, None, keys)
     with TestClient(app, headers={"X-API-Key": SECRET}) as client:
         client.post("/predict", json={"query": "bread"})
         wait_until_idle("predict-0")
