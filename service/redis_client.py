@@ -25,8 +25,8 @@ log = structlog.get_logger(__name__)
 
 # Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
-# A request waits for Redis in so many parts; see `_within`.
-_WAIT_PARTS = 10
+# A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
+_WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 1.0
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -181,21 +181,22 @@ class RedisClient:
 
 
 async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
-    """Wait for an answer of Redis for so many seconds, without the time during which the event loop is busy.
+    """Wait for an answer of Redis for so many seconds, not counting the time during which the event loop is busy.
 
-    The wait has several parts, and the event loop handles events between them. If the loop is busy, one part takes
-    longer, and the answer that has arrived in the meantime is read before the next part ends. One timeout for the
-    whole wait would declare a healthy Redis down.
+    The wait consists of short parts. A part that ends late does not count: the loop was busy, and has not yet read
+    the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
 
     Raises:
         TimeoutError: If Redis does not answer in time.
     """
-    call = asyncio.ensure_future(answer)
+    call, loop = asyncio.ensure_future(answer), asyncio.get_running_loop()
+    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0
     try:
-        for _ in range(_WAIT_PARTS):
-            await asyncio.wait([call], timeout=seconds / _WAIT_PARTS)
+        while waited < _WAIT_PARTS and (start := loop.time()) < latest:
+            await asyncio.wait([call], timeout=part)
             if call.done():
                 return call.result()
+            waited += loop.time() - start < 2 * part
         raise TimeoutError
     finally:
         if not call.done():

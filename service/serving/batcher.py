@@ -107,7 +107,7 @@ class Batcher:
     """
 
     def __init__(
-        self, threads: int, max_waiting: int, max_together: int, metrics: Metrics, hang_seconds: float = math.inf
+        self, threads: int, max_waiting: int, max_together: int, metrics: Metrics, hang_seconds: float
     ) -> None:
         self._max_waiting, self._max_together, self._metrics = max_waiting, max_together, metrics
         self._hang_seconds = hang_seconds

@@ -334,9 +334,8 @@ def test_validation_of_a_list_stops_at_its_first_wrong_entry(client: httpx.Clien
     assert error["field"].endswith(".0")
 
 
-def test_only_the_first_of_many_unknown_fields_is_named(client: httpx.Client) -> None:
-    wrong = {f"{number}" + "x" * 500: 1 for number in range(1_000)}
+def test_problem_details_stay_small_if_a_request_has_many_errors(client: httpx.Client) -> None:
+    wrong = {f"{number}" + "x" * 500: 1 for number in range(900)}
     response = client.post("/predict", json={"query": QUERY, **wrong})
-    (error,) = is_problem(response, 422, "invalid_request")["errors"]
-    assert error["field"] == "0" + "x" * 79
+    assert len(is_problem(response, 422, "invalid_request")["errors"]) == 10
     assert len(response.content) < 5_000

@@ -238,7 +238,10 @@ def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(st
 
 def test_service_without_an_open_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
     app = create_app(
-        following(tmp_path, poll_seconds=1), Batcher(1, 256, 32, Metrics()), ServeSettings(store=tmp_path), Metrics()
+        following(tmp_path, poll_seconds=1),
+        Batcher(1, 256, 32, Metrics(), hang_seconds=60),
+        ServeSettings(store=tmp_path),
+        Metrics(),
     )
 
     async def ask() -> list[httpx.Response]:

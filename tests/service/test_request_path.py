@@ -63,7 +63,7 @@ def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = Non
     manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), metrics, 60)
     manager.open_current()
     keys = [] if rate is None else [ApiKey("shop", rate, hashlib.sha256(SECRET.encode()).digest())]
-    batcher = Batcher(1, 256, 32, metrics)
+    batcher = Batcher(1, 256, 32, metrics, hang_seconds=60)
     app = create_app(manager, batcher, ServeSettings(store=store, **options), metrics, None, keys)
     with TestClient(app, headers={"X-API-Key": SECRET}) as client:
         client.post("/predict", json={"query": "bread"})
