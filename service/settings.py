@@ -139,7 +139,8 @@ class ServeSettings(RedisSettings):
     rate_limit: float = Field(
         0.0,
         ge=0,
-        description="Maximum queries a second of an API key for which the file of API keys sets no limit; "
+        description="Maximum queries a second of an API key for which the file of API keys sets no limit, where an "
+        "expensive query counts as several; "
         "all replicas together enforce it with --redis-url, otherwise each replica enforces it alone (0 for no limit)",
     )
     cors_origins: str = Field(
