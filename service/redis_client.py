@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 # Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
 # A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
-_WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 1.0
+_WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -59,7 +59,9 @@ class RedisClient:
         self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
-            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
+            self._async_client: Any = redis.asyncio.Redis.from_url(
+                url, **options, **_timeouts(_LONGEST_REQUEST_SECONDS)
+            )
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
@@ -196,7 +198,7 @@ async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
             await asyncio.wait([call], timeout=part)
             if call.done():
                 return call.result()
-            waited += loop.time() - start < 2 * part
+            waited += loop.time() - start < 1.5 * part
         raise TimeoutError
     finally:
         if not call.done():
