@@ -7,6 +7,7 @@ for one second. A Redis server that is down or slow therefore costs one short wa
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ class RedisClient:
     """A Redis server and a prefix of all keys; usable on the event loop and in threads.
 
     Args:
-        url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
+        url: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; never logged, because it can
+            contain a password.
         prefix: Prefix of every Redis key.
         metrics: Records whether Redis answers.
     """
@@ -64,8 +66,8 @@ class RedisClient:
             )
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
-                "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
-                "write / : @ and # inside a password as %2F %3A %40 and %23"
+                "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
+                "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
         self._background, self._requests = _Health(), _Health()
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
@@ -162,8 +164,7 @@ class RedisClient:
 
     def _record_failure(self, health: _Health, error: Exception) -> RedisError:
         had_problem = bool(self.problem)
-        timed_out = isinstance(error, TimeoutError | redis.TimeoutError)
-        health.problem = "Redis does not answer: " + ("it takes too long" if timed_out else "it cannot be reached")
+        health.problem = f"Redis does not answer: {_reason(error)}"
         health.skip_until = time.monotonic() + _BACKOFF_SECONDS
         if not had_problem:
             log.error("redis_down", error=health.problem)
@@ -204,6 +205,14 @@ async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
         if not call.done():
             call.cancel()
             call.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError | redis.TimeoutError):
+        return "it takes too long"
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError):
+        return "its TLS certificate is not trusted; name the file of its issuer with ?ssl_ca_certs=FILE in --redis-url"
+    return "it cannot be reached"
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class RedisSettings(ServiceSettings):
 
     redis_url: SecretStr | None = Field(
         None,
-        description="URL of a Redis server (redis://...) in which replicas share the current version, their reports, "
-        "cached answers and rate limits (default: replicas share nothing)",
+        description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share the current "
+        "version, their reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
 
@@ -80,6 +80,14 @@ class ServeSettings(RedisSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
+    tls_cert: Path | None = Field(
+        None,
+        description="File with the TLS certificate and its chain in PEM format; needs --tls-key, and is loaded again "
+        "when it changes (default: no TLS)",
+    )
+    tls_key: Path | None = Field(
+        None, description="File with the private key of --tls-cert in PEM format, without a password"
+    )
     workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
     threads: int = Field(
         0,
@@ -97,6 +105,12 @@ class ServeSettings(RedisSettings):
     )
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Maximum number of open connections of each worker; further connections get status 503, except for "
+        "the paths /health and /metrics",
     )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
     max_query_bytes: int = Field(
@@ -239,6 +253,9 @@ def require_consistent(settings: ServeSettings) -> None:
             f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a batch may run "
             f"until the deadline of its requests; found {settings.hang_seconds:g}"
         )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
+        raise SettingsError(f"{given}: needs {missing}, which is not set")
     for origin in settings.origins:
         if not _ORIGIN.fullmatch(origin):
             raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")

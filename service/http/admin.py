@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.addresses import is_loopback
 from service.errors import BundleError, StoreError
 from service.http import problems
-from service.http.middleware import BodyLimit, RequestContext, bearer_token
+from service.http.middleware import BodyLimit, HeadAsGet, RequestContext, bearer_token
 from service.http.problems import NOT_JSON, problem_response
 from service.settings import ServeSettings
 from service.store.store import Store
@@ -147,6 +147,7 @@ def create_admin(store: Store, activation: Activation, settings: ServeSettings, 
         Middleware(RequestContext, model_manager, None, settings.access_log),
         Middleware(AdminGuard, settings.admin_token),
         Middleware(BodyLimit, _MAX_BODY_BYTES),
+        Middleware(HeadAsGet),
     ]
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None, middleware=layers)
     AdminRoutes(store, activation, settings).register(app)
@@ -180,7 +181,8 @@ class AdminGuard:
             return problem_response(
                 403, "without a token, the host of /admin must be localhost; set --admin-token to use another name"
             )
-        if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        media_type = headers.get("content-type", "").partition(";")[0].strip()
+        if scope["method"] not in ("GET", "HEAD") and media_type != "application/json":
             return problem_response(422, NOT_JSON)
         return None
 

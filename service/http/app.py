@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from service.http import problems
 from service.http.api_keys import ApiKey
-from service.http.middleware import ApiKeyAuth, BodyLimit, RequestContext
+from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from service.http.routes import Routes
 from service.http.schemas import Problem
 from service.options import max_request_cost
@@ -40,7 +40,7 @@ def create_app(
     redis: RedisClient | None = None,
     api_keys: list[ApiKey] | None = None,
 ) -> ASGIApp:
-    """Compose the application, which starts and closes the model manager and the batcher."""
+    """Compose the application, which starts and closes the batcher, and closes the model manager when it ends."""
     tracer = open_tracer()
     pipeline = AnswerPipeline(
         model_manager=model_manager,
@@ -62,7 +62,6 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        model_manager.follow()
         yield
         await asyncio.to_thread(model_manager.close)
         await asyncio.to_thread(batcher.close)
@@ -83,7 +82,7 @@ def create_app(
         )
     if api_keys:
         layers.append(Middleware(ApiKeyAuth, api_keys))
-    layers.append(Middleware(BodyLimit, settings.max_body_bytes))
+    layers += [Middleware(BodyLimit, settings.max_body_bytes), Middleware(HeadAsGet)]
 
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers)
     Routes(pipeline, model_manager, batcher, redis, metrics, settings.max_batch).register(app.router)

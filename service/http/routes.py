@@ -68,7 +68,7 @@ class Routes:
                 handler,
                 methods=["POST"],
                 response_model=response_model,
-                responses=documented(401, 413, 422, 429, 503, 504),
+                responses=documented(401, 413, 415, 422, 429, 503, 504),
                 route_class_override=JsonRoute,
             )
         router.add_api_route("/labels/{uid:path}", self.label, responses=documented(401, 404, 503))

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,20 +31,20 @@ _LAST_ANSWERS_SECONDS, _EXIT_SECONDS = 0.3, 1.0
 
 async def serve_until(
     stop: asyncio.Event,
-    served: list[tuple[UvicornServer, socket.socket]],
+    servers: list[UvicornServer],
+    serving: list[asyncio.Task[None]],
     model_manager: ModelManager,
     batcher: Batcher,
     drain_seconds: float,
 ) -> None:
     """Serve until `stop` is set and all servers have drained, or until a server ends by itself."""
-    serving = [asyncio.create_task(server.serve([at])) for server, at in served]
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
         await asyncio.gather(*serving)
         return
     with _exit_after(drain_seconds + _EXIT_SECONDS):
-        await _drain([server for server, _ in served], model_manager, batcher, drain_seconds)
+        await _drain(servers, model_manager, batcher, drain_seconds)
         await asyncio.gather(*serving)
 
 

@@ -91,6 +91,9 @@ class Supervisor:
         self._failure: int | None = None
         self._stop_requests = 0
 
+    def has_ready_worker(self) -> bool:
+        return any(worker.ready_since is not None for worker in self._running.values())
+
     def run(self, on_ready: Callable[[], None]) -> int:
         """Run the workers and return the exit status.
 

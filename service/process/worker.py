@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import contextvars
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any
 
 import structlog
 
+from service.addresses import start_listening
 from service.http.admin import create_admin
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
+from service.process.connections import Connections, usable_connections
 from service.process.drain import serve_until
+from service.process.endpoints import Endpoints
 from service.process.liveness import Watchdog, heartbeats
-from service.process.signals import ignore_loop_stop_signals, stop_event
+from service.process.signals import exit_at_once, ignore_loop_stop_signals, stop_event
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
 from service.serving.batcher import Batcher
@@ -36,18 +41,12 @@ log = structlog.get_logger(__name__)
 _THREADS_PER_BATCH = 1
 
 
-class Sockets(NamedTuple):
-    """The listening sockets of a process; `admin` is None if the process has no admin interface."""
-
-    public: socket.socket
-    admin: socket.socket | None
-
-
-def serve_sockets(
+def serve_endpoints(
     settings: ServeSettings,
-    sockets: Sockets,
+    endpoints: Endpoints,
     on_ready: Callable[[], None],
     heartbeat: Callable[[], None] | None = None,
+    answer_while_opening: bool = True,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -55,13 +54,15 @@ def serve_sockets(
 
     Args:
         settings: All settings of the service.
-        sockets: The listening sockets.
+        endpoints: The addresses to serve.
         on_ready: Called on the event loop when the current version is open.
         heartbeat: Called on the event loop every second after `on_ready`, while no batch hangs; None if there is no
             supervisor.
+        answer_while_opening: Whether this process answers requests while the current version opens: metrics and states,
+            and 503 to all others. False if another process can answer requests at the same address.
 
     Raises:
-        ServiceError: If the current version cannot be served, or a setting cannot be used.
+        ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
     metrics = Metrics(with_redis=settings.redis_url is not None)
     api_keys = read_api_keys(settings.api_keys, settings.rate_limit) if settings.api_keys else []
@@ -84,27 +85,81 @@ def serve_sockets(
         metrics,
         settings.poll_seconds,
     )
-    model_manager.open_current()
-    served = [(UvicornServer(create_app(model_manager, batcher, settings, metrics, redis, api_keys)), sockets.public)]
-    if sockets.admin is not None:
+    limit = usable_connections(settings.max_connections)
+    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys)
+    served = [(UvicornServer(app, Connections(limit, metrics), endpoints.public.tls), endpoints.public.bound)]
+    if endpoints.admin is not None:
         activation = Activation(store, redis, lambda: model_manager.draining)
-        served.append((UvicornServer(create_admin(store, activation, settings, model_manager)), sockets.admin))
+        admin = create_admin(store, activation, settings, model_manager)
+        served.append((UvicornServer(admin, Connections(limit, None), endpoints.admin.tls), endpoints.admin.bound))
+    servers = [server for server, _ in served]
 
     async def run() -> None:
         stop = stop_event(exit_on_second=heartbeat is None)
+        serving = _start(served) if answer_while_opening else []
+        try:
+            await _open_current(model_manager, stop)
+        except BaseException:
+            for server in servers:
+                server.close_within(0)
+            await asyncio.gather(*serving)
+            raise
+        serving = serving or _start(served)
+        model_manager.follow()
         on_ready()
         with contextlib.ExitStack() as stack:
             beat = heartbeat or stack.enter_context(Watchdog()).beat
             stack.enter_context(heartbeats(beat, batcher, model_manager, metrics))
             stack.enter_context(_redis_announcements(redis, model_manager))
-            await serve_until(stop, served, model_manager, batcher, settings.drain_seconds)
+            await serve_until(stop, servers, serving, model_manager, batcher, settings.drain_seconds)
             if redis:
                 await redis.close()
         log.info("stopped")
         ignore_loop_stop_signals()
 
-    with asyncio.Runner(loop_factory=served[0][0].config.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=servers[0].config.get_loop_factory()) as runner:
         runner.run(run())
+
+
+def _start(served: list[tuple[UvicornServer, socket.socket]]) -> list[asyncio.Task[None]]:
+    """Accept connections.
+
+    Raises:
+        AddressError: If another process listens on the same address.
+    """
+    for _, bound in served:
+        start_listening(bound)
+    return [asyncio.create_task(server.serve([bound])) for server, bound in served]
+
+
+async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> None:
+    """Open the current version in a thread, so that the event loop can answer requests at the same time.
+
+    If `stop` is set before the version is open, this process ends at once.
+
+    Raises:
+        ServiceError: If the version cannot be served.
+    """
+    opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def open_current() -> None:
+        try:
+            model_manager.open_current()
+        except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
+            opened.set_exception(error)
+        else:
+            opened.set_result(None)
+
+    context = contextvars.copy_context()  # the log context with the worker's number
+    # A daemon thread, because the process may end before the version is open.
+    threading.Thread(target=context.run, args=(open_current,), name="open-first", daemon=True).start()
+    opening, stopping = asyncio.wrap_future(opened), asyncio.create_task(stop.wait())
+    either: list[asyncio.Future[Any]] = [opening, stopping]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not opening.done():
+        exit_at_once()
+    await opening
 
 
 @contextlib.contextmanager

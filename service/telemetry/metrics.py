@@ -77,6 +77,10 @@ class Metrics:
         self._bundle = gauge("bundle_info", "Number of workers that serve the version.", "livesum", "version")
         self._bundle_age = gauge("bundle_age_seconds", "Time since the served bundle was built.", "livemax")
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
+        self.connections = gauge("connections", "Number of open connections.", "livesum")
+        self.connections_refused = counter(
+            "connections_refused_total", "Number of connections closed because a limit or HTTP was violated.", "reason"
+        )
         self.rate_limited = counter(
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"
         )
