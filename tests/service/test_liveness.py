@@ -64,6 +64,7 @@ def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Pa
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 1
 
 
+@pytest.mark.slow
 def test_worker_with_a_hung_batch_is_replaced(store: Path, tmp_path: Path) -> None:
     started = tmp_path / "started"
     with serving(store, *HANGS, "--workers", "2", prelude=SLOW_ONCE, STARTED=str(started)) as server:
