@@ -97,7 +97,7 @@ class RedisSettings(ServiceSettings):
     redis_url: SecretStr | None = Field(
         None,
         description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share "
-        "announcements of new versions, their reports, cached answers and rate limits (default: replicas share nothing)",
+        "announcements of versions, their reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
     redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
