@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from service.settings import (
     ActivateSettings,
+    CopySettings,
+    LogSettings,
     PredictSettings,
+    ProtectSettings,
+    PruneSettings,
+    RedisSettings,
     RollbackSettings,
     ServeSettings,
+    ServiceSettings,
     SwitchSettings,
+    UnprotectSettings,
     VerifySettings,
     VersionsSettings,
 )
 
 if TYPE_CHECKING:
+    from service.redis_client import RedisClient
+    from service.store.activation_record import ActivationRecord
+    from service.store.store import Store
     from service.versions.activation import Activation
 
 
@@ -53,18 +63,21 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store.locations import open_store
+    from service.store.retention import protected
 
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = _store(settings)
     store.require()
     rows = []
     try:
-        current = store.current()
+        record = store.activation()
     except StoreError as error:  # the list still shows which versions can be activated
-        current = None
+        record = None
         _print_error(str(error))
-    for version in store.versions():
-        row: dict[str, Any] = {"version": version, "current": version == current}
+    current, generation = (record.version, record.generation) if record else (None, None)
+    published = store.versions()
+    kept = protected(store)
+    for version in published:
+        row: dict[str, Any] = {"version": version, "current": version == current, "protected": version in kept}
         try:
             manifest = store.manifest(version)
         except BundleError as error:
@@ -81,21 +94,35 @@ def versions(settings: VersionsSettings) -> None:
             }
         rows.append(row)
     if settings.json_:
-        _print_line(json.dumps({"current": current, "versions": rows}))
+        _print_line(json.dumps({"current": current, "generation": generation, "versions": rows}))
         return
     for row in rows:
         _print_line(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
 
 
+def log(settings: LogSettings) -> None:
+    store = _store(settings)
+    store.require()
+    entries = store.log()
+    if settings.json_:
+        _print_line(json.dumps({"log": [entry.model_dump(mode="json", by_alias=True) for entry in entries]}))
+        return
+    if not entries:
+        _print_error(f"{store.name}: no activation is logged yet")
+    for entry in entries:
+        change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
+        why = f"  {entry.why}" if entry.why else ""
+        _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
+
+
 def activate(settings: ActivateSettings) -> None:
     activation = _activation(settings)
-    activation.activate(settings.version)
-    _report_switch(settings, activation, settings.version)
+    _report_switch(settings, activation, activation.activate(settings.version, settings.by, settings.why))
 
 
 def rollback(settings: RollbackSettings) -> None:
     activation = _activation(settings)
-    _report_switch(settings, activation, activation.rollback())
+    _report_switch(settings, activation, activation.rollback(settings.by, settings.why))
 
 
 def verify(settings: VerifySettings) -> None:
@@ -110,21 +137,76 @@ def verify(settings: VerifySettings) -> None:
     )
 
 
-def _activation(settings: SwitchSettings) -> Activation:
-    from service.redis_client import RedisClient
+def prune(settings: PruneSettings) -> None:
+    from service.store.retention import prune as prune_store
+    from service.versions.replicas import replicas_of, versions_in_use
+
+    store = _store(settings)
+    replicas = replicas_of(store, _redis_client(settings))
+    number, size_bytes = 0, 0
+    for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
+        _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
+        number, size_bytes = number + 1, size_bytes + pruned.size_bytes
+    verb = "would remove" if settings.dry_run else "removed"
+    _print_error(f"{verb} {number} versions, {size_bytes:,} bytes")
+
+
+def protect(settings: ProtectSettings) -> None:
+    from service.store.retention import protect as protect_version
+
+    store = _store(settings)
+    version = store.resolve(settings.version)
+    protect_version(store, version)
+    _print_line(version)
+
+
+def unprotect(settings: UnprotectSettings) -> None:
+    from service.store.retention import unprotect as unprotect_version
+
+    unprotect_version(_store(settings), settings.version)
+    _print_line(settings.version)
+
+
+def copy(settings: CopySettings) -> None:
+    from service.store.copying import copy_version
     from service.store.locations import open_store
-    from service.versions.activation import Activation
+
+    store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
+    version = store.resolve(settings.version)
+    if not copy_version(store, version, target):
+        _print_error(f"{target.name} contains the same bundle already")
+    _print_line(version)
+
+
+def _store(settings: ServiceSettings) -> Store:
+    from service.store.locations import open_store
+
+    return open_store(settings.store, settings.verify_key, settings.bundle_cache)
+
+
+def _redis_client(settings: RedisSettings) -> RedisClient | None:
+    from service.redis_client import RedisClient
 
     url = settings.redis_url
-    link = RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
-    return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
+    return RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
 
 
-def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:
+def _activation(settings: SwitchSettings) -> Activation:
+    from service.versions.activation import Activation
+
+    store = _store(settings)
+    if settings.sign is not None:
+        from service.bundle.signing_key import read_signing_key
+
+        store.sign_activations(read_signing_key(settings.sign))
+    return Activation(store, _redis_client(settings))
+
+
+def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
     if settings.wait:
-        for report in activation.wait(version, settings.wait_seconds):
+        for report in activation.wait(record, settings.wait_seconds, settings.replicas):
             _print_error(f"{report.replica} serves {report.version}")
-    _print_line(version)
+    _print_line(record.version)
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -132,7 +214,7 @@ def _summary(row: dict[str, Any]) -> str:
         return f"broken: {row['problem']}"
     return (
         f"{row['instances']:,} instances  {row['labels']:,} labels  {row['index']}  {row['precision']}  "
-        f"{row['size'] / 1e6:,.0f} MB"
+        f"{row['size'] / 1e6:,.0f} MB" + ("  protected" if row["protected"] else "")
     )
 
 

@@ -5,14 +5,17 @@ ServiceError
 ├── WrongAnswersError         a bundle opens, but does not answer its golden queries as it must
 ├── KeyFileError              a file contains no key of the expected kind
 ├── StoreError                a store is missing or cannot be read, or no version is current
-│   └── UnknownVersionError   the store does not contain the version, or the name is not a version's name
+│   ├── UnknownVersionError       the store does not contain the version, or the name is not a version's name
+│   └── ActivationConflictError   another process changed the current version at the same time
 ├── QueryError                a query cannot be answered with its options
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
 ├── RedisError                Redis does not answer
 ├── InsufficientMemoryError   too little memory is free to open a bundle
 ├── NotServedError            a replica does not serve the current version
-├── NotReadyError             no bundle is open yet, or the service is stopping
+├── NotReadyError             no bundle is open yet
+├── DrainingError             the service is stopping
+├── QueryTooLargeError        a query has too many bytes
 ├── OverloadError             too many queries wait
 ├── RateLimitError            an API key exceeds its rate
 └── DeadlineError             the deadline of a request passed
@@ -51,6 +54,10 @@ class UnknownVersionError(StoreError):
     pass
 
 
+class ActivationConflictError(StoreError):
+    exit_status = 1
+
+
 class QueryError(ServiceError):
     pass
 
@@ -76,6 +83,14 @@ class NotServedError(ServiceError):
 
 
 class NotReadyError(ServiceError):
+    pass
+
+
+class DrainingError(ServiceError):
+    pass
+
+
+class QueryTooLargeError(ServiceError):
     pass
 
 

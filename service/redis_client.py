@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 # Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
+# A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
+_WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -59,7 +61,9 @@ class RedisClient:
         self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
-            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
+            self._async_client: Any = redis.asyncio.Redis.from_url(
+                url, **options, **_timeouts(_LONGEST_REQUEST_SECONDS)
+            )
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
@@ -121,7 +125,7 @@ class RedisClient:
             raise RedisError(self._requests.problem)
         async with self._call_slots:
             try:
-                answer = await command(self._async_client)
+                answer = await _within(_REQUEST_SECONDS, command(self._async_client))
             except redis.ResponseError as error:
                 raise self._record_refusal(error) from error
             except (redis.RedisError, OSError) as error:
@@ -177,6 +181,30 @@ class RedisClient:
     def _set_metric(self, answers: bool) -> None:
         if self._metrics:
             self._metrics.set_redis_up(answers)
+
+
+async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
+    """Wait for an answer of Redis for so many seconds, not counting the time during which the event loop is busy.
+
+    The wait consists of short parts. A part that ends late does not count: the loop was busy, and has not yet read
+    the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
+
+    Raises:
+        TimeoutError: If Redis does not answer in time.
+    """
+    call, loop = asyncio.ensure_future(answer), asyncio.get_running_loop()
+    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0
+    try:
+        while waited < _WAIT_PARTS and (start := loop.time()) < latest:
+            await asyncio.wait([call], timeout=part)
+            if call.done():
+                return call.result()
+            waited += loop.time() - start < 1.5 * part
+        raise TimeoutError
+    finally:
+        if not call.done():
+            call.cancel()
+            call.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
 
 
 def _reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from service.bundle.arrays import map_array, map_offsets, map_positions
 from service.bundle.integrity import check_files, read_manifest
 from service.bundle.manifest import Manifest
-from service.bundle.signing import VerifyKey
+from service.bundle.signing import VerifyKeys
 from service.bundle.strings import StringTable
 from service.errors import BundleError
 
@@ -64,19 +64,19 @@ class Bundle:
     instance_texts: StringTable
 
 
-def open_bundle(folder: Path, verify_key: VerifyKey | None = None, pause: Callable[[], None] | None = None) -> Bundle:
+def open_bundle(folder: Path, verify_keys: VerifyKeys | None = None, pause: Callable[[], None] | None = None) -> Bundle:
     """Check the integrity of a bundle, then map its files.
 
     Args:
         folder: Folder of the bundle.
-        verify_key: Key that must have signed the manifest; None accepts a bundle without a signature.
+        verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
         pause: Called between the steps of the checks, so that a caller can slow them down; None runs them at full
             speed.
 
     Raises:
         BundleError: If the signature, the manifest or any file is not the published one.
     """
-    manifest = read_manifest(folder, verify_key)
+    manifest = read_manifest(folder, verify_keys)
     check_files(folder, manifest, pause)
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
     counts = map_array(folder / "label_counts.npy", "int32", labels)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE, read_small, require_file
 from service.bundle.manifest import FileInfo, Manifest, parse_manifest
-from service.bundle.signing import VerifyKey
+from service.bundle.signing import VerifyKeys
 from service.errors import BundleError
 
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -20,22 +20,22 @@ _HASHING_THREADS = 4
 _STEP_BYTES = 4 << 20
 
 
-def read_manifest(folder: Path, verify_key: VerifyKey | None = None) -> Manifest:
+def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manifest:
     """Read the manifest of a bundle: verify its signature first, then parse it.
 
     The file is read once, so the parsed bytes are the verified bytes.
 
     Args:
         folder: Folder of the bundle.
-        verify_key: Key that must have signed the manifest; None accepts a bundle without a signature.
+        verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
 
     Raises:
-        BundleError: If the manifest is missing, is not signed by the key, or is not valid.
+        BundleError: If the manifest is missing, is not signed by one of the keys, or is not valid.
     """
     path = folder / MANIFEST
     content = read_small(path, _MAX_MANIFEST_BYTES)
-    if verify_key is not None:
-        verify_key.check(folder, content)
+    if verify_keys is not None:
+        verify_keys.check(folder, content)
     return parse_manifest(content, path)
 
 
@@ -63,16 +63,11 @@ def describe_files(folder: Path, pause: Callable[[], None] | None = None) -> dic
         return dict(pool.map(describe, sorted(BUNDLE_FILES)))
 
 
-def check_files(folder: Path, manifest: Manifest, pause: Callable[[], None] | None = None) -> None:
-    """Compare the files of a bundle with its manifest: first the names, then the sizes, then the checksums.
-
-    Args:
-        folder: Folder of the bundle.
-        manifest: Manifest of the bundle.
-        pause: As in `describe_files`.
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Compare the names and sizes of the files of a bundle with its manifest, without reading the files.
 
     Raises:
-        BundleError: If a file is missing, unexpected, a link, or has another size or content.
+        BundleError: If a file is missing, unexpected, a link, or has another size.
     """
     for name in sorted(BUNDLE_FILES.union(os.listdir(folder))):
         if name not in BUNDLE_FILES | {MANIFEST, SIGNATURE}:
@@ -83,6 +78,20 @@ def check_files(folder: Path, manifest: Manifest, pause: Callable[[], None] | No
             raise BundleError(
                 f"{folder / name}: expected {expected.size:,} bytes, found {size:,}; build the bundle again"
             )
+
+
+def check_files(folder: Path, manifest: Manifest, pause: Callable[[], None] | None = None) -> None:
+    """Compare the files of a bundle with its manifest: first the names and sizes, then the checksums.
+
+    Args:
+        folder: Folder of the bundle.
+        manifest: Manifest of the bundle.
+        pause: As in `describe_files`.
+
+    Raises:
+        BundleError: If a file is missing, unexpected, a link, or has another size or content.
+    """
+    check_sizes(folder, manifest)
     found = describe_files(folder, pause)
     for name, expected in manifest.files.items():
         if found[name] != expected:

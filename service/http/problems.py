@@ -13,12 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from service.errors import (
+    ActivationConflictError,
     BundleError,
     DeadlineError,
+    DrainingError,
     NotReadyError,
     NotServedError,
     OverloadError,
     QueryError,
+    QueryTooLargeError,
     RateLimitError,
     RedisError,
     ServiceError,
@@ -50,9 +53,12 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     QueryError: (422, None),
     RateLimitError: (429, None),
     NotReadyError: (503, None),
+    QueryTooLargeError: (413, "query_too_large"),
+    DrainingError: (503, "draining"),
     OverloadError: (503, "overloaded"),
     DeadlineError: (504, None),
     UnknownVersionError: (404, "unknown_version"),
+    ActivationConflictError: (409, None),
     BundleError: (409, "broken_bundle"),
     StoreError: (503, "store_unreadable"),
     RedisError: (503, "redis_down"),

@@ -24,6 +24,8 @@ from service.process.tls import Tls
 # Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
 # request on a closed connection.
 _KEEP_ALIVE_SECONDS = 75
+# With less time, uvicorn logs an error even if no request is in progress.
+_MIN_CLOSE_SECONDS = 0.3
 # Number of ticks between two checks whether the certificate's files have changed; uvicorn ticks ten times a second.
 _TLS_CHECK_TICKS = 50
 
@@ -59,7 +61,8 @@ class UvicornServer(uvicorn.Server):
 
     def close_within(self, seconds: float) -> None:
         """Close the listening socket and finish the requests in progress; cancel them after `seconds`."""
-        self.config.timeout_graceful_shutdown = max(1, round(seconds))
+        seconds = max(_MIN_CLOSE_SECONDS, seconds)
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment] # any number works
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:

@@ -6,29 +6,33 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import math
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import structlog
 
 from service.addresses import start_listening
 from service.http.admin import create_admin
+from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
 from service.process.connections import Connections, usable_connections
+from service.process.drain import serve_until
 from service.process.endpoints import Endpoints
+from service.process.liveness import Watchdog, heartbeats
 from service.process.signals import exit_at_once, ignore_loop_stop_signals, stop_event
-from service.process.supervisor import HEARTBEAT_SECONDS
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
+from service.reloaded_file import ReloadedFile, reloading
+from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
+from service.threads import ThreadBudget
 from service.versions.activation import Activation
-from service.versions.current import SharedCurrent, StoreCurrent
+from service.versions.announcements import Announcements
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
@@ -37,8 +41,6 @@ log = structlog.get_logger(__name__)
 
 # Several batches run at the same time, so each batch uses only one thread in the encoder and one in faiss.
 _THREADS_PER_BATCH = 1
-# If no request arrives for this time, all load balancers have seen that this process is not ready.
-_QUIET_SECONDS = 0.5
 
 
 def serve_endpoints(
@@ -56,7 +58,8 @@ def serve_endpoints(
         settings: All settings of the service.
         endpoints: The addresses to serve.
         on_ready: Called on the event loop when the current version is open.
-        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after `on_ready`; None if there is no supervisor.
+        heartbeat: Called on the event loop every second after `on_ready`, while no batch hangs; None if there is no
+            supervisor.
         answer_while_opening: Whether this process answers requests while the current version opens: metrics and states,
             and 503 to all others. False if another process can answer requests at the same address.
 
@@ -64,26 +67,40 @@ def serve_endpoints(
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
     metrics = Metrics(with_redis=settings.redis_url is not None)
-    api_keys = read_api_keys(settings.api_keys, settings.rate_limit) if settings.api_keys else []
+    api_keys = admin_token = None
+    if settings.api_keys is not None:
+        api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
+    if settings.admin_token_file is not None:
+        admin_token = ReloadedFile(settings.admin_token_file, read_admin_token)
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    if settings.verify_activations:
+        store.require_signed_activations()
     redis = None
     if settings.redis_url is not None:
         redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
         redis.require_access()
+    batcher = Batcher(
+        ThreadBudget.of(settings.workers, settings.threads).threads,
+        settings.max_queue,
+        settings.encode_together,
+        metrics,
+        settings.hang_seconds,
+    )
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
-        SharedCurrent(store, redis) if redis else StoreCurrent(store),
         replicas_of(store, redis),
         metrics,
         settings.poll_seconds,
+        Announcements(redis) if redis else None,
     )
     limit = usable_connections(settings.max_connections)
-    app = create_app(model_manager, settings, metrics, redis, api_keys)
+    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys)
     served = [(UvicornServer(app, Connections(limit, metrics), endpoints.public.tls), endpoints.public.bound)]
     if endpoints.admin is not None:
         activation = Activation(store, redis, lambda: model_manager.draining)
-        admin = create_admin(store, activation, settings, model_manager)
+        admin = create_admin(store, activation, settings, model_manager, admin_token)
         served.append((UvicornServer(admin, Connections(limit, None), endpoints.admin.tls), endpoints.admin.bound))
+    key_files = [file for file in (api_keys, admin_token, store.verify_keys) if file is not None]
     servers = [server for server, _ in served]
 
     async def run() -> None:
@@ -99,9 +116,12 @@ def serve_endpoints(
         serving = serving or _start(served)
         model_manager.follow()
         on_ready()
-        async with _heartbeats(heartbeat):
-            with _redis_announcements(redis, model_manager):
-                await _serve_until(stop, servers, serving, model_manager, settings.drain_seconds)
+        with contextlib.ExitStack() as stack:
+            beat = heartbeat or stack.enter_context(Watchdog()).beat
+            stack.enter_context(heartbeats(beat, batcher, model_manager, metrics))
+            stack.enter_context(reloading(key_files))
+            stack.enter_context(_redis_announcements(redis, model_manager))
+            await serve_until(stop, servers, serving, model_manager, batcher, settings.drain_seconds)
             if redis:
                 await redis.close()
         log.info("stopped")
@@ -152,61 +172,6 @@ async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> Non
     await opening
 
 
-async def _serve_until(
-    stop: asyncio.Event,
-    servers: list[UvicornServer],
-    serving: list[asyncio.Task[None]],
-    model_manager: ModelManager,
-    drain_seconds: float,
-) -> None:
-    """Serve until `stop` is set and all servers have drained, or until a server ends by itself."""
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        await _drain(servers, model_manager, drain_seconds)
-    await asyncio.gather(*serving)
-
-
-async def _drain(servers: list[UvicornServer], model_manager: ModelManager, seconds: float) -> None:
-    """Report "not ready", and answer requests until no more arrive or half of the time has passed.
-
-    Then close the sockets.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    log.info("draining", seconds=seconds)
-    model_manager.drain()
-    public = servers[0]
-    # A client with an open connection may send a request at any time. Without open connections, only recent requests
-    # matter.
-    quiet_since = loop.time() if public.has_connections() else -math.inf
-    while loop.time() - max(quiet_since, public.last_request_time()) < _QUIET_SECONDS:
-        if loop.time() >= deadline - seconds / 2:
-            break
-        await asyncio.sleep(0.02)
-    for server in servers:
-        server.close_within(deadline - loop.time())
-
-
-@contextlib.asynccontextmanager
-async def _heartbeats(heartbeat: Callable[[], None] | None) -> AsyncIterator[None]:
-    """Call `heartbeat` regularly on the event loop, so that the calls stop when the event loop is blocked."""
-    if heartbeat is None:
-        yield
-        return
-
-    async def beat() -> None:
-        while True:
-            heartbeat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    beating = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beating.cancel()
-
-
 @contextlib.contextmanager
 def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager) -> Iterator[None]:
     """Check for a new version when Redis announces one."""
@@ -214,7 +179,7 @@ def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager)
         yield
         return
     stopped = threading.Event()
-    arguments = (redis.key("current"), model_manager.wake, stopped.is_set)
+    arguments = (Announcements(redis).channel, model_manager.wake, stopped.is_set)
     thread = threading.Thread(target=redis.listen, args=arguments, name="redis-listener", daemon=True)
     thread.start()
     try:

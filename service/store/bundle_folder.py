@@ -3,7 +3,7 @@
 A bundle is written to a temporary folder, flushed to disk and renamed, so that it appears complete or not at all.
 
 root/   bundles/<version>/       published
-        bundles/.incoming-*/     being written; the next writer removes a folder whose writer was killed
+        bundles/.incoming-*/     being written or removed; the next writer removes a folder whose writer was killed
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BundleFolder:
         The folder is removed afterwards unless the bundle was published.
         """
         self.bundles.mkdir(parents=True, exist_ok=True)
-        with self.lock():  # otherwise another writer could remove the folder
-            self._remove_abandoned()
+        with folder_lock(self.root):  # otherwise another writer could remove the folder
+            self.remove_abandoned()
             folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
             descriptor = os.open(folder, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # the lock ends when the writer exits or is killed
@@ -69,25 +69,22 @@ class BundleFolder:
         """
         target = self.bundles / check_version(version)
         for path in folder.iterdir():
-            _flush(path)
+            flush(path)
         folder.chmod(0o755)
-        _flush(folder)
+        flush(folder)
         if target.exists():
             raise already_published(str(target))
         folder.rename(target)
-        _flush(self.bundles)
+        flush(self.bundles)
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the lock of the whole folder; first wait until no other process holds the lock."""
-        descriptor = os.open(self.root, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def remove(self, version: str) -> None:
+        """Remove a published bundle. Its folder is renamed first, so that the version disappears in one step."""
+        aside = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
+        (self.bundles / version).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)  # if files remain, the next writer removes them
 
-    def _remove_abandoned(self) -> None:
+    def remove_abandoned(self) -> None:
+        """Remove the temporary folders of writers that were killed. The caller holds the lock of the root folder."""
         for folder in self.bundles.glob(f"{INCOMING}*"):
             try:
                 descriptor = os.open(folder, os.O_RDONLY)
@@ -102,6 +99,17 @@ def already_published(name: str) -> StoreError:
     return StoreError(f"{name}: expected a new version, found one already published; build again")
 
 
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; first wait until no other process holds it. The lock ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def try_lock(descriptor: int) -> bool:
     """Take the lock of a file if it is free; return whether the lock was taken."""
     try:
@@ -111,19 +119,8 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a temporary file, flush it to disk and rename it, so that readers see either the old or the new content."""
-    aside = path.with_name(f".{path.name}{INCOMING}{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        _flush(aside)
-        aside.replace(path)
-        _flush(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Flush a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

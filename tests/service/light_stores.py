@@ -7,7 +7,14 @@ from pathlib import Path
 
 import httpx
 
-from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, light_encoder
+from tests.service.http_helpers import (
+    PATIENCE_SECONDS,
+    add_version,
+    answers_with,
+    copy_store,
+    light_encoder,
+    make_first,
+)
 
 # For each version, the number of labels in an answer.
 TOP_K = {"v3": 3, "v5": 5}
@@ -19,7 +26,7 @@ def light_store(source: Path, version: str, to: Path) -> Path:
     add_version(store, version, "light", light_encoder)
     for name, top_k in TOP_K.items():
         add_version(store, "light", name, answers_with(top_k))
-    (store / "CURRENT").write_text("v3\n")
+    make_first(store, "v3")
     return store
 
 

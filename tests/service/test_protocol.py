@@ -40,10 +40,10 @@ SLOW = f"""{SHORT_REQUEST_TIME}
 import time
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def answer_slowly(self, requests):
+def answer_slowly(self, requests, *rest):
     if any("bread" in queries for queries, _ in requests):
         time.sleep(1)
-    return answer(self, requests)
+    return answer(self, requests, *rest)
 predictor.Predictor.predict_together = answer_slowly
 """
 

@@ -17,6 +17,7 @@ import pytest
 
 from service.store.store import Store
 from service.versions.activation import Activation
+from service.versions.replicas import reports
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.light_stores import TOP_K
 from tests.service.test_model_manager import Load
@@ -24,8 +25,9 @@ from tests.service.test_model_manager import Load
 POLLS = ("--workers", "2", "--poll-seconds", "0.05")
 
 
-def reporting_processes(store: Path) -> set[int]:
-    return {int(report.replica.split("-")[-2]) for report in Activation(Store(store), None).replicas.reports()}
+def serving_processes(store: Path) -> set[int]:
+    found = reports(Activation(Store(store), None).replicas)
+    return {int(report.replica.split("-")[-2]) for report in found if report.state == "serving"}
 
 
 def two_workers(store: Path, killed: int = 0) -> set[int]:
@@ -34,7 +36,7 @@ def two_workers(store: Path, killed: int = 0) -> set[int]:
     `killed` must not be one of them.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(found := reporting_processes(store)) < 2 or killed in found:
+    while len(found := serving_processes(store)) < 2 or killed in found:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
@@ -49,8 +51,8 @@ def test_all_workers_swap_versions_and_no_answer_mixes_versions(store: Path) -> 
     with serving(store, *POLLS) as server, Load(server.url) as load:
         activation = Activation(Store(store), None)
         for version in ("v5", "v3", "v5"):
-            activation.activate(version)
-            assert {report.version for report in activation.wait(version, PATIENCE_SECONDS)} == {version}
+            record = activation.activate(version)
+            assert [report.version for report in activation.wait(record, PATIENCE_SECONDS, 2)] == [version] * 2
         until = time.monotonic() + PATIENCE_SECONDS
         while load.versions[-1] != "v5":
             assert time.monotonic() < until
@@ -82,7 +84,7 @@ def test_killed_worker_is_replaced_while_the_other_worker_answers(store: Path) -
 
 BLOCKED = """
 from service.process import supervisor
-supervisor._HANG_SECONDS = 1.0
+supervisor.HANG_SECONDS = 1.0
 """
 
 
@@ -147,15 +149,15 @@ from service.process import server
 work = server._work
 def work_slowly(*arguments, **named):
     from service.predictor.predictor import Predictor
-    from service.process import worker
-    worker._QUIET_SECONDS = 3.0  # a stopping worker must not exit between two requests of a test on a slow machine
+    from service.process import drain
+    drain._QUIET_SECONDS = 3.0  # a stopping worker must not exit between two requests of a test on a slow machine
     answer = Predictor.predict_together
-    def predict_together(self, requests):
+    def predict_together(self, requests, *rest):
         if any(query == "slow" for queries, _ in requests for query in queries):
             Path(os.environ["STARTED"]).touch()
             while not Path(os.environ["GO"]).exists():
                 time.sleep(0.01)
-        return answer(self, requests)
+        return answer(self, requests, *rest)
     Predictor.predict_together = predict_together
     work(*arguments, **named)
 server._work = work_slowly
