@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
-from service.errors import NotServedError, RedisError
+from service.errors import NotServedError, RedisError, StoreError
 from service.redis_client import RedisClient
 from service.store.activation_record import ActivationRecord
 from service.store.store import Store
@@ -14,6 +15,8 @@ from service.versions.replicas import Seen, replicas_of
 from service.versions.reports import Report
 
 _POLL_SECONDS = 0.1
+# Time between two checks of `wait` whether another version was activated.
+_RECORD_SECONDS = 1.0
 # If no replica reports for this time, `wait` concludes that no replica is running.
 _NO_REPLICA_SECONDS = 3.0
 # A replica without a report counts as lost after this time. If Redis loses its data, all replicas report again sooner.
@@ -72,9 +75,8 @@ class Activation:
             NotServedError: If a replica refuses the version, is lost, or does not serve the version in time, or if
                 another version is activated; names the replicas and the reasons.
             RedisError: If the reports cannot be read until the time is over.
-            StoreError: If the store cannot be read.
         """
-        start = time.monotonic()
+        start = record_read_at = time.monotonic()
         rollout = _Rollout(record, replicas)
         while True:
             waited = time.monotonic() - start
@@ -86,7 +88,9 @@ class Activation:
             else:
                 if rollout.complete:
                     return rollout.serving
-            self._require_current(record)
+            if time.monotonic() - record_read_at >= _RECORD_SECONDS:
+                record_read_at = time.monotonic()
+                self._require_current(record)
             if self._stopping():
                 raise NotServedError(
                     f"{record.version} is current; stopped waiting for the replicas, because this service stops"
@@ -97,7 +101,9 @@ class Activation:
             time.sleep(_POLL_SECONDS)
 
     def _require_current(self, record: ActivationRecord) -> None:
-        current = self._store.activation()
+        current = None
+        with contextlib.suppress(StoreError, OSError):  # the next check tries again
+            current = self._store.activation()
         if current is not None and current.generation > record.generation:
             raise NotServedError(
                 f"{record.version} is not current any more: {current.by} made {current.version} current "

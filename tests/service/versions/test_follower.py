@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,10 +151,10 @@ def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(st
 
 def test_replica_refuses_a_generation_that_goes_backwards_and_serves_the_next_activation(store: Path) -> None:
     with serving(store, *POLLS) as server, httpx.Client(base_url=server.url) as client:
-        before = (store / "ACTIVATION").read_bytes()
+        shutil.copy(store / "ACTIVATION", store / "old")
         Store(store).activate("v5")
         until_serves(client, "v5")
-        (store / "ACTIVATION").write_bytes(before)
+        (store / "old").replace(store / "ACTIVATION")
         refused = server.wait_for("store_unreadable")
         assert "expected generation 2 or a later one, found generation 1 (v3)" in refused["error"]
         assert client.get("/version").json()["version"] == "v5"

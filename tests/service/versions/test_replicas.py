@@ -143,9 +143,12 @@ def test_wait_does_not_expect_a_replica_that_drains(store: Path, in_folder: str)
         killed.kill()
 
 
-def test_wait_fails_at_once_if_another_version_is_activated(store: Path, in_folder: str) -> None:
+def test_wait_fails_at_once_if_another_version_is_activated(
+    store: Path, in_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     activation = Activation(Store(store), None)
     record = activation.activate("v3")
+    monkeypatch.setattr("service.versions.activation._RECORD_SECONDS", 0.1)
     activation.activate("v5", by="ann@host")
     with (
         other_replica(in_folder, "serving"),
