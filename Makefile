@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all lint docs clean
+.PHONY: demo test test-slow test-all lint docs rules lock clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
@@ -31,6 +31,17 @@ lint: .venv/dev.stamp
 docs: .venv/docs.stamp
 	$(BIN)/mkdocs build --strict
 
+# Write the alerts of deploy/prometheus/ as a Kubernetes manifest.
+rules: .venv/dev.stamp
+	$(BIN)/python deploy/prometheus/write_manifest.py
+
+# Renew the locked dependencies of the images. `--upgrade` takes the newest releases that pyproject.toml allows.
+LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
+lock: .venv/lock.stamp
+	$(LOCK) --extra serve --extra s3 pyproject.toml --output-file deploy/requirements/cpu.lock
+	$(LOCK) --extra serve-gpu --extra s3 pyproject.toml --output-file deploy/requirements/cuda.lock
+	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.lock
+
 .venv/pip.stamp:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
@@ -42,6 +53,10 @@ docs: .venv/docs.stamp
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
+	touch $@
+
+.venv/lock.stamp: .venv/pip.stamp
+	$(BIN)/pip install --quiet uv
 	touch $@
 
 .venv/docs.stamp: .venv/pip.stamp pyproject.toml

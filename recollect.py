@@ -215,6 +215,10 @@ VERBS = {
     "rollback": Verb("service.cli", "serve", "make the previous version current again"),
     "log": Verb("service.cli", "serve", "list all activations and rollbacks of a store"),
     "verify": Verb("service.cli", "serve", "check the files of a version and its golden queries"),
+    "copy": Verb("service.cli", "serve", "copy a version to another store"),
+    "prune": Verb("service.cli", "serve", "remove old versions from a store"),
+    "protect": Verb("service.cli", "serve", "protect a version against prune"),
+    "unprotect": Verb("service.cli", "serve", "remove the protection of a version"),
 }
 
 USAGE = "usage: recollect VERB [--help] ..."

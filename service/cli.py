@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from service.settings import (
     ActivateSettings,
+    CopySettings,
     LogSettings,
     PredictSettings,
+    ProtectSettings,
+    PruneSettings,
+    RedisSettings,
     RollbackSettings,
     ServeSettings,
+    ServiceSettings,
     SwitchSettings,
+    UnprotectSettings,
     VerifySettings,
     VersionsSettings,
 )
 
 if TYPE_CHECKING:
+    from service.redis_client import RedisClient
     from service.store.activation_record import ActivationRecord
+    from service.store.store import Store
     from service.versions.activation import Activation
 
 
@@ -55,9 +63,9 @@ def predict(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from service.errors import BundleError, StoreError
-    from service.store.locations import open_store
+    from service.store.retention import protected
 
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = _store(settings)
     store.require()
     rows = []
     try:
@@ -66,8 +74,10 @@ def versions(settings: VersionsSettings) -> None:
         record = None
         _print_error(str(error))
     current, generation = (record.version, record.generation) if record else (None, None)
-    for version in store.versions():
-        row: dict[str, Any] = {"version": version, "current": version == current}
+    published = store.versions()
+    kept = protected(store)
+    for version in published:
+        row: dict[str, Any] = {"version": version, "current": version == current, "protected": version in kept}
         try:
             manifest = store.manifest(version)
         except BundleError as error:
@@ -91,9 +101,7 @@ def versions(settings: VersionsSettings) -> None:
 
 
 def log(settings: LogSettings) -> None:
-    from service.store.locations import open_store
-
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = _store(settings)
     store.require()
     entries = store.log()
     if settings.json_:
@@ -129,19 +137,69 @@ def verify(settings: VerifySettings) -> None:
     )
 
 
-def _activation(settings: SwitchSettings) -> Activation:
-    from service.redis_client import RedisClient
+def prune(settings: PruneSettings) -> None:
+    from service.store.retention import prune as prune_store
+    from service.versions.replicas import replicas_of, versions_in_use
+
+    store = _store(settings)
+    replicas = replicas_of(store, _redis_client(settings))
+    number, size_bytes = 0, 0
+    for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
+        _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
+        number, size_bytes = number + 1, size_bytes + pruned.size_bytes
+    verb = "would remove" if settings.dry_run else "removed"
+    _print_error(f"{verb} {number} versions, {size_bytes:,} bytes")
+
+
+def protect(settings: ProtectSettings) -> None:
+    from service.store.retention import protect as protect_version
+
+    store = _store(settings)
+    version = store.resolve(settings.version)
+    protect_version(store, version)
+    _print_line(version)
+
+
+def unprotect(settings: UnprotectSettings) -> None:
+    from service.store.retention import unprotect as unprotect_version
+
+    unprotect_version(_store(settings), settings.version)
+    _print_line(settings.version)
+
+
+def copy(settings: CopySettings) -> None:
+    from service.store.copying import copy_version
     from service.store.locations import open_store
-    from service.versions.activation import Activation
+
+    store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
+    version = store.resolve(settings.version)
+    if not copy_version(store, version, target):
+        _print_error(f"{target.name} contains the same bundle already")
+    _print_line(version)
+
+
+def _store(settings: ServiceSettings) -> Store:
+    from service.store.locations import open_store
+
+    return open_store(settings.store, settings.verify_key, settings.bundle_cache)
+
+
+def _redis_client(settings: RedisSettings) -> RedisClient | None:
+    from service.redis_client import RedisClient
 
     url = settings.redis_url
-    link = RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    return RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
+
+
+def _activation(settings: SwitchSettings) -> Activation:
+    from service.versions.activation import Activation
+
+    store = _store(settings)
     if settings.sign is not None:
         from service.bundle.signing_key import read_signing_key
 
         store.sign_activations(read_signing_key(settings.sign))
-    return Activation(store, link)
+    return Activation(store, _redis_client(settings))
 
 
 def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
@@ -156,7 +214,7 @@ def _summary(row: dict[str, Any]) -> str:
         return f"broken: {row['problem']}"
     return (
         f"{row['instances']:,} instances  {row['labels']:,} labels  {row['index']}  {row['precision']}  "
-        f"{row['size'] / 1e6:,.0f} MB"
+        f"{row['size'] / 1e6:,.0f} MB" + ("  protected" if row["protected"] else "")
     )
 
 

@@ -15,15 +15,13 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from service.bundle.files import MANIFEST
 from service.errors import StoreError
-from service.store.bundle_folder import INCOMING, BundleFolder, try_lock
+from service.store.bundle_folder import BundleFolder, try_lock
 
 # Number of versions that stay in the cache in addition to the current version: the versions that were opened last. They
 # make a rollback possible without a download.
@@ -139,22 +137,18 @@ class BundleCache(BundleFolder):
         by_use = sorted(self.versions(), key=lambda version: (self.bundles / version).stat().st_mtime_ns)
         for version in by_use[:-_KEPT_VERSIONS]:
             if version not in keep:
-                self.remove(version, in_use=False)
+                self._remove_unused(version)
 
-    def remove(self, version: str, in_use: bool = True) -> None:
-        """Remove a bundle from the cache in one step, if it is there.
+    def remove(self, version: str) -> None:
+        """Remove a bundle from the cache if it is there, even if a process has it open."""
+        if (self.bundles / version).is_dir():
+            super().remove(version)
 
-        With `in_use=False`, remove it only if no process has it open.
-        """
-        folder = self.bundles / version
-        if not folder.is_dir():
-            return
-        descriptor = os.open(folder, os.O_RDONLY)
+    def _remove_unused(self, version: str) -> None:
+        descriptor = os.open(self.bundles / version, os.O_RDONLY)
         try:
-            if in_use or try_lock(descriptor):
-                aside = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
-                folder.rename(aside)
-                shutil.rmtree(aside, ignore_errors=True)
+            if try_lock(descriptor):
+                super().remove(version)
         finally:
             os.close(descriptor)
 

@@ -3,7 +3,7 @@
 A bundle is written to a temporary folder, flushed to disk and renamed, so that it appears complete or not at all.
 
 root/   bundles/<version>/       published
-        bundles/.incoming-*/     being written; the next writer removes a folder whose writer was killed
+        bundles/.incoming-*/     being written or removed; the next writer removes a folder whose writer was killed
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BundleFolder:
         """
         self.bundles.mkdir(parents=True, exist_ok=True)
         with folder_lock(self.root):  # otherwise another writer could remove the folder
-            self._remove_abandoned()
+            self.remove_abandoned()
             folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
             descriptor = os.open(folder, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # the lock ends when the writer exits or is killed
@@ -77,7 +77,14 @@ class BundleFolder:
         folder.rename(target)
         flush(self.bundles)
 
-    def _remove_abandoned(self) -> None:
+    def remove(self, version: str) -> None:
+        """Remove a published bundle. Its folder is renamed first, so that the version disappears in one step."""
+        aside = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
+        (self.bundles / version).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)  # if files remain, the next writer removes them
+
+    def remove_abandoned(self) -> None:
+        """Remove the temporary folders of writers that were killed. The caller holds the lock of the root folder."""
         for folder in self.bundles.glob(f"{INCOMING}*"):
             try:
                 descriptor = os.open(folder, os.O_RDONLY)

@@ -55,10 +55,16 @@ class DesiredState:
         """
         return parse_log(self._read_log(), self.record())
 
-    def activate(self, version: str, by: str, why: str, expected_generation: int | None) -> ActivationRecord:
-        """Make a version current; see `Store.activate`."""
+    def activate(
+        self, version: str, require_published: Callable[[], None], by: str, why: str, expected_generation: int | None
+    ) -> ActivationRecord:
+        """Make a version current; see `Store.activate`.
+
+        `require_published` is called under the lock, because another process may have removed the version.
+        """
 
         def choose(content: bytes | None) -> ActivationRecord:
+            require_published()
             before = self._before(content, or_from_log=True)
             generation = before.generation if before else 0
             if expected_generation not in (None, generation):

@@ -6,9 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from service.errors import ActivationConflictError, StoreError
 from service.store.connect import connect, require_scheme, without_credentials
@@ -31,6 +31,11 @@ _UPDATE_ATTEMPTS = 20
 _STATUS = re.compile(r"non-2xx status code: ([^:\n]+)")
 _XML_MESSAGE = re.compile(r"<Message>([^<]+)")
 _SYSTEM_ERROR = re.compile(r'(?:message|error): "([^"\\]+)"')
+
+
+class FileStatus(NamedTuple):
+    size_bytes: int
+    modified: datetime
 
 
 class ObjectFolder:
@@ -86,11 +91,16 @@ class ObjectFolder:
         Raises:
             StoreError: If the folder cannot be listed; a web server lists folders only with WebDAV.
         """
-        with contextlib.suppress(FileNotFoundError), self._errors(folder):
-            listed = self._connect(_READ_TIMEOUT).list_with_delimiter(folder)
-            paths = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"])]
-            return [path.rpartition("/")[2] for path in paths]
-        return []
+        folders, files = self._list(folder)
+        return [*folders, *files]
+
+    def files(self, folder: str) -> dict[str, FileStatus]:
+        """Size and age of each file in a folder; an empty result if the folder does not exist.
+
+        Raises:
+            StoreError: As in `names`.
+        """
+        return self._list(folder)[1]
 
     def has(self, name: str) -> bool:
         """Whether a file exists.
@@ -98,10 +108,17 @@ class ObjectFolder:
         Raises:
             StoreError: If the server does not answer the question.
         """
+        return self.size_bytes(name) is not None
+
+    def size_bytes(self, name: str) -> int | None:
+        """Size of a file; None if the file does not exist.
+
+        Raises:
+            StoreError: As in `has`.
+        """
         with contextlib.suppress(FileNotFoundError), self._errors(name):
-            self._connect(_READ_TIMEOUT).head(name)
-            return True
-        return False
+            return self._connect(_READ_TIMEOUT).head(name)["size"]
+        return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file.
@@ -147,6 +164,16 @@ class ObjectFolder:
         """No lock: an object store has none, and `update` does not need one."""
         return contextlib.nullcontext()
 
+    def delete(self, *names: str) -> None:
+        """Delete files; a file that does not exist is not an error.
+
+        Raises:
+            StoreError: If a file cannot be deleted.
+        """
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), self._errors(name):
+                self._connect(_READ_TIMEOUT).delete(name)
+
     def upload(self, local: Path, name: str) -> None:
         """Write a file of any size. The file appears complete, or not at all.
 
@@ -156,6 +183,18 @@ class ObjectFolder:
         with self._errors(name, writing=True):
             client = self._connect(_UPLOAD_TIMEOUT)
             client.put(name, local, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def _list(self, folder: str) -> tuple[list[str], dict[str, FileStatus]]:
+        """The names of the folders in a folder, and its files."""
+        with contextlib.suppress(FileNotFoundError), self._errors(folder):
+            listed = self._connect(_READ_TIMEOUT).list_with_delimiter(folder)
+            folders = [path.rpartition("/")[2] for path in listed["common_prefixes"]]
+            files = {
+                each["path"].rpartition("/")[2]: FileStatus(each["size"], each["last_modified"])
+                for each in listed["objects"]
+            }
+            return folders, files
+        return [], {}
 
     def _read_with_tag(self, name: str, max_bytes: int) -> tuple[bytes | None, str | None]:
         """The content of a small file and its entity tag; None and None if the file does not exist."""

@@ -11,19 +11,25 @@ manifest equals the manifest in the store.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST
-from service.bundle.manifest import Manifest, check_version, is_version
-from service.errors import StoreError
+from service.bundle.manifest import FileInfo, Manifest, check_version, is_version
+from service.errors import BundleError, StoreError
 from service.store.activation_record import ACTIVATION, CURRENT
 from service.store.bundle_cache import BundleCache, default_cache
 from service.store.bundle_folder import INCOMING, already_published
 from service.store.cached_bundles import BundleSource
 from service.store.object_folder import ObjectFolder
-from service.store.store import Store
+from service.store.store import Store, copy_manifest
+
+# A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of
+# one file ends after a day at the latest.
+_MAX_UPLOAD_AGE = timedelta(days=2)
 
 
 class RemoteStore(Store):
@@ -85,10 +91,60 @@ class RemoteStore(Store):
             StoreError: If the version is malformed or already published, or the store cannot be written to.
         """
         target = f"bundles/{check_version(version)}"
-        if self._remote.has(f"{target}/{MANIFEST}"):
-            raise already_published(f"{self.name}/{target}")
+        self._require_unpublished(version)
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == MANIFEST, path.name)):
             self._remote.upload(path, f"{target}/{path.name}")
+
+    def publish_copy(self, folder: Path, version: str) -> None:
+        """Upload a copy of a bundle's folder. Every uploaded file is read back and compared with the manifest.
+
+        Files that an interrupted copy uploaded completely are not uploaded again.
+        """
+        target = f"bundles/{check_version(version)}"
+        with self.incoming() as copy:
+            copy_manifest(folder, copy)
+            manifest = self._verification.read_manifest(copy, version)
+            self._require_unpublished(version)
+            for name, expected in manifest.files.items():
+                if not self._has_file(f"{target}/{name}", expected):
+                    self._remote.upload(folder / name, f"{target}/{name}")
+                    if not self._has_file(f"{target}/{name}", expected):
+                        raise BundleError(
+                            f"{self.name}/{target}/{name}: expected the file of the manifest after the upload, found "
+                            "another file; copy the version again"
+                        )
+            self.publish(copy, version)
+
+    def size_bytes(self, version: str) -> int:
+        return sum(file.size_bytes for file in self._remote.files(f"bundles/{version}").values())
+
+    def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
+        """Remove a published version if it is unused.
+
+        An object store has no lock. So the manifest is removed first, which withdraws the version. If another process
+        has activated or protected the version meanwhile, the manifest is written again.
+        """
+        folder = f"bundles/{check_version(version)}"
+        manifest = self._remote.read(f"{folder}/{MANIFEST}")
+        if manifest is None or not is_unused():
+            return False
+        self._remote.delete(f"{folder}/{MANIFEST}")
+        if not is_unused():
+            self._remote.write(f"{folder}/{MANIFEST}", manifest)
+            return False
+        self._remove_files(folder)
+        return True
+
+    def remove_abandoned(self) -> None:
+        """Remove the files of uploads and removals that were interrupted.
+
+        Such a file has no manifest beside it, like a file of an upload in progress. Only its age shows the difference.
+        """
+        oldest_upload = datetime.now(UTC) - _MAX_UPLOAD_AGE
+        for name in filter(is_version, self._remote.names("bundles")):
+            files = self._remote.files(f"bundles/{name}")
+            if MANIFEST not in files and all(file.modified < oldest_upload for file in files.values()):
+                self._remove_files(f"bundles/{name}")
 
     def _latest(self) -> str:
         try:
@@ -98,3 +154,19 @@ class RemoteStore(Store):
 
     def _open_cache(self) -> tuple[BundleSource, BundleCache]:
         return self._remote, self._cache
+
+    def _require_unpublished(self, version: str) -> None:
+        if self._remote.has(f"bundles/{version}/{MANIFEST}"):
+            raise already_published(f"{self.name}/bundles/{version}")
+
+    def _has_file(self, name: str, expected: FileInfo) -> bool:
+        """Whether the object store holds a file with this size and SHA-256. The file is read completely."""
+        if self._remote.size_bytes(name) != expected.size:
+            return False
+        digest = hashlib.sha256()
+        for piece in self._remote.pieces(name):
+            digest.update(piece)
+        return digest.hexdigest() == expected.sha256
+
+    def _remove_files(self, folder: str) -> None:
+        self._remote.delete(*(f"{folder}/{name}" for name in self._remote.files(folder)))

@@ -4,6 +4,7 @@
              ACTIVATION           the activation record: the current version and its generation
              CURRENT              one line: the current version, for people and scripts
              LOG                  one JSON line for each activation and rollback
+             PROTECTED            the versions that `recollect prune` must keep, one a line
 
 `remote.py` uses the same file layout at a URL.
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from service.bundle.bundle import Bundle
-from service.bundle.integrity import check_sizes
+from service.bundle.files import MANIFEST, SIGNATURE
+from service.bundle.integrity import check_files, check_sizes
 from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey
@@ -48,6 +51,7 @@ class Store:
         local: The bundles on this machine: the store's own bundles, or the cache of a store at a URL.
         root: The folder of `local`.
         bundles: The folder inside `root` that contains one folder for each version.
+        files: The small files of the store, beside the bundles.
         verify_keys: The public keys; None if bundles need no signature.
 
     Args:
@@ -67,13 +71,13 @@ class Store:
         cache: Path | None = None,
         files: ControlFiles | None = None,
     ) -> None:
-        files = files or FolderFiles(root)
-        self.name = files.name
+        self.files = files or FolderFiles(root)
+        self.name = self.files.name
         self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
-        self._state = DesiredState(files)
+        self._state = DesiredState(self.files)
         self._activation_check: ActivationCheck | None = None
         self._verification = Verification(self.verify_keys)
         self._cache_folder = cache
@@ -224,7 +228,11 @@ class Store:
                 version at the same time.
         """
         self.manifest(version)
-        return self._state.activate(version, by or default_author(), why, expected_generation)
+
+        def require_still_published() -> None:
+            self.manifest(version)
+
+        return self._state.activate(version, require_still_published, by or default_author(), why, expected_generation)
 
     def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
         """Make the previous current version current again, and return the new activation record.
@@ -237,6 +245,15 @@ class Store:
         self.require()
         return self._state.rollback(self._is_published, by or default_author(), why)
 
+    def require_published(self, version: str) -> None:
+        """Check that a version is published, without a download.
+
+        Raises:
+            StoreError: If the version is not published.
+        """
+        if check_version(version) not in self.versions():
+            raise self._no_version(version)
+
     def incoming(self) -> contextlib.AbstractContextManager[Path]:
         """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
         return self.local.incoming()
@@ -248,6 +265,43 @@ class Store:
             StoreError: If the version is malformed or already published: a published bundle never changes.
         """
         self.local.publish(folder, version)
+
+    def publish_copy(self, folder: Path, version: str) -> None:
+        """Publish a copy of a bundle's folder. Every copied file is compared with the manifest.
+
+        Raises:
+            StoreError: If the version is already published, or the store cannot be written to.
+            BundleError: If the manifest is broken or not signed, or a copied file differs from the manifest.
+        """
+        with self.incoming() as copy:
+            copy_manifest(folder, copy)
+            manifest = self._verification.read_manifest(copy, version)
+            for name in manifest.files:
+                shutil.copyfile(folder / name, copy / name)
+            check_files(copy, manifest)
+            self.publish(copy, version)
+
+    def size_bytes(self, version: str) -> int:
+        """Size of all files of a published version."""
+        return sum(path.lstat().st_size for path in (self.bundles / version).iterdir())
+
+    def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
+        """Remove a published version if it is unused; return whether it was removed.
+
+        Args:
+            version: The version.
+            is_unused: Function that decides under the lock of the store, so that an activation is either seen or fails.
+        """
+        with self.files.exclusive():
+            if version not in self.local.versions() or not is_unused():
+                return False
+            self.local.remove(version)
+            return True
+
+    def remove_abandoned(self) -> None:
+        """Remove the files of writers that were killed."""
+        with self.files.exclusive():
+            self.local.remove_abandoned()
 
     @functools.cached_property
     def _copies(self) -> CachedBundles:
@@ -277,3 +331,10 @@ class Store:
         except UnknownVersionError:
             return False
         return True
+
+
+def copy_manifest(folder: Path, to: Path) -> None:
+    """Copy the manifest of a bundle, and its signature if there is one."""
+    for name in (MANIFEST, SIGNATURE):
+        with contextlib.suppress(FileNotFoundError):  # a missing manifest is found when it is read
+            shutil.copyfile(folder / name, to / name)

@@ -14,6 +14,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 from service.settings import SHARED_METRICS
+from service.telemetry.process_memory import process_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,6 +59,12 @@ class Metrics:
         self.dropped = counter(
             "dropped_total", "Number of requests dropped because the client disconnected or the deadline passed.", "why"
         )
+        self.coalesced = counter(
+            "coalesced_total", "Number of requests that waited for the answer of an equal request in progress."
+        )
+        self.batcher_hung = gauge(
+            "batcher_hung", "Number of workers with a batch that runs longer than --hang-seconds.", "livesum"
+        )
         self.cache_requests = counter(
             "cache_requests_total", "Number of queries that were looked up in the answer cache.", "tier", "outcome"
         )
@@ -70,6 +77,10 @@ class Metrics:
         )
         self._bundle = gauge("bundle_info", "Number of workers that serve the version.", "livesum", "version")
         self._bundle_age = gauge("bundle_age_seconds", "Time since the served bundle was built.", "livemax")
+        self._private_memory = gauge("private_memory_bytes", "Memory of the service without mapped files.", "livesum")
+        self._mapped_memory = gauge(
+            "mapped_memory_bytes", "Mapped files in the memory of the worker that maps most.", "livemax"
+        )
         self.generation = gauge(
             "generation",
             "Generation of the current version: in the store, announced in Redis, and served. With several workers, "
@@ -79,6 +90,10 @@ class Metrics:
         )
         self.replica_state = gauge("replica_state", "Number of workers in each state.", "livesum", "state")
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
+        self.connections = gauge("connections", "Number of open connections.", "livesum")
+        self.connections_refused = counter(
+            "connections_refused_total", "Number of connections closed because a limit or HTTP was violated.", "reason"
+        )
         self.rate_limited = counter(
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"
         )
@@ -110,11 +125,15 @@ class Metrics:
                 self._bundle.remove(before)
         self._bundle.labels(version).set(1)
         self._created = created
-        self.update_bundle_age()
+        self.refresh()
 
-    def update_bundle_age(self) -> None:
+    def refresh(self) -> None:
+        """Set the values that change with time: the age of the bundle and the size of the process."""
         if self._created is not None:
             self._bundle_age.set(time.time() - self._created.timestamp())
+        if (memory := process_memory()) is not None:
+            self._private_memory.set(memory.private)
+            self._mapped_memory.set(memory.mapped)
 
     def set_redis_up(self, up: bool) -> None:
         self._redis_up.set(up)

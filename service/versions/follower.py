@@ -147,7 +147,7 @@ class Follower:
         if target is not None and target != self._served and not is_refused and not self._draining:
             self._try_to_serve(target)
         self._close_versions()
-        self._metrics.update_bundle_age()
+        self._metrics.refresh()
 
     def _try_to_serve(self, record: ActivationRecord) -> None:
         try:

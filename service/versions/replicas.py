@@ -81,6 +81,19 @@ def reports(replicas: Replicas) -> list[Report]:
     return [seen.report for seen in replicas.seen() if seen.report is not None]
 
 
+def versions_in_use(replicas: Replicas, store: Store) -> set[str]:
+    """The versions that running replicas serve or open.
+
+    Raises:
+        RedisError: If the registry cannot be read.
+        StoreError: If the store cannot be read.
+    """
+    found = reports(replicas)
+    generations = {report.generation for report in found}
+    opened = {entry.to for entry in store.log() if entry.generation in generations}
+    return opened | {report.version for report in found if report.version is not None}
+
+
 class FolderReplicas:
     """Stores reports as locked files in the folder `replicas` of the store."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,47 @@ def test_kustomization_builds_valid_manifests(tmp_path: Path) -> None:
     assert by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"].count(":") == 1
     (source, _) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]["envFrom"]
     assert source["configMapRef"]["name"] == by_kind["ConfigMap"]["metadata"]["name"] != "recollect"
+
+
+def test_monitoring_adds_rules_a_monitor_and_autoscaling_by_queue_wait(tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    path = folder / "kustomization.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert "# components: [monitoring]\n" in text
+    path.write_text(text.replace("# components", "components"), encoding="utf-8")
+    built = {each["kind"]: each for each in yaml.safe_load_all(run_tool("kubectl", "kustomize", folder))}
+    queue, cpu = built["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    adapter = yaml.safe_load((FOLDER / "monitoring" / "prometheus-adapter-values.yaml").read_text(encoding="utf-8"))
+    assert queue["pods"]["metric"]["name"] == adapter["rules"]["custom"][0]["name"]["as"]
+    assert cpu["resource"]["name"] == "cpu"
+    scaler = tmp_path / "scaler.yaml"
+    scaler.write_text(yaml.safe_dump(built["HorizontalPodAutoscaler"]), encoding="utf-8")
+    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", RELEASES[-1], scaler)
+    monitor = built["ServiceMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= built["Service"]["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == built["Service"]["spec"]["ports"][0]["name"]
+    # The alerts select the job `recollect`, which the Prometheus Operator names after the Service.
+    assert built["Service"]["metadata"]["name"] == "recollect"
+    assert "jobLabel" not in monitor
+
+
+def test_replica_may_open_its_first_bundle_for_a_long_time(container: dict[str, Any]) -> None:
+    assert (
+        container["startupProbe"]["httpGet"]["path"] == container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    )
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+
+
+def test_copies_of_bundles_are_in_a_folder_that_the_service_creates(container: dict[str, Any]) -> None:
+    settings = (FOLDER / "settings.env").read_text(encoding="utf-8")
+    (cache,) = re.findall(r"^RECOLLECT_BUNDLE_CACHE=(.*)$", settings, re.MULTILINE)
+    (mounted,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "bundles")
+    assert Path(cache).parent == Path(mounted)
+
+
+def test_example_secret_has_the_secrets_of_redis() -> None:
+    environment, _ = yaml.safe_load_all((FOLDER / "secret.example.yaml").read_text(encoding="utf-8"))
+    assert set(environment["stringData"]) == {"RECOLLECT_REDIS_URL", "RECOLLECT_REDIS_SECRET"}
 
 
 def test_kustomization_applies_all_manifests_except_the_example_secret() -> None:

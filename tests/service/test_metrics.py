@@ -40,6 +40,12 @@ def client(store: Path) -> Iterator[httpx.Client]:
         yield client
 
 
+def test_memory_of_the_process_is_measured(client: httpx.Client) -> None:
+    found = samples(client)
+    assert found["recollect_private_memory_bytes"] > 10e6
+    assert found["recollect_mapped_memory_bytes"] > 10e6
+
+
 def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     client.post("/predict", json=QUERY)
     client.post("/predict", json={})
@@ -156,8 +162,8 @@ def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path
 
 
 def test_every_metric_named_in_the_alert_rules_exists(client: httpx.Client) -> None:
-    alerts = Path(__file__).parents[2] / "deploy" / "alerts.yml"
-    named = set(re.findall(r"recollect_\w+", alerts.read_text(encoding="utf-8")))
+    rules = (Path(__file__).parents[2] / "deploy" / "prometheus").glob("*.yml")
+    named = set(re.findall(r"recollect_\w+", " ".join(path.read_text(encoding="utf-8") for path in rules)))
     exposed = set(re.findall(r"recollect_\w+", client.get("/metrics").text)) | {
         "recollect_redis_up",
         "recollect_redis_errors_total",

@@ -1,0 +1,159 @@
+"""`recollect copy`: a version is copied to another store, verified, and published in one step."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from index_builder.signing import read_signing_key, sign_manifest
+from service.bundle.files import MANIFEST
+from service.errors import BundleError, StoreError
+from service.store.copying import copy_version
+from service.store.locations import open_store
+from service.store.object_folder import ObjectFolder
+from service.store.store import Store
+from tests.keys import write_pair
+from tests.service.http_helpers import flip_bit
+from tests.service.store.servers import publish
+
+REPOSITORY = Path(__file__).parents[3]
+# Program that copies version A, and is killed after two files.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from service.store.copying import copy_version
+from service.store.locations import open_store
+from service.store.object_folder import ObjectFolder
+import shutil
+done = 0
+def counted(method):
+    def call(*args, **kwargs):
+        global done
+        done += 1
+        if done > 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*args, **kwargs)
+    return call
+ObjectFolder.upload, shutil.copyfile = counted(ObjectFolder.upload), counted(shutil.copyfile)
+copy_version(open_store(sys.argv[1]), "A", open_store(sys.argv[2], None, Path(sys.argv[3])))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, write_bundle: Callable[..., Path]) -> Store:
+    store = Store(tmp_path / "source")
+    for version in "AB":
+        write_bundle(store.bundles / version, version)
+    store.activate("A")
+    return store
+
+
+@pytest.fixture(params=["folder", "url"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "target") if request.param == "folder" else str(request.getfixturevalue("url"))
+
+
+def opened(location: str, tmp_path: Path, verify_key: Path | None = None) -> Store:
+    return open_store(location, verify_key, tmp_path / "cache")
+
+
+def test_command_copies_the_current_version_to_another_store(
+    source: Store, target: str, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    flags = ("--store", source.root, "--bundle-cache", tmp_path / "cache", "--to", target)
+    assert run("copy", "current", *flags) == "A\n"
+    copy = opened(target, tmp_path)
+    assert copy.versions() == ["A"]
+    assert copy.current() is None
+    assert copy.open("A").manifest == source.manifest("A")
+    assert run("copy", "A", *flags) == "A\n"  # the copy exists, and is equal
+
+
+def test_version_is_copied_from_a_url_to_a_folder(source: Store, url: str, tmp_path: Path) -> None:
+    remote = opened(url, tmp_path)
+    publish(remote, source.bundles / "A", "A")
+    target = Store(tmp_path / "target")
+    assert copy_version(remote, "A", target)
+    assert target.open("A").manifest == source.manifest("A")
+
+
+def test_copy_never_overwrites_another_bundle_with_the_same_name(
+    source: Store, target: str, tmp_path: Path, write_bundle: Callable[..., Path]
+) -> None:
+    other = write_bundle(tmp_path / "other", "A", created="2027-01-02T03:04:05Z")
+    copy = opened(target, tmp_path)
+    publish(copy, other, "A")
+    with pytest.raises(StoreError, match="bundles/A: expected a new version or an equal copy, found another bundle"):
+        copy_version(source, "A", copy)
+    assert copy.manifest("A") != source.manifest("A")
+
+
+def test_damaged_version_is_not_copied(source: Store, target: str, tmp_path: Path) -> None:
+    flip_bit(source.bundles / "A" / "label_keys.faiss")
+    with pytest.raises(BundleError, match=r"label_keys\.faiss: expected SHA-256"):
+        copy_version(source, "A", opened(target, tmp_path))
+    assert opened(target, tmp_path).versions() == []
+
+
+def test_file_that_changes_during_the_copy_is_not_published(
+    source: Store, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = opened(target, tmp_path)
+    publish_copy = copy.publish_copy
+
+    def publish_changed(folder: Path, version: str) -> None:
+        flip_bit(folder / "golden.json")
+        publish_copy(folder, version)
+
+    monkeypatch.setattr(copy, "publish_copy", publish_changed)
+    with pytest.raises(BundleError, match=r"golden\.json: expected"):
+        copy_version(source, "A", copy)
+    assert copy.versions() == []
+
+
+def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Store, target: str, tmp_path: Path) -> None:
+    arguments = [str(source.root), target, str(tmp_path / "cache")]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=REPOSITORY)
+    assert done.returncode == -signal.SIGKILL
+    copy = opened(target, tmp_path)
+    assert copy.versions() == []
+    assert copy_version(source, "A", copy)
+    assert copy.open("A").manifest == source.manifest("A")
+    assert not list(copy.bundles.glob(".*"))
+
+
+def test_repeated_copy_uploads_only_missing_and_wrong_files(
+    source: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, files = ObjectFolder(url), source.bundles / "A"
+    folder.upload(files / "encoder.onnx", "bundles/A/encoder.onnx")
+    folder.write("bundles/A/tokenizer.json", b"{1")  # has the right size
+    uploaded = []
+    upload = ObjectFolder.upload
+
+    def recorded(self: ObjectFolder, local: Path, name: str) -> None:
+        uploaded.append(local.name)
+        upload(self, local, name)
+
+    monkeypatch.setattr(ObjectFolder, "upload", recorded)
+    assert copy_version(source, "A", opened(url, tmp_path))
+    assert sorted(uploaded) == sorted({*source.manifest("A").files, MANIFEST} - {"encoder.onnx"})
+
+
+def test_copy_requires_the_signature(source: Store, target: str, tmp_path: Path, error_of: Callable[..., str]) -> None:
+    public = write_pair(tmp_path).public
+    flags = ("--store", source.root, "--bundle-cache", tmp_path / "cache", "--to", target, "--verify-key", public)
+    assert "manifest.sig" in error_of("copy", "A", *flags)
+    assert opened(target, tmp_path).versions() == []
+
+
+def test_signature_is_copied_with_the_bundle(source: Store, target: str, tmp_path: Path) -> None:
+    private, public = write_pair(tmp_path)
+    sign_manifest(source.bundles / "A", read_signing_key(private))
+    copy_version(Store(source.root, public), "A", opened(target, tmp_path, public))
+    assert opened(target, tmp_path, public).open("A").manifest.version == "A"

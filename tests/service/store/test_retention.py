@@ -1,0 +1,223 @@
+"""Retention: `recollect prune` removes old versions, and keeps every version that is still needed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import recollect
+from service.bundle.files import MANIFEST
+from service.bundle.manifest import Manifest
+from service.errors import StoreError
+from service.store import remote
+from service.store.locations import open_store
+from service.store.object_folder import ObjectFolder
+from service.store.retention import protect, protected, prune, unprotect
+from service.store.store import Store
+from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
+from tests.service.redis_server import needs_redis, running_redis
+from tests.service.store.servers import publish
+
+REPOSITORY = Path(__file__).parents[3]
+VERSIONS = "ABCDEF"
+# Program that removes a version, and is killed before the files of the version are removed.
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from service.store.store import Store
+shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+Store(Path(sys.argv[1])).remove("A", lambda: True)
+"""
+
+
+@pytest.fixture
+def bundles(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
+    for version in VERSIONS:
+        write_bundle(tmp_path / "bundles" / version, version)
+    return tmp_path / "bundles"
+
+
+@pytest.fixture(params=["folder", "url"])
+def store(request: pytest.FixtureRequest, bundles: Path, tmp_path: Path) -> Store:
+    """A store with versions A to F, in a folder or in a bucket; B is current, and A was current before."""
+    location = tmp_path / "store" if request.param == "folder" else request.getfixturevalue("url")
+    store = open_store(location, None, tmp_path / "cache")
+    for version in VERSIONS:
+        publish(store, bundles / version, version)
+    store.activate("A")
+    store.activate("B")
+    return store
+
+
+def pruned(store: Store, keep: int, *in_use: str) -> list[str]:
+    return [each.version for each in prune(store, keep, lambda: in_use)]
+
+
+def test_prune_keeps_newest_current_previous_protected_and_used_versions(store: Store) -> None:
+    protect(store, "D")
+    size_bytes = store.manifest("E").size_bytes
+    (removed,) = prune(store, 1, lambda: {"C"})
+    assert removed.version == "E"
+    assert removed.size_bytes > size_bytes  # the manifest is a file too
+    assert store.versions() == ["A", "B", "C", "D", "F"]
+    assert store.rollback().version == "A"
+    assert store.open("A").manifest.version == "A"
+
+
+def test_dry_run_names_the_versions_to_remove_and_removes_nothing(store: Store) -> None:
+    assert [each.version for each in prune(store, 2, lambda: (), dry_run=True)] == ["C", "D"]
+    assert store.versions() == list(VERSIONS)
+
+
+def test_unprotected_version_is_removed(store: Store) -> None:
+    protect(store, "C")
+    assert pruned(store, 3) == []
+    unprotect(store, "C")
+    assert protected(store) == set()
+    assert pruned(store, 3) == ["C"]
+    with pytest.raises(StoreError, match="expected a protected version, found 'C'; protected: none"):
+        unprotect(store, "C")
+
+
+def test_version_that_is_not_published_cannot_be_protected(store: Store) -> None:
+    for name in ("G", "../D"):
+        with pytest.raises(StoreError):
+            protect(store, name)
+    assert protected(store) == set()
+
+
+def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> None:
+    calls = 0
+
+    def activate_meanwhile() -> set[str]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # after the first check of C, and before its removal
+            store.activate("C")
+        return set()
+
+    assert [each.version for each in prune(store, 1, activate_meanwhile)] == ["D", "E"]
+    assert store.current() == "C"
+    assert store.open("C").manifest.version == "C"
+    assert store.rollback().version == "B"
+
+
+def test_version_in_a_bucket_that_becomes_used_during_its_removal_is_published_again(
+    url: str, bundles: Path, tmp_path: Path
+) -> None:
+    store = open_store(url, None, tmp_path / "cache")
+    for version in "AB":
+        publish(store, bundles / version, version)
+
+    def is_unused() -> bool:  # until the manifest is removed
+        return store.versions() == ["A", "B"]
+
+    assert not store.remove("A", is_unused)
+    assert store.open("A").manifest.version == "A"
+
+
+def test_prune_refuses_to_run_if_the_current_version_is_unknown(store: Store) -> None:
+    store.files.update("ACTIVATION", lambda _: b"{}")
+    with pytest.raises(StoreError, match="ACTIVATION: expected an activation record"):
+        pruned(store, 1)
+    assert store.versions() == list(VERSIONS)
+
+
+def test_version_that_is_removed_during_its_activation_does_not_become_current(bundles: Path) -> None:
+    class Slow(Store):
+        def manifest(self, version: str) -> Manifest:
+            """Read the manifest; the version is removed right after the first call."""
+            manifest = super().manifest(version)
+            if version == "C":
+                super().remove("C", lambda: True)
+            return manifest
+
+    store = Slow(bundles.parent)
+    store.activate("A")
+    with pytest.raises(StoreError, match="expected a published version, found no 'C'"):
+        store.activate("C")
+    assert store.current() == "A"
+
+
+def test_removal_that_was_killed_leaves_no_version_and_is_completed_later(bundles: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.activate("C")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY)
+    assert done.returncode == -signal.SIGKILL
+    assert store.versions() == list(VERSIONS)[1:]
+    assert list(bundles.glob(".*"))
+    assert pruned(store, 5) == []
+    assert not list(bundles.glob(".*"))
+
+
+def test_only_old_files_of_interrupted_uploads_are_removed(
+    url: str, bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(url, None, tmp_path / "cache")
+    publish(store, bundles / "A", "A")
+    folder = ObjectFolder(url)
+    folder.upload(bundles / "B" / "golden.json", "bundles/B/golden.json")
+    assert pruned(store, 1) == []
+    assert folder.has("bundles/B/golden.json")
+    monkeypatch.setattr(remote, "_MAX_UPLOAD_AGE", timedelta(seconds=-60))
+    assert pruned(store, 1) == []
+    assert not folder.has("bundles/B/golden.json")
+    assert store.open("A").manifest.version == "A"
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=needs_redis)], ids=["folder", "redis"])
+def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """The flags for the place of the replicas' reports: the store's folder, or Redis."""
+    if not request.param:
+        yield ()
+        return
+    with running_redis(tmp_path) as server:
+        yield "--redis-url", server.url
+
+
+def test_command_keeps_the_version_that_a_running_replica_serves(
+    redis: tuple[str, ...], light_versions: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    folder = copy_store(light_versions, tmp_path / "store")
+    for version in ("v6", "v7", "v8"):
+        add_version(folder, "light", version, light_encoder)
+    Store(folder).activate("v3")
+    with serving(folder, "--poll-seconds", "3600", *redis):  # the replica notices no activation
+        Store(folder).activate("v6")
+        Store(folder).activate("v7")
+        assert run("protect", "light", "--store", folder) == "light\n"
+        listed = json.loads(run("versions", "--json", "--store", folder))["versions"]
+        assert [row["version"] for row in listed if row["protected"]] == ["light"]
+        printed = run("prune", "--keep", "1", "--store", folder, *redis)
+        assert "v5" in printed
+        assert Store(folder).versions() == ["light", "v3", "v6", "v7", "v8"]
+    assert run("unprotect", "light", "--store", folder) == "light\n"
+    printed = run("prune", "--keep", "1", "--store", folder, *redis)
+    assert [line.split()[0] for line in printed.splitlines()] == ["light", "v3"]
+    assert Store(folder).versions() == ["v6", "v7", "v8"]
+
+
+def test_command_removes_nothing_if_the_reports_in_redis_cannot_be_read(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--store", store.name, "--bundle-cache", str(tmp_path / "cache"), "--redis-url", "redis://127.0.0.1:1"]
+    assert recollect.main(["prune", "--keep", "1", *flags]) == 1
+    assert "Redis" in capsys.readouterr().err
+    assert store.versions() == list(VERSIONS)
+
+
+def test_files_of_a_removed_version_in_a_bucket_are_gone(url: str, bundles: Path, tmp_path: Path) -> None:
+    store = open_store(url, None, tmp_path / "cache")
+    for version in "AB":
+        publish(store, bundles / version, version)
+    store.activate("B")
+    assert pruned(store, 1) == ["A"]
+    assert ObjectFolder(url).files("bundles/A") == {}
+    assert MANIFEST in ObjectFolder(url).files("bundles/B")
