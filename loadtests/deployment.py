@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import signal
 import socket
@@ -87,14 +88,14 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
         ReplicaError: If a replica does not start.
     """
     redis_port, nginx_port, *ports = _free_ports(4)
-    redis_url = f"redis://127.0.0.1:{redis_port}/0"
+    redis_url, redis_secret = f"redis://127.0.0.1:{redis_port}/0", secrets.token_hex(16)
     with contextlib.ExitStack() as stack:
         redis_command = ["redis-server", "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder)]
         redis = Program([*redis_command, "--save", ""], redis_port, folder / "redis.log")
         stack.callback(redis.stop)
         replicas = []
         for port in ports:
-            replicas.append(Replica(store, folder, port, flags, redis_url=redis_url))
+            replicas.append(Replica(store, folder, port, flags, redis_url=redis_url, redis_secret=redis_secret))
             stack.callback(replicas[-1].stop)
         addresses = {"LISTEN": nginx_port, "REPLICA_1": ports[0], "REPLICA_2": ports[1]}
         filled = {name: f"127.0.0.1:{port}" for name, port in addresses.items()}

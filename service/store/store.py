@@ -24,7 +24,7 @@ from service.bundle.integrity import check_files, check_sizes
 from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey
-from service.errors import StoreError, UnknownVersionError
+from service.errors import BundleError, StoreError, UnknownVersionError
 from service.reloaded_file import ReloadedFile
 from service.store.activation_check import ActivationCheck
 from service.store.activation_record import ACTIVATION, ActivationRecord, default_author
@@ -195,6 +195,16 @@ class Store:
             return self._verification.open(folder, version, pause)
         check_sizes(folder, self.manifest(version))  # a bundle with a missing file is refused before it is copied
         return self._copies.open(version, pause)
+
+    def accepts(self, bundle: Bundle) -> bool:
+        """Whether one of the present public keys accepts the signature of an open bundle."""
+        if self.verify_keys is None:
+            return True
+        try:
+            self._verification.read_manifest(bundle.folder, bundle.manifest.version)
+        except BundleError:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop a copy in progress with an error, so that the service can shut down."""

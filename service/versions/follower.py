@@ -179,7 +179,7 @@ class Follower:
             if before is None or before.predictor.version != record.version:
                 self._reporter.opening(record)
                 start = time.monotonic()
-                if standby is not None and standby.predictor.version == record.version:
+                if standby is not None and self._may_serve(standby.predictor, record.version):
                     record = self._require_still_desired(record)
                     self._leases.exchange_with_standby()
                 else:
@@ -196,6 +196,10 @@ class Follower:
         finally:
             with self._lock:
                 self._opening = None
+
+    def _may_serve(self, standby: Predictor, version: str) -> bool:
+        """Whether the standby is a version and its signature is still accepted: the public keys may have changed."""
+        return standby.version == version and self._opener.store.accepts(standby.bundle)
 
     def _open(self, version: str) -> Predictor:
         """Open a version. If the free memory does not suffice, close the standby first."""
