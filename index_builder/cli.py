@@ -37,11 +37,11 @@ def demo(settings: DemoSettings) -> None:
     if not settings.serve:
         print(run_demo(settings))  # noqa: T201
         return
-    from service.addresses import listen, url
+    from service.addresses import bind, url
     from service.process.server import serve
     from service.settings import ServeSettings
 
-    with listen(settings.host, settings.port) as listener:  # a port in use fails here, before the work of minutes
+    with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201
-        print(f"\nServing at {url(listener)}; try it at {url(listener)}/docs. Stop with Ctrl-C.", flush=True)  # noqa: T201
-        serve(ServeSettings(store=settings.folder / "store", workers=1), listener)
+        print(f"\nServing at {url(bound)}; try it at {url(bound)}/docs. Stop with Ctrl-C.", flush=True)  # noqa: T201
+        serve(ServeSettings(store=settings.folder / "store", workers=1), bound)

@@ -13,7 +13,9 @@ ServiceError
 ├── RedisError                Redis does not answer
 ├── InsufficientMemoryError   too little memory is free to open a bundle
 ├── NotServedError            a replica does not serve the current version
-├── NotReadyError             no bundle is open yet, or the service is stopping
+├── NotReadyError             no bundle is open yet
+├── DrainingError             the service is stopping
+├── QueryTooLargeError        a query has too many bytes
 ├── OverloadError             too many queries wait
 ├── RateLimitError            an API key exceeds its rate
 └── DeadlineError             the deadline of a request passed
@@ -81,6 +83,14 @@ class NotServedError(ServiceError):
 
 
 class NotReadyError(ServiceError):
+    pass
+
+
+class DrainingError(ServiceError):
+    pass
+
+
+class QueryTooLargeError(ServiceError):
     pass
 
 

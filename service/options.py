@@ -5,14 +5,27 @@ The HTTP service, the answer cache, the command line and the Python API share th
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from service.bundle.manifest import MOST_KEYS, Defaults
+
+# Maximum number of labels in `allow` and in `deny`.
+MAX_FILTER_LABELS = 100_000
+# Units of the cost of a request: a query with at most so many bytes costs 1, and so many retrieved keys, or so many
+# labels in a filter, cost 1 more.
+_BYTES_PER_UNIT, _KEYS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 1_000
+
+
+# Unicode categories of white space, control characters and format characters.
+_BLANK = ("Cc", "Cf", "Zs", "Zl", "Zp")
+# Number of characters that are checked together.
+_PIECE = 1_000
 
 
 def _require_words(query: str) -> str:
@@ -21,7 +34,9 @@ def _require_words(query: str) -> str:
         query.encode()
     except UnicodeEncodeError:
         raise ValueError("the query contains half of a surrogate pair, which is not a character; remove it") from None
-    if all(unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp") for character in query):
+    # Sets, because a query of a megabyte of spaces must not take long.
+    pieces = (set(query[start : start + _PIECE]) for start in range(0, len(query), _PIECE))
+    if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):
         raise ValueError("the query is empty; send some words")
     return query
 
@@ -94,3 +109,21 @@ def resolve_options(
         deny=() if deny is None else tuple(deny),
         explain=explain,
     )
+
+
+def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:
+    """The cost of a request, in units of one normal query: at most 1,024 bytes, fewer than 1,000 keys, no long filter.
+
+    Each query costs 1 for every 1,024 bytes or part of them, plus 1 for every 1,000 keys of `top_b`; an explanation
+    doubles the keys. The request costs 1 more for every 1,000 labels in its filters.
+    """
+    texts = sum(math.ceil(len(query.encode()) / _BYTES_PER_UNIT) for query in queries)
+    keys = options.top_b * (2 if options.explain else 1)
+    labels = len(options.allow or ()) + len(options.deny)
+    return texts + len(queries) * (keys // _KEYS_PER_UNIT) + labels // _LABELS_PER_UNIT
+
+
+def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
+    """The cost of the most expensive request that the limits allow."""
+    per_query = math.ceil(max_query_bytes / _BYTES_PER_UNIT) + 2 * MOST_KEYS // _KEYS_PER_UNIT
+    return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT

@@ -7,8 +7,9 @@ for one second. A Redis server that is down or slow therefore costs one short wa
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 # Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
+# A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
+_WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -47,7 +50,8 @@ class RedisClient:
     """A Redis server and a prefix of all keys; usable on the event loop and in threads.
 
     Args:
-        url: `redis://[user:password@]host[:port][/database]`; never logged, because it can contain a password.
+        url: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; never logged, because it can
+            contain a password.
         prefix: Prefix of every Redis key.
         metrics: Records whether Redis answers.
     """
@@ -57,11 +61,13 @@ class RedisClient:
         self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
-            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_REQUEST_SECONDS))
+            self._async_client: Any = redis.asyncio.Redis.from_url(
+                url, **options, **_timeouts(_LONGEST_REQUEST_SECONDS)
+            )
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
-                "--redis-url: expected redis://[user:password@]host[:port][/database], found another form; "
-                "write / : @ and # inside a password as %2F %3A %40 and %23"
+                "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
+                "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
         self._background, self._requests = _Health(), _Health()
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
@@ -119,7 +125,7 @@ class RedisClient:
             raise RedisError(self._requests.problem)
         async with self._call_slots:
             try:
-                answer = await command(self._async_client)
+                answer = await _within(_REQUEST_SECONDS, command(self._async_client))
             except redis.ResponseError as error:
                 raise self._record_refusal(error) from error
             except (redis.RedisError, OSError) as error:
@@ -158,8 +164,7 @@ class RedisClient:
 
     def _record_failure(self, health: _Health, error: Exception) -> RedisError:
         had_problem = bool(self.problem)
-        timed_out = isinstance(error, TimeoutError | redis.TimeoutError)
-        health.problem = "Redis does not answer: " + ("it takes too long" if timed_out else "it cannot be reached")
+        health.problem = f"Redis does not answer: {_reason(error)}"
         health.skip_until = time.monotonic() + _BACKOFF_SECONDS
         if not had_problem:
             log.error("redis_down", error=health.problem)
@@ -176,6 +181,38 @@ class RedisClient:
     def _set_metric(self, answers: bool) -> None:
         if self._metrics:
             self._metrics.set_redis_up(answers)
+
+
+async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
+    """Wait for an answer of Redis for so many seconds, not counting the time during which the event loop is busy.
+
+    The wait consists of short parts. A part that ends late does not count: the loop was busy, and has not yet read
+    the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
+
+    Raises:
+        TimeoutError: If Redis does not answer in time.
+    """
+    call, loop = asyncio.ensure_future(answer), asyncio.get_running_loop()
+    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0
+    try:
+        while waited < _WAIT_PARTS and (start := loop.time()) < latest:
+            await asyncio.wait([call], timeout=part)
+            if call.done():
+                return call.result()
+            waited += loop.time() - start < 1.5 * part
+        raise TimeoutError
+    finally:
+        if not call.done():
+            call.cancel()
+            call.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError | redis.TimeoutError):
+        return "it takes too long"
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError):
+        return "its TLS certificate is not trusted; name the file of its issuer with ?ssl_ca_certs=FILE in --redis-url"
+    return "it cannot be reached"
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

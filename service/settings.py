@@ -34,6 +34,9 @@ _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
+# Largest value of --max-batch.
+MAX_BATCH = 4096
+
 # Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
 
@@ -93,8 +96,8 @@ class RedisSettings(ServiceSettings):
 
     redis_url: SecretStr | None = Field(
         None,
-        description="URL of a Redis server (redis://...) in which replicas share announcements of new versions, their "
-        "reports, cached answers and rate limits (default: replicas share nothing)",
+        description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share "
+        "announcements of versions, their reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
     redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
@@ -114,6 +117,14 @@ class ServeSettings(RedisSettings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
+    tls_cert: Path | None = Field(
+        None,
+        description="File with the TLS certificate and its chain in PEM format; needs --tls-key, and is loaded again "
+        "when it changes (default: no TLS)",
+    )
+    tls_key: Path | None = Field(
+        None, description="File with the private key of --tls-cert in PEM format, without a password"
+    )
     workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
     threads: int = Field(
         0,
@@ -132,13 +143,36 @@ class ServeSettings(RedisSettings):
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
     )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Maximum number of open connections of each worker; further connections get status 503, except for "
+        "the paths /health and /metrics",
+    )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
-    max_batch: int = Field(64, ge=1, le=4096, description="Maximum number of queries in one request")
+    max_query_bytes: int = Field(
+        8192, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
+    )
+    max_batch: int = Field(64, ge=1, le=MAX_BATCH, description="Maximum number of queries in one request")
     max_queue: int = Field(
         256,
         ge=1,
-        description="Maximum number of queries that wait for a thread; "
+        description="Maximum number of queries that wait for a thread, where an expensive query counts as several; "
         "requests beyond this limit get status 503 at once",
+    )
+    max_seconds: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="Maximum seconds for the answer to a request, also if the request asks for a later deadline; "
+        "a request that takes longer gets status 504",
+    )
+    hang_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a running batch counts as hung: the process reports that it is not ready, "
+        "and is replaced 30 seconds later; more than --max-seconds",
     )
     encode_together: int = Field(
         32,
@@ -156,7 +190,8 @@ class ServeSettings(RedisSettings):
     rate_limit: float = Field(
         0.0,
         ge=0,
-        description="Maximum queries a second of an API key for which the file of API keys sets no limit; "
+        description="Maximum queries a second of an API key for which the file of API keys sets no limit, where an "
+        "expensive query counts as several; "
         "all replicas together enforce it with --redis-url, otherwise each replica enforces it alone (0 for no limit)",
     )
     cors_origins: str = Field(
@@ -325,6 +360,14 @@ def require_consistent(settings: ServeSettings) -> None:
         raise SettingsError("--redis-secret: needs --redis-url, which is not set")
     if port and port == settings.port:
         raise SettingsError(f"--admin-port must differ from --port (both are {port})")
+    if settings.hang_seconds <= settings.max_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a batch may run "
+            f"until the deadline of its requests; found {settings.hang_seconds:g}"
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
+        raise SettingsError(f"{given}: needs {missing}, which is not set")
     for origin in settings.origins:
         if not _ORIGIN.fullmatch(origin):
             raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from service.errors import BundleError, StoreError
 from service.http import problems
 from service.http.admin_guard import AdminGuard
-from service.http.middleware import BodyLimit, RequestContext
+from service.http.middleware import BodyLimit, HeadAsGet, RequestContext
 from service.http.problems import ProblemError
 from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings
@@ -183,6 +183,7 @@ def create_admin(
         Middleware(RequestContext, model_manager, None, settings.access_log),
         Middleware(AdminGuard, lambda: token_file.content if token_file else settings.admin_token),
         Middleware(BodyLimit, _MAX_BODY_BYTES),
+        Middleware(HeadAsGet),
     ]
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None, middleware=layers)
     AdminRoutes(store, activation, settings).register(app)

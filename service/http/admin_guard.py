@@ -51,7 +51,8 @@ class AdminGuard:
             return problem_response(
                 403, "without a token, the host of /admin must be localhost; set --admin-token to use another name"
             )
-        if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        media_type = headers.get("content-type", "").partition(";")[0].strip()
+        if scope["method"] not in ("GET", "HEAD") and media_type != "application/json":
             return problem_response(422, NOT_JSON)
         return None
 

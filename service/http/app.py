@@ -15,9 +15,10 @@ from starlette.types import ASGIApp
 from service.authenticated import Authenticator
 from service.http import problems
 from service.http.api_keys import ApiKeys
-from service.http.middleware import ApiKeyAuth, BodyLimit, RequestContext
+from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from service.http.routes import Routes
 from service.http.schemas import Problem
+from service.options import max_request_cost
 from service.redis_client import RedisClient
 from service.reloaded_file import ReloadedFile
 from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
@@ -27,7 +28,6 @@ from service.serving.rate_limit import RateLimits
 from service.settings import ServeSettings
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import open_tracer
-from service.threads import ThreadBudget
 from service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
@@ -40,29 +40,34 @@ _DOCS_PATHS = ("/openapi.json", "/docs", "/redoc")
 
 def create_app(
     model_manager: ModelManager,
+    batcher: Batcher,
     settings: ServeSettings,
     metrics: Metrics,
     redis: RedisClient | None = None,
     api_keys: ReloadedFile[ApiKeys] | None = None,
 ) -> ASGIApp:
-    """Compose the application, which starts and closes the model manager."""
+    """Compose the application, which starts and closes the batcher, and closes the model manager when it ends."""
     tracer = open_tracer()
-    threads = ThreadBudget.of(settings.workers, settings.threads).threads
-    batcher = Batcher(threads, settings.max_queue, settings.encode_together, metrics)
     pipeline = AnswerPipeline(
         model_manager=model_manager,
         batcher=batcher,
         cache=_answer_cache(settings, metrics, redis),
-        rate_limits=RateLimits(settings.max_batch, settings.workers, redis),
+        rate_limits=RateLimits(
+            settings.max_batch,
+            max_request_cost(settings.max_batch, settings.max_query_bytes),
+            settings.workers,
+            redis,
+        ),
         metrics=metrics,
         tracer=tracer,
         log_queries=settings.log_queries,
+        max_query_bytes=settings.max_query_bytes,
+        max_seconds=settings.max_seconds,
     )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        model_manager.follow()
         yield
         await asyncio.to_thread(model_manager.close)
         await asyncio.to_thread(batcher.close)
@@ -83,11 +88,11 @@ def create_app(
         )
     if api_keys is not None:
         layers.append(Middleware(ApiKeyAuth, api_keys, _paths_with_key(settings)))
-    layers.append(Middleware(BodyLimit, settings.max_body_bytes))
+    layers += [Middleware(BodyLimit, settings.max_body_bytes), Middleware(HeadAsGet)]
 
     hidden: dict[str, Any] = {} if settings.docs != "off" else dict.fromkeys(_DOCS_ARGUMENTS)
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers, **hidden)
-    routes = Routes(pipeline, model_manager, redis, metrics, settings.max_batch)
+    routes = Routes(pipeline, model_manager, batcher, redis, metrics, settings.max_batch)
     routes.register(app.router, with_metrics=settings.metrics != "off")
     problems.install(app)
     _document(app, guarded=api_keys is not None)

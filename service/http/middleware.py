@@ -1,7 +1,8 @@
-"""The middleware around every request: request id, log line, API key, and maximum body size."""
+"""The middleware around every request: request id, log line, API key, `HEAD`, body encoding and maximum body size."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -68,6 +69,11 @@ class RequestContext:
             await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
+        except asyncio.CancelledError:  # uvicorn cancels the requests that are left at the end of the drain
+            if status or not self._model_manager.draining:
+                raise
+            response = problem_response(503, "the service is stopping; send the request to another replica", "draining")
+            await response(scope, receive, send_with_headers)
         except Exception as error:
             log.error("request_failed", path=scope["path"], exc_info=error)
             if status:
@@ -134,8 +140,20 @@ def bearer_token(headers: Headers) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
+class HeadAsGet:
+    """Passes `HEAD` to the application as `GET`; uvicorn then sends the answer's headers without its body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The scope of uvicorn keeps the method `HEAD`.
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
 class BodyLimit:
-    """Reads the body of a request; answers 413 if it is larger than the limit.
+    """Reads the body of a request; answers 415 if it is compressed, and 413 if it is larger than the limit.
 
     The limit also holds for a request that does not declare its length.
     """
@@ -146,6 +164,11 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if _is_encoded(scope):
+            detail = "expected a body without Content-Encoding, found one; send the body uncompressed"
+            response = problem_response(415, detail, headers={"Accept-Encoding": "identity"})
+            await response(scope, receive, send)
             return
         body = await self._read(receive)
         if body is None:
@@ -178,3 +201,9 @@ class BodyLimit:
                 chunks.clear()
             if not message.get("more_body", False) or size > _MAX_DISCARDED_BYTES:
                 return b"".join(chunks) if size <= self._max_bytes else None
+
+
+def _is_encoded(scope: Scope) -> bool:
+    """Whether the body is compressed; `identity` means that it is not."""
+    encodings = (value.strip().lower() for name, value in scope["headers"] if name == b"content-encoding")
+    return any(encoding not in (b"", b"identity") for encoding in encodings)

@@ -16,10 +16,12 @@ from service.errors import (
     ActivationConflictError,
     BundleError,
     DeadlineError,
+    DrainingError,
     NotReadyError,
     NotServedError,
     OverloadError,
     QueryError,
+    QueryTooLargeError,
     RateLimitError,
     RedisError,
     ServiceError,
@@ -38,6 +40,7 @@ _STATUSES = {
     408: ("request_timeout", "Request timeout"),
     409: ("conflict", "Conflict"),
     413: ("too_large", "Too large"),
+    415: ("unsupported_encoding", "Unsupported encoding"),
     422: ("invalid_request", "Invalid request"),
     429: ("rate_limited", "Rate limited"),
     431: ("head_too_large", "Head too large"),
@@ -50,6 +53,8 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     QueryError: (422, None),
     RateLimitError: (429, None),
     NotReadyError: (503, None),
+    QueryTooLargeError: (413, "query_too_large"),
+    DrainingError: (503, "draining"),
     OverloadError: (503, "overloaded"),
     DeadlineError: (504, None),
     UnknownVersionError: (404, "unknown_version"),
@@ -90,12 +95,16 @@ def problem_response(
     return JSONResponse(content, status, headers=headers, media_type=_MEDIA_TYPE)
 
 
-def problem_bytes(status: int, detail: str) -> bytes:
+def problem_bytes(status: int, detail: str, code: str, with_body: bool) -> bytes:
     """A complete HTTP response, for a connection whose request cannot be read."""
-    code, title = _STATUSES[status]
+    _, title = _STATUSES[status]
     body = Problem(title=title, status=status, code=code, detail=detail).model_dump_json(exclude_none=True).encode()
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}X-Request-Id: {uuid.uuid4().hex}\r\nConnection: close\r\n\r\n".encode() + body
+    if status == 503:
+        head += f"Retry-After: {_RETRY_AFTER_SECONDS}\r\n"
+    return f"{head}X-Request-Id: {uuid.uuid4().hex}\r\nConnection: close\r\n\r\n".encode() + (
+        body if with_body else b""
+    )
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

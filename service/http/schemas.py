@@ -8,10 +8,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes
-from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK
+from service.options import MAX_FILTER_LABELS, Lambda, Query, Temperature, Threshold, TopB, TopK
+from service.settings import MAX_BATCH
 
 # Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
-Uids = Annotated[list[str], Field(fail_fast=True)]
+Uids = Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILTER_LABELS)]
 
 
 class AnswerBody(BaseModel):
@@ -28,7 +29,11 @@ class AnswerBody(BaseModel):
     threshold: Threshold = 0.0
     explain: bool = Field(False, description="whether to list the terms of each score")
     timeout_ms: int | None = Field(
-        None, ge=1, le=600_000, description="time limit in milliseconds; a request that takes longer gets status 504"
+        None,
+        ge=1,
+        le=600_000,
+        description="time limit in milliseconds, at most the limit of the service; a request that takes longer gets "
+        "status 504",
     )
 
 
@@ -41,7 +46,7 @@ class PredictRequest(AnswerBody):
 class PredictBatchRequest(AnswerBody):
     """A request with several queries, which have the same options. One version answers all queries of the request."""
 
-    queries: list[Query] = Field(min_length=1, fail_fast=True)
+    queries: list[Query] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
 
 
 class _Versioned(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +64,12 @@ class QueryEncoder:
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(texts))
         return Tokens([each.ids for each in encodings], [bool(each.overflowing) for each in encodings])
 
-    def encode(self, tokens: Tokens) -> Float[np.ndarray, "query dim"]:
+    def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
+        """Encode a tokenised batch as unit vectors; `checkpoint` is called before each batch of the encoder."""
         vectors = np.empty((len(tokens.ids), self.dim), dtype=np.float32)
         order = np.argsort([len(ids) for ids in tokens.ids], kind="stable")
         for start in range(0, len(order), self._batch_rows):
+            checkpoint()
             rows = order[start : start + self._batch_rows]
             vectors[rows] = self._run([tokens.ids[row] for row in rows])
         return vectors

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,17 +187,25 @@ class Predictor:
         """Answer the queries of one request."""
         return self.predict_together([(queries, options)])[0]
 
-    def predict_together(self, requests: Sequence[tuple[Sequence[str], AnswerOptions]]) -> list[Answers]:
+    def predict_together(
+        self,
+        requests: Sequence[tuple[Sequence[str], AnswerOptions]],
+        checkpoint: Callable[[], None] = lambda: None,
+    ) -> list[Answers]:
         """Answer several requests together, each with its own options.
 
         All queries are encoded together. Queries with equal options are searched and ranked together. Every request
         gets the times of the whole call, because it waits until all requests are answered.
+
+        Args:
+            requests: The queries and the options of each request.
+            checkpoint: Called between the blocks of the computation; an error that it raises stops the computation.
         """
         watch = _Stopwatch()
         queries = [query for texts, _ in requests for query in texts]
         tokens = self.encoder.tokenise(queries)
         watch.lap("tokenize")
-        vectors = self.encoder.encode(tokens)
+        vectors = self.encoder.encode(tokens, checkpoint)
         watch.lap("encode")
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
@@ -207,6 +215,7 @@ class Predictor:
             # batch.
             step = 1 if label_filter else max(1, _BLOCK_KEYS // options.top_b)
             for start in range(0, len(rows), step):
+                checkpoint()
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
                 found = self._answer(vectors[part], truncated, options, label_filter, watch)

@@ -1,31 +1,41 @@
 """One HTTP connection with limits on its request heads, its waiting time and its unanswered requests.
 
+A connection also answers a request that offers an upgrade as HTTP/1.1, and refuses a request without a valid `Host`.
+
 Plain uvicorn (0.54, httptools) has none of these limits, and one client can stop it. Measured with one connection on
 127.0.0.1: 32 MB of headers or trailers without an end grow the process by 643 MB; a header value of 48 MB blocks all
 other clients for 4.5 s, because the parser copies the value for every read; 16 MB of pipelined requests whose answers
 the client does not read grow the process by 1,254 MB; a client that sends half a head holds its connection forever.
 If `test_plain_uvicorn_has_no_limit_on_heads` fails, uvicorn has such limits: then delete this file.
 
-The class overrides methods of uvicorn that are not a public API, so pyproject.toml pins uvicorn's minor version. This
-class limits neither the number of connections nor the time that a client takes to read an answer: untrusted clients
-must reach the service through a proxy, as in deploy/nginx.conf.
+The class overrides methods of uvicorn that are not a public API, so pyproject.toml pins uvicorn's minor version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.http.problems import problem_bytes
+from service.process.connections import Connections, Reason
+from service.process.parser import RequestParser
+from service.process.write_timeout import WriteTimeout
 
 # Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
 _MAX_HEAD_BYTES = 32 << 10
 # Maximum time from the first byte of a request to its last byte.
 _REQUEST_SECONDS = 30.0
+# Maximum time of a connection over the limit without a complete request.
+_RESERVED_SECONDS = 5.0
 # Maximum number of requests that wait for the answer to an earlier request on the same connection.
 _MAX_PIPELINED = 100
+# Paths that a connection over the limit may ask for.
+_STATE_PATHS = re.compile(rb"(/health/(live|ready)|/metrics)([?#].*)?")
+# A host with an optional port, or nothing (RFC 9110, section 7.2).
+_HOST = re.compile(rb"(\[[0-9A-Za-z:.]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -36,12 +46,16 @@ class BoundedProtocol(HttpToolsProtocol):
     connection closes after the answer to the request before it.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, open_connections: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
+        self._open_connections = open_connections
         # Number of bytes received since the last byte of a body, or since the end of a head or of a request.
         self._head_bytes = 0
         # True when the connection is going to close: all further bytes are ignored.
-        self._refused = False
+        self.refused = False
+        # True if the connection is over the limit, so that it may ask only for the state of the process.
+        self._reserved = False
         # The last request that arrived completely. While the body of a new request arrives, `cycle` is
         # the new request.
         self._last_complete: RequestResponseCycle | None = None
@@ -51,10 +65,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_idle_timer()
+        self._write_timeout = WriteTimeout(transport, lambda: self._record_refusal("write_timeout"))
+        self._open_connections.open()
+        self._reserved = self._open_connections.exceed_limit()
+        if self._open_connections.exceed_reserve():
+            self._refuse_connection()
+        else:
+            self._start_idle_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self.refused:
             return
         self._head_bytes += len(data)
         super().data_received(data)  # also cancels the idle timer
@@ -65,45 +85,57 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_request_timer()
+        self._write_timeout.stop()
+        self._open_connections.close()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timeout.start()
 
     # The HTTP parser calls these methods.
 
     def on_message_begin(self) -> None:
-        if self._refused:
+        if self.refused:
             return
         if len(self.pipeline) >= _MAX_PIPELINED:
+            self._record_refusal("too_many_pipelined")
             self._close_after_answers()
         else:
             super().on_message_begin()
             self._start_request_timer()
 
     def on_url(self, url: bytes) -> None:
-        if not self._refused:
+        if not self.refused:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Ignore the headers of a refused request: uvicorn would add them to the request that waits before it. Ignore
         # trailers too: fields after the body.
-        if not self._refused and self.cycle is self._last_complete:
+        if not self.refused and self.cycle is self._last_complete:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._refused:
+        if self.refused or (self._is_first_round() and self.parser.get_method() != b"CONNECT"):
             return
         self._head_bytes = 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD_BYTES:
             self._refuse_head()
+        elif problem := self._head_problem():
+            self._refuse(400, "invalid_http", problem)
+        elif self._reserved and not _STATE_PATHS.fullmatch(self.url):
+            self._refuse_connection()
         else:
             super().on_headers_complete()
+            self.cycle.keep_alive = self.cycle.keep_alive and not self._reserved
 
     def on_body(self, body: bytes) -> None:
-        if not self._refused:
+        if not self.refused:
             self._head_bytes = 0
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._refused:
+        if not (self.refused or self._is_first_round()):
             super().on_message_complete()
             self._head_bytes, self._last_complete = 0, self.cycle
             self._cancel_request_timer()
@@ -112,31 +144,56 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._write_timeout.start()
         if self._request_timer is not None:
             self._start_request_timer()  # restart: uvicorn may have paused before the next request
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "expected HTTP/1.1, found something else")
+        self._refuse(400, "invalid_http", "expected HTTP/1.1, found something else")
+
+    # Checks of a head.
+
+    def _is_first_round(self) -> bool:
+        """Whether the parser is going to pass this request again, without its offer to upgrade."""
+        return self.parser.should_upgrade()
+
+    def _head_problem(self) -> str | None:
+        """The reason why a head is not HTTP/1.1; None if it is."""
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            return f"expected HTTP/1.1, found HTTP/{version}"
+        if self.parser.get_method() == b"CONNECT":
+            return "the service is not a proxy, so it does not accept CONNECT"
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            return f"expected one Host header, found {len(hosts)}"
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            return "Host: expected a name or an address with an optional port, found other characters"
+        return None
 
     # Timers.
 
     def _start_idle_timer(self) -> None:
         """Close the connection unless a request begins within uvicorn's keep-alive time."""
         if not self.transport.is_closing():
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            seconds = _RESERVED_SECONDS if self._reserved else self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _start_request_timer(self) -> None:
         """Refuse the request that is being received, unless its last byte arrives in time."""
         self._cancel_request_timer()
-        self._request_timer = self.loop.call_later(_REQUEST_SECONDS, self._on_request_timeout)
+        seconds = self._request_seconds()
+        self._request_timer = self.loop.call_later(seconds, self._on_request_timeout)
+
+    def _request_seconds(self) -> float:
+        return _RESERVED_SECONDS if self._reserved else _REQUEST_SECONDS
 
     def _on_request_timeout(self) -> None:
         if self.flow.read_paused:  # the server has stopped reading, so the client is not late
             self._start_request_timer()
         else:
-            self._refuse(408, f"the request did not end within {_REQUEST_SECONDS:.0f} seconds; send it whole")
+            detail = f"the request did not end within {self._request_seconds():.0f} seconds; send it whole"
+            self._refuse(408, "request_timeout", detail)
 
     def _cancel_request_timer(self) -> None:
         if self._request_timer is not None:
@@ -146,15 +203,20 @@ class BoundedProtocol(HttpToolsProtocol):
     # Refusals.
 
     def _refuse_head(self) -> None:
-        self._refuse(431, f"the request's headers are over {_MAX_HEAD_BYTES:,} bytes; send fewer or shorter ones")
+        detail = f"the request's headers are over {_MAX_HEAD_BYTES:,} bytes; send fewer or shorter ones"
+        self._refuse(431, "head_too_large", detail)
 
-    def _refuse(self, status: int, detail: str) -> None:
+    def _refuse_connection(self) -> None:
+        self._refuse(503, "too_many_connections", "too many connections are open; try again, or use another replica")
+
+    def _refuse(self, status: int, reason: Reason, detail: str) -> None:
         """Close the connection.
 
         Answer the request that is being received with this error, unless an earlier request has no answer yet.
         """
-        if self._refused:
+        if self.refused:
             return
+        self._record_refusal(reason)
         if self._last_complete is not None and not self._last_complete.response_complete:
             self._close_after_answers()
             return
@@ -162,8 +224,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             is_answer_begun = self.cycle is not self._last_complete and self.cycle.response_started
             if not is_answer_begun:
-                self.transport.write(problem_bytes(status, detail))
+                is_head = self.parser.get_method() == b"HEAD"
+                self.transport.write(problem_bytes(status, detail, reason, with_body=not is_head))
             self.transport.close()
+            self._write_timeout.start()
+
+    def _record_refusal(self, reason: Reason) -> None:
+        self._open_connections.record_refusal(reason, self.client[0] if self.client else None)
 
     def _close_after_answers(self) -> None:
         """Close the connection after the answer to the last complete request; drop the request after that one."""
@@ -175,5 +242,5 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle = self._last_complete
 
     def _stop_reading_requests(self) -> None:
-        self._refused = True
+        self.refused = True
         self._cancel_request_timer()

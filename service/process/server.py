@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from service.addresses import listen, url
+from service.process.endpoints import Endpoints, reserve
 from service.process.signals import exit_on_stop_signals
 from service.settings import SHARED_METRICS, ServeSettings, require_consistent, unknown_variables
 from service.telemetry.logs import configure_logs
@@ -25,26 +25,23 @@ from service.threads import ThreadBudget
 log = structlog.get_logger(__name__)
 
 
-def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int:
+def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit status.
 
     Args:
         settings: All settings of the service.
-        listener: A listening socket that is used instead of --host and --port.
+        bound: A socket from `bind` that is used instead of --host and --port.
 
     Raises:
-        SettingsError: If settings contradict each other.
+        SettingsError: If settings contradict each other, or the certificate cannot be used.
         AddressError: If an address is not available.
         ServiceError: If the current version of the store cannot be served.
     """
     exit_on_stop_signals()  # until the event loop or the supervisor handles these signals
     require_consistent(settings)
+    configure_logs()
     with contextlib.ExitStack() as stack:
-        public = listener or stack.enter_context(listen(settings.host, settings.port))
-        admin = None
-        if settings.admin_port is not None:
-            admin = stack.enter_context(listen(settings.admin_host, settings.admin_port))
-        configure_logs()
+        endpoints = stack.enter_context(reserve(settings, bound))
         for name in unknown_variables(settings):
             log.warning("unknown_environment_variable", name=name)
         budget = ThreadBudget.of(settings.workers, settings.threads)
@@ -57,46 +54,40 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
                 log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
             if settings.redis_url is not None and settings.redis_secret is None and settings.cache_mb:
                 log.warning("shared_answer_cache_off", reason="Redis could change the answers; set --redis-secret")
-            log.info("serving", url=url(public), admin=url(admin) if admin else None, workers=settings.workers)
+            admin = endpoints.admin.url if endpoints.admin else None
+            log.info("serving", url=endpoints.public.url, admin=admin, workers=settings.workers)
 
         if settings.workers == 1:
-            _work(settings, public, admin, log_start)
+            _work(settings, endpoints, log_start)
             return 0
         stack.enter_context(_shared_metrics())
-        return _supervise(settings, public, admin, log_start)
+        return _supervise(settings, endpoints, log_start)
 
 
-def _supervise(
-    settings: ServeSettings, public: socket.socket, admin: socket.socket | None, on_ready: Callable[[], None]
-) -> int:
+def _supervise(settings: ServeSettings, endpoints: Endpoints, on_ready: Callable[[], None]) -> int:
     """Serve with several worker processes; the first worker also serves the admin interface."""
     from service.process.supervisor import Supervisor
     from service.telemetry.metrics import forget_process
 
     def work(number: int, heartbeat: Callable[[], None]) -> None:
         structlog.contextvars.bind_contextvars(worker=number)
-        _work(settings, public, None if number else admin, on_ready=heartbeat, heartbeat=heartbeat)
+        own = Endpoints(endpoints.public, None if number else endpoints.admin)
+        _work(settings, own, heartbeat, heartbeat, answer_while_opening=not supervisor.has_ready_worker())
 
-    def close_sockets() -> None:
-        """Close the listening sockets, so that new connections are refused when no worker accepts them any more."""
-        for held in (public, admin):
-            if held is not None:
-                held.close()
-
-    supervisor = Supervisor(settings.workers, work, settings.drain_seconds, close_sockets, on_exit=forget_process)
+    supervisor = Supervisor(settings.workers, work, settings.drain_seconds, endpoints.close, on_exit=forget_process)
     return supervisor.run(on_ready)
 
 
 def _work(
     settings: ServeSettings,
-    public: socket.socket,
-    admin: socket.socket | None,
+    endpoints: Endpoints,
     on_ready: Callable[[], None],
     heartbeat: Callable[[], None] | None = None,
+    answer_while_opening: bool = True,
 ) -> None:
-    from service.process.worker import Sockets, serve_sockets
+    from service.process.worker import serve_endpoints
 
-    serve_sockets(settings, Sockets(public, admin), on_ready, heartbeat)
+    serve_endpoints(settings, endpoints, on_ready, heartbeat, answer_while_opening)
 
 
 def _raise_file_limit() -> None:

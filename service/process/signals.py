@@ -38,14 +38,19 @@ def stop_event(exit_on_second: bool) -> asyncio.Event:
 
     def on_signal() -> None:
         if stop.is_set() and exit_on_second:
-            log.info("stopped_at_once")
-            sys.stdout.flush()
-            os._exit(0)  # a normal exit cancels the loop's tasks, and uvicorn logs a traceback for each of them
+            exit_at_once()
         stop.set()
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
     return stop
+
+
+def exit_at_once() -> None:
+    """End this process with status 0, without the end of its tasks and threads."""
+    log.info("stopped_at_once")
+    sys.stdout.flush()
+    os._exit(0)  # a normal exit cancels the loop's tasks, and uvicorn logs a traceback for each of them
 
 
 def ignore_loop_stop_signals() -> None:

@@ -42,7 +42,7 @@ Work = Callable[[int, Callable[[], None]], None]
 
 HEARTBEAT_SECONDS = 1.0
 # A worker that sends no heartbeat for this time is killed and restarted.
-_HANG_SECONDS = 30.0
+HANG_SECONDS = 30.0
 # Delay before a worker is restarted. The delay doubles each time the worker dies soon after it became ready.
 _MIN_RESTART_SECONDS, _MAX_RESTART_SECONDS = 0.1, 30.0
 # After a worker was ready for this time, its restart delay is the shortest delay again.
@@ -90,6 +90,9 @@ class Supervisor:
         self._restart_delays: dict[int, float] = {}  # by number
         self._failure: int | None = None
         self._stop_requests = 0
+
+    def has_ready_worker(self) -> bool:
+        return any(worker.ready_since is not None for worker in self._running.values())
 
     def run(self, on_ready: Callable[[], None]) -> int:
         """Run the workers and return the exit status.
@@ -178,8 +181,8 @@ class Supervisor:
 
     def _kill_hung(self) -> None:
         for process, worker in self._running.items():
-            if worker.silent_seconds > _HANG_SECONDS:
-                log.error("worker_hung", worker=worker.number, process=process, seconds=_HANG_SECONDS)
+            if worker.silent_seconds > HANG_SECONDS:
+                log.error("worker_hung", worker=worker.number, process=process, seconds=HANG_SECONDS)
                 worker.silent_seconds = 0.0
                 os.kill(process, signal.SIGKILL)
 

@@ -9,33 +9,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.process.connections import Connections
 from service.process.protocol import BoundedProtocol
+from service.process.tls import Tls
 
 # Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
 # request on a closed connection.
 _KEEP_ALIVE_SECONDS = 75
+# With less time, uvicorn logs an error even if no request is in progress.
+_MIN_CLOSE_SECONDS = 0.3
+# Number of ticks between two checks whether the certificate's files have changed; uvicorn ticks ten times a second.
+_TLS_CHECK_TICKS = 50
 
 
 class UvicornServer(uvicorn.Server):
-    """Serves one application on one socket until `close_within` is called."""
+    """Serves one application on one socket until `close_within` is called, with TLS if `tls` is given."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, connections: Connections, tls: Tls | None = None) -> None:
+        protocol: Any = functools.partial(BoundedProtocol, open_connections=connections)
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=protocol,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            ssl_context_factory=(lambda *_: tls.context) if tls else None,
         )
         super().__init__(config)
+        self._tls = tls
         self._known_requests, self._last_request = 0, -math.inf
 
     def has_connections(self) -> bool:
@@ -50,11 +61,14 @@ class UvicornServer(uvicorn.Server):
 
     def close_within(self, seconds: float) -> None:
         """Close the listening socket and finish the requests in progress; cancel them after `seconds`."""
-        self.config.timeout_graceful_shutdown = max(1, round(seconds))
+        seconds = max(_MIN_CLOSE_SECONDS, seconds)
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment] # any number works
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         self.last_request_time()  # uvicorn calls this ten times a second
+        if self._tls and counter % _TLS_CHECK_TICKS == 0:
+            self._tls.reload_if_changed()
         return await super().on_tick(counter)
 
     @contextlib.contextmanager

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
-import math
+import contextvars
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import structlog
 
+from service.addresses import start_listening
 from service.http.admin import create_admin
 from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
-from service.process.signals import ignore_loop_stop_signals, stop_event
-from service.process.supervisor import HEARTBEAT_SECONDS
+from service.process.connections import Connections, usable_connections
+from service.process.drain import serve_until
+from service.process.endpoints import Endpoints
+from service.process.liveness import Watchdog, heartbeats
+from service.process.signals import exit_at_once, ignore_loop_stop_signals, stop_event
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
 from service.reloaded_file import ReloadedFile, reloading
+from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
+from service.threads import ThreadBudget
 from service.versions.activation import Activation
 from service.versions.announcements import Announcements
 from service.versions.model_manager import ModelManager
@@ -34,22 +41,14 @@ log = structlog.get_logger(__name__)
 
 # Several batches run at the same time, so each batch uses only one thread in the encoder and one in faiss.
 _THREADS_PER_BATCH = 1
-# If no request arrives for this time, all load balancers have seen that this process is not ready.
-_QUIET_SECONDS = 0.5
 
 
-class Sockets(NamedTuple):
-    """The listening sockets of a process; `admin` is None if the process has no admin interface."""
-
-    public: socket.socket
-    admin: socket.socket | None
-
-
-def serve_sockets(
+def serve_endpoints(
     settings: ServeSettings,
-    sockets: Sockets,
+    endpoints: Endpoints,
     on_ready: Callable[[], None],
     heartbeat: Callable[[], None] | None = None,
+    answer_while_opening: bool = True,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -57,12 +56,15 @@ def serve_sockets(
 
     Args:
         settings: All settings of the service.
-        sockets: The listening sockets.
+        endpoints: The addresses to serve.
         on_ready: Called on the event loop when the current version is open.
-        heartbeat: Called on the event loop every HEARTBEAT_SECONDS after `on_ready`; None if there is no supervisor.
+        heartbeat: Called on the event loop every second after `on_ready`, while no batch hangs; None if there is no
+            supervisor.
+        answer_while_opening: Whether this process answers requests while the current version opens: metrics and states,
+            and 503 to all others. False if another process can answer requests at the same address.
 
     Raises:
-        ServiceError: If the current version cannot be served, or a setting cannot be used.
+        ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
     metrics = Metrics(with_redis=settings.redis_url is not None)
     api_keys = admin_token = None
@@ -77,6 +79,13 @@ def serve_sockets(
     if settings.redis_url is not None:
         redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
         redis.require_access()
+    batcher = Batcher(
+        ThreadBudget.of(settings.workers, settings.threads).threads,
+        settings.max_queue,
+        settings.encode_together,
+        metrics,
+        settings.hang_seconds,
+    )
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
         replicas_of(store, redis),
@@ -84,82 +93,83 @@ def serve_sockets(
         settings.poll_seconds,
         Announcements(redis) if redis else None,
     )
-    model_manager.open_current()
-    served = [(UvicornServer(create_app(model_manager, settings, metrics, redis, api_keys)), sockets.public)]
-    if sockets.admin is not None:
+    limit = usable_connections(settings.max_connections)
+    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys)
+    served = [(UvicornServer(app, Connections(limit, metrics), endpoints.public.tls), endpoints.public.bound)]
+    if endpoints.admin is not None:
         activation = Activation(store, redis, lambda: model_manager.draining)
         admin = create_admin(store, activation, settings, model_manager, admin_token)
-        served.append((UvicornServer(admin), sockets.admin))
+        served.append((UvicornServer(admin, Connections(limit, None), endpoints.admin.tls), endpoints.admin.bound))
     key_files = [file for file in (api_keys, admin_token, store.verify_keys) if file is not None]
+    servers = [server for server, _ in served]
 
     async def run() -> None:
         stop = stop_event(exit_on_second=heartbeat is None)
+        serving = _start(served) if answer_while_opening else []
+        try:
+            await _open_current(model_manager, stop)
+        except BaseException:
+            for server in servers:
+                server.close_within(0)
+            await asyncio.gather(*serving)
+            raise
+        serving = serving or _start(served)
+        model_manager.follow()
         on_ready()
-        async with _heartbeats(heartbeat):
-            with reloading(key_files), _redis_announcements(redis, model_manager):
-                await _serve_until(stop, served, model_manager, settings.drain_seconds)
+        with contextlib.ExitStack() as stack:
+            beat = heartbeat or stack.enter_context(Watchdog()).beat
+            stack.enter_context(heartbeats(beat, batcher, model_manager, metrics))
+            stack.enter_context(reloading(key_files))
+            stack.enter_context(_redis_announcements(redis, model_manager))
+            await serve_until(stop, servers, serving, model_manager, batcher, settings.drain_seconds)
             if redis:
                 await redis.close()
         log.info("stopped")
         ignore_loop_stop_signals()
 
-    with asyncio.Runner(loop_factory=served[0][0].config.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=servers[0].config.get_loop_factory()) as runner:
         runner.run(run())
 
 
-async def _serve_until(
-    stop: asyncio.Event,
-    served: list[tuple[UvicornServer, socket.socket]],
-    model_manager: ModelManager,
-    drain_seconds: float,
-) -> None:
-    """Serve until `stop` is set and all servers have drained, or until a server ends by itself."""
-    serving = [asyncio.create_task(server.serve([at])) for server, at in served]
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        await _drain([server for server, _ in served], model_manager, drain_seconds)
-    await asyncio.gather(*serving)
+def _start(served: list[tuple[UvicornServer, socket.socket]]) -> list[asyncio.Task[None]]:
+    """Accept connections.
 
-
-async def _drain(servers: list[UvicornServer], model_manager: ModelManager, seconds: float) -> None:
-    """Report "not ready", and answer requests until no more arrive or half of the time has passed.
-
-    Then close the sockets.
+    Raises:
+        AddressError: If another process listens on the same address.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    log.info("draining", seconds=seconds)
-    model_manager.drain()
-    public = servers[0]
-    # A client with an open connection may send a request at any time. Without open connections, only recent requests
-    # matter.
-    quiet_since = loop.time() if public.has_connections() else -math.inf
-    while loop.time() - max(quiet_since, public.last_request_time()) < _QUIET_SECONDS:
-        if loop.time() >= deadline - seconds / 2:
-            break
-        await asyncio.sleep(0.02)
-    for server in servers:
-        server.close_within(deadline - loop.time())
+    for _, bound in served:
+        start_listening(bound)
+    return [asyncio.create_task(server.serve([bound])) for server, bound in served]
 
 
-@contextlib.asynccontextmanager
-async def _heartbeats(heartbeat: Callable[[], None] | None) -> AsyncIterator[None]:
-    """Call `heartbeat` regularly on the event loop, so that the calls stop when the event loop is blocked."""
-    if heartbeat is None:
-        yield
-        return
+async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> None:
+    """Open the current version in a thread, so that the event loop can answer requests at the same time.
 
-    async def beat() -> None:
-        while True:
-            heartbeat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+    If `stop` is set before the version is open, this process ends at once.
 
-    beating = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beating.cancel()
+    Raises:
+        ServiceError: If the version cannot be served.
+    """
+    opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def open_current() -> None:
+        try:
+            model_manager.open_current()
+        except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
+            opened.set_exception(error)
+        else:
+            opened.set_result(None)
+
+    context = contextvars.copy_context()  # the log context with the worker's number
+    # A daemon thread, because the process may end before the version is open.
+    threading.Thread(target=context.run, args=(open_current,), name="open-first", daemon=True).start()
+    opening, stopping = asyncio.wrap_future(opened), asyncio.create_task(stop.wait())
+    either: list[asyncio.Future[Any]] = [opening, stopping]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not opening.done():
+        exit_at_once()
+    await opening
 
 
 @contextlib.contextmanager

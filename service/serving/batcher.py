@@ -2,8 +2,11 @@
 
 A few threads compute answers, so that the event loop stays free. If a thread is idle, a request is computed alone and
 at once. If all threads are busy, requests wait in a queue, and the next free thread takes its share of the waiting
-requests as one batch: their number divided by the number of threads. Requests whose client disconnected or whose
-deadline passed are dropped without being computed.
+requests as one batch: their number divided by the number of threads.
+
+Equal requests are computed once: a request that equals one in the queue or in a running batch waits for its answer.
+Requests whose client disconnected or whose deadline passed are dropped without being computed. A running batch stops
+between two blocks if nobody waits for any of its answers.
 """
 
 from __future__ import annotations
@@ -15,32 +18,53 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from service.errors import OverloadError
-from service.options import AnswerOptions
+from service.errors import DrainingError, OverloadError
+from service.options import AnswerOptions, request_cost
 from service.predictor.predictor import Answers
 from service.telemetry.metrics import Metrics
 from service.versions.leases import Lease
 
 Result = TypeVar("Result")
 
+# Equal requests with more labels in their filters are computed separately, because comparing them takes long.
+_MAX_COMPARED_LABELS = 1_000
+
+
+class _AbandonedError(Exception):
+    """Stops a batch whose answers nobody waits for."""
+
 
 @dataclass(eq=False)
-class _Job(Generic[Result]):
-    """A request in the queue. Its lease keeps its version open until its batch is done."""
+class _Job:
+    """A computation in the queue or in a batch, and the futures of the equal requests that wait for its result.
+
+    Its lease keeps its version open until its batch is done.
+    """
 
     lease: Lease
     queries: Sequence[str]
     options: AnswerOptions
-    convert: Callable[[Answers], Result]
+    convert: Callable[[Answers], Any]
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Result]
+    cost: int
+    key: Hashable
+    futures: list[asyncio.Future[Any]] = field(default_factory=list)
     submitted: float = field(default_factory=time.perf_counter)
 
-    def result(self, answers: Answers, started: float) -> Result | Exception:
+    @property
+    def abandoned(self) -> bool:
+        """Whether no request waits for the result any more; no request can join from then on."""
+        return all(future.done() for future in self.futures)
+
+    def join(self) -> asyncio.Future[Any]:
+        self.futures.append(self.loop.create_future())
+        return self.futures[-1]
+
+    def result(self, answers: Answers, started: float) -> Any:
         """Add the time in the queue to the times of the stages, and convert the answers.
 
         If this fails, return the error.
@@ -48,17 +72,26 @@ class _Job(Generic[Result]):
         queued = {"queue": 1e3 * (started - self.submitted)}
         try:
             return self.convert(dataclasses.replace(answers, milliseconds=queued | answers.milliseconds))
-        except Exception as error:
-            return error
+        except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
+            return _as_exception(error)
 
-    def finish(self, result: Result | Exception) -> None:
-        """Set the result of the future, on the event loop; a cancelled future is left unchanged."""
-        if self.future.done():
-            return
-        if isinstance(result, Exception):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
+    def finish(self, result: Any) -> None:
+        """Set the result of the futures, on the event loop; cancelled futures are left unchanged."""
+        for future in self.futures:
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+
+@dataclass(eq=False)
+class _Batch:
+    """The jobs that a thread computes, and the time at which it took them from the queue."""
+
+    jobs: list[_Job]
+    taken: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
@@ -66,16 +99,23 @@ class Batcher:
 
     Args:
         threads: Number of threads; each computes one batch at a time.
-        max_waiting: Maximum number of queries in the queue; a request that would exceed it is refused.
+        max_waiting: Maximum cost of the requests in the queue, where a normal query costs 1 (see `request_cost`); a
+            request that would exceed it is refused.
         max_together: Maximum number of queries in one batch; a single larger request is computed alone.
         metrics: Records the length of the queue and the sizes of batches.
+        hang_seconds: A batch that runs longer than this hangs.
     """
 
-    def __init__(self, threads: int, max_waiting: int, max_together: int, metrics: Metrics) -> None:
+    def __init__(
+        self, threads: int, max_waiting: int, max_together: int, metrics: Metrics, hang_seconds: float
+    ) -> None:
         self._max_waiting, self._max_together, self._metrics = max_waiting, max_together, metrics
-        self._queue: deque[_Job[Any]] = deque()
-        self._queries_waiting = 0
-        self._closed = False
+        self._hang_seconds = hang_seconds
+        self._queue: deque[_Job] = deque()
+        self._queries_waiting = self._cost_waiting = 0
+        self._joinable: dict[Hashable, _Job] = {}  # the jobs in the queue and in running batches
+        self._running: list[_Batch] = []
+        self._closed = self._aborted = False
         self._lock = threading.Lock()
         self._idle: list[threading.Condition] = []
         self._threads = [
@@ -95,14 +135,42 @@ class Batcher:
         for thread in self._threads:
             thread.join()
 
+    def abort(self) -> int:
+        """Fail all requests with a DrainingError, now and from now on, and return their number.
+
+        Running batches stop before their next block. Call this on the event loop.
+        """
+        with self._lock:
+            self._aborted = True
+            jobs = [*self._queue, *(job for batch in self._running for job in batch.jobs)]
+        waiting = sum(not future.done() for job in jobs for future in job.futures)
+        for job in jobs:
+            job.finish(_draining_error())
+        return waiting
+
+    @property
+    def threads(self) -> int:
+        return len(self._threads)
+
+    @property
+    def busy_threads(self) -> int:
+        """Number of threads that compute a batch."""
+        return len(self._running)
+
     @property
     def queries_waiting(self) -> int:
         return self._queries_waiting
 
+    @property
+    def hung(self) -> bool:
+        """Whether a batch runs longer than it may; the process must then be replaced, because a thread cannot end."""
+        now = time.monotonic()
+        return any(now - batch.taken > self._hang_seconds for batch in [*self._running])
+
     def submit(
         self, lease: Lease, queries: Sequence[str], options: AnswerOptions, convert: Callable[[Answers], Result]
     ) -> asyncio.Future[Result]:
-        """Queue a request. If the future is cancelled before a thread takes the request, the request is not computed.
+        """Queue a request. A request whose future is cancelled is not computed, or its computation is stopped.
 
         Args:
             lease: Lease of the version that answers. The queue takes a second lease until the batch is done.
@@ -112,19 +180,30 @@ class Batcher:
 
         Raises:
             OverloadError: If too many queries wait.
+            DrainingError: After `abort`.
         """
-        loop = asyncio.get_running_loop()
-        job: _Job[Result] = _Job(lease, queries, options, convert, loop, loop.create_future())
+        loop, cost = asyncio.get_running_loop(), request_cost(queries, options)
+        filter_labels = len(options.allow or ()) + len(options.deny)
+        key: Hashable = (id(lease.predictor), convert, options, tuple(queries))
+        if filter_labels > _MAX_COMPARED_LABELS:
+            key = object()
         with self._lock:
-            if self._queue and self._queries_waiting + len(queries) > self._max_waiting:
+            if self._aborted:
+                raise _draining_error()
+            job = self._joinable.get(key)
+            if job is not None and not job.abandoned:
+                self._metrics.coalesced.inc()
+                return job.join()
+            if self._queue and self._cost_waiting + cost > self._max_waiting:
                 raise OverloadError(f"the queue is full: {self._queries_waiting:,} queries wait; retry shortly")
-            job.lease = lease.share()
+            job = _Job(lease.share(), queries, options, convert, loop, cost, key)
+            future = job.join()
+            self._joinable[key] = job
             self._queue.append(job)
-            self._queries_waiting += len(queries)
-            self._metrics.queue.set(self._queries_waiting)
+            self._count_waiting(job, 1)
             if self._idle:
                 self._idle.pop().notify()  # the thread that became idle last: its CPU caches are warm
-        return job.future
+        return future
 
     def _run(self) -> None:
         wake_up = threading.Condition(self._lock)
@@ -136,18 +215,20 @@ class Batcher:
 
         An idle thread holds no lease, so that old versions can be closed.
         """
-        jobs = self._take(wake_up)
-        if jobs is None:
+        batch = self._take(wake_up)
+        if batch is None:
             return False
-        for batch in _by_version(jobs):
-            try:
-                self._compute(batch)
-            finally:
-                for job in batch:
-                    job.lease.release()
+        try:
+            for jobs in _by_version(batch.jobs):
+                self._compute(jobs)
+        finally:
+            with self._lock:
+                self._running.remove(batch)
+            for job in batch.jobs:
+                job.lease.release()
         return True
 
-    def _take(self, wake_up: threading.Condition) -> list[_Job[Any]] | None:
+    def _take(self, wake_up: threading.Condition) -> _Batch | None:
         """Wait for requests in the queue and take a fair share of them, without cancelled requests.
 
         Return None when the batcher is closed and the queue is empty.
@@ -161,49 +242,76 @@ class Batcher:
             if not self._queue:
                 return None
             room = min(self._max_together, math.ceil(self._queries_waiting / len(self._threads)))
-            jobs: list[_Job[Any]] = []
+            batch = _Batch([])
             while self._queue:
                 queries = len(self._queue[0].queries)
-                if jobs and queries > room:
+                if batch.jobs and queries > room:
                     break  # a small request does not wait for a large one that came after it
                 job = self._queue.popleft()
-                self._queries_waiting -= queries
-                if job.future.done():
-                    job.lease.release()
+                self._count_waiting(job, -1)
+                if job.abandoned:
+                    self._drop(job)
                 else:
-                    jobs.append(job)
+                    batch.jobs.append(job)
                     room -= queries
-            self._metrics.queue.set(self._queries_waiting)
-            return jobs
+            self._running.append(batch)
+            return batch
 
-    def _compute(self, jobs: list[_Job[Any]]) -> None:
+    def _count_waiting(self, job: _Job, sign: int) -> None:
+        self._queries_waiting += sign * len(job.queries)
+        self._cost_waiting += sign * job.cost
+        self._metrics.queue.set(self._queries_waiting)
+
+    def _drop(self, job: _Job) -> None:
+        """Forget a job whose requests were cancelled in the queue. Its time in the queue counts, so that the metric
+        shows an overload in which no request is answered.
+        """
+        self._forget(job)
+        job.lease.release()
+        self._metrics.stage_seconds.labels("queue").observe(time.perf_counter() - job.submitted)
+
+    def _forget(self, job: _Job) -> None:
+        """Let no further request join a job."""
+        if self._joinable.get(job.key) is job:
+            del self._joinable[job.key]
+
+    def _compute(self, jobs: list[_Job]) -> None:
         """Compute the requests of one version together.
 
         If this fails, compute each request alone, so that one bad request does not fail the others.
         """
+
+        def stop_if_abandoned() -> None:
+            if all(job.abandoned for job in jobs):
+                raise _AbandonedError
+
         started = time.perf_counter()
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
-            answers = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs])
+            requests = [(job.queries, job.options) for job in jobs]
+            answers = jobs[0].lease.predictor.predict_together(requests, stop_if_abandoned)
+            results = [job.result(answered, started) for job, answered in zip(jobs, answers, strict=True)]
         except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
-            if len(jobs) == 1:
-                _finish(jobs, [error if isinstance(error, Exception) else RuntimeError(repr(error))])
-            else:
+            if len(jobs) > 1 and not isinstance(error, _AbandonedError):
                 for job in jobs:
                     self._compute([job])
-            return
-        _finish(jobs, [job.result(answered, started) for job, answered in zip(jobs, answers, strict=True)])
+                return
+            results = [_as_exception(error)] * len(jobs)
+        with self._lock:
+            for job in jobs:
+                self._forget(job)
+        _finish(jobs, results)
 
 
-def _by_version(jobs: list[_Job[Any]]) -> list[list[_Job[Any]]]:
+def _by_version(jobs: list[_Job]) -> list[list[_Job]]:
     """Group requests by version: directly after a swap, the queue may contain requests for two versions."""
-    groups: dict[int, list[_Job[Any]]] = {}
+    groups: dict[int, list[_Job]] = {}
     for job in jobs:
         groups.setdefault(id(job.lease.predictor), []).append(job)
     return list(groups.values())
 
 
-def _finish(jobs: list[_Job[Any]], results: list[Any]) -> None:
+def _finish(jobs: list[_Job], results: list[Any]) -> None:
     """Set all results in one call on the event loop, because waking the event loop costs more than the call itself."""
 
     def finish_all() -> None:
@@ -212,3 +320,11 @@ def _finish(jobs: list[_Job[Any]], results: list[Any]) -> None:
 
     with contextlib.suppress(RuntimeError):  # the event loop has ended
         jobs[0].loop.call_soon_threadsafe(finish_all)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+def _draining_error() -> DrainingError:
+    return DrainingError("the service is stopping; send the request to another replica")

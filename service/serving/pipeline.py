@@ -1,7 +1,7 @@
 """The path of a request, from its queries to their answers in JSON.
 
-The steps: lease the current predictor, resolve the options, count the queries for the rate limit, look up the answer
-cache, and compute the missing answers.
+The steps: check the sizes, lease the current predictor, resolve the options, count the cost for the rate limit, look up
+the answer cache, and compute the missing answers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import structlog
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from service.errors import DeadlineError, QueryError, RateLimitError
-from service.options import AnswerOptions, resolve_options
+from service.errors import DeadlineError, QueryError, QueryTooLargeError, RateLimitError
+from service.options import AnswerOptions, request_cost, resolve_options
 from service.predictor.predictor import Answers
 from service.serving.answer_cache import AnswerCache, answer_keys
 from service.serving.batcher import Batcher
@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 # Maximum number of keys to explain in one request, over all its queries. The explanation of one key may contain several
 # labels with their texts.
 _MAX_EXPLAINED_KEYS = 2_000
+# Maximum number of characters of a query that warms up the next version, so that warming up stays short.
+_MAX_RECORDED_CHARACTERS = 1_000
 # After this time, the service starts to check whether the client of a request has disconnected. Most requests are
 # answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
@@ -46,7 +48,7 @@ class AnswerRequest:
     Attributes:
         queries: One query, or a batch. The same version answers all queries of a batch.
         chosen: Arguments of `resolve_options` that the caller chose.
-        timeout_ms: Time until the deadline, in milliseconds; None sets no deadline.
+        timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
         quota: Rate limit of the caller's API key; None if there is no key.
         disconnected: Returns once the client has disconnected.
     """
@@ -74,10 +76,12 @@ class AnswerPipeline:
         model_manager: Leases the current version.
         batcher: Computes answers on its own threads.
         cache: Cached answers; None disables the cache.
-        rate_limits: Counts the queries of each API key.
+        rate_limits: Counts the cost of the requests of each API key.
         metrics: Counts dropped requests, rate limits and stages.
         tracer: Records spans; None if tracing is off.
         log_queries: Fraction of the queries to log, with their answers.
+        max_query_bytes: Maximum size of a query (UTF-8).
+        max_seconds: Time after which every request has passed its deadline.
     """
 
     model_manager: ModelManager
@@ -87,6 +91,8 @@ class AnswerPipeline:
     metrics: Metrics
     tracer: Tracer | None
     log_queries: float
+    max_query_bytes: int
+    max_seconds: float
 
     async def answer(self, request: AnswerRequest) -> tuple[str, JsonAnswers]:
         """Answer a request with the current version.
@@ -95,39 +101,55 @@ class AnswerPipeline:
             The version, and its answers.
 
         Raises:
+            QueryTooLargeError: If a query has too many bytes.
             NotReadyError: If no bundle is loaded.
             QueryError: If the request asks to explain too many keys.
             RateLimitError: If the API key exceeds its rate.
             DeadlineError: If the deadline passes.
             OverloadError: If the queue is full.
+            DrainingError: If the service stops before the answer is complete.
             ClientDisconnect: If the client disconnects.
         """
+        self._check_sizes(request.queries)
+        seconds = self.max_seconds if request.timeout_ms is None else min(request.timeout_ms / 1000, self.max_seconds)
         lease = self.model_manager.lease()  # one version answers the whole request
         with lease as predictor:
             options = resolve_options(predictor.defaults, **request.chosen)
             _check_explained_keys(options, len(request.queries))
             try:
-                async with asyncio.timeout(None if request.timeout_ms is None else request.timeout_ms / 1000):
-                    await self._charge(request.quota, len(request.queries))
+                async with asyncio.timeout(seconds):
+                    await self._charge(request.quota, request.queries, options)
                     found = await self._look_up_or_compute(lease, options, request)
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
                 raise DeadlineError(
-                    f"timeout_ms: the answer took longer than {request.timeout_ms} ms; "
-                    "increase timeout_ms, or reduce top_b or the number of queries"
+                    f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; increase timeout_ms (at most "
+                    f"{1e3 * self.max_seconds:.0f}), or reduce top_b or the number of queries"
                 ) from None
             if self.log_queries:
                 self._log_sample(predictor.version, request.queries, found.answers)
             return predictor.version, found
 
-    async def _charge(self, quota: Quota | None, queries: int) -> None:
-        """Count queries towards the rate limit of an API key."""
+    def _check_sizes(self, queries: Sequence[str]) -> None:
+        for row, query in enumerate(queries):
+            if len(query) > self.max_query_bytes or (found := len(query.encode())) > self.max_query_bytes:
+                found = len(query.encode())
+                name = "query" if len(queries) == 1 else f"queries.{row}"
+                raise QueryTooLargeError(
+                    f"{name}: expected at most {self.max_query_bytes:,} bytes, found {found:,}; send a shorter text"
+                )
+
+    async def _charge(self, quota: Quota | None, queries: Sequence[str], options: AnswerOptions) -> None:
+        """Count the cost of a request towards the rate limit of an API key."""
         if quota is None or not quota.rate:
             return
-        if wait := await self.rate_limits.wait_seconds(quota, queries):
+        cost = request_cost(queries, options)
+        if wait := await self.rate_limits.wait_seconds(quota, cost):
             self.metrics.rate_limited.labels(quota.name).inc()
             raise RateLimitError(
-                f"key {quota.name}: the limit is {quota.rate:g} queries per second; retry in {wait:.1f} s", wait
+                f"key {quota.name}: the limit is {quota.rate:g} normal queries per second, and this request counts as "
+                f"{cost:,}; retry in {wait:.1f} s",
+                wait,
             )
 
     async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
@@ -151,9 +173,10 @@ class AnswerPipeline:
     ) -> JsonAnswers:
         """Compute answers on the batcher's threads.
 
-        A request that is dropped before its computation starts is not computed.
+        A request that is dropped before its computation starts is not computed. A computation for which no request
+        waits any more is stopped.
         """
-        self.model_manager.record(queries[0])
+        self.model_manager.record(queries[0][:_MAX_RECORDED_CHARACTERS])
         future = self.batcher.submit(lease, queries, options, self._serialise)
         try:
             computed = await self._wait_while_connected(future, disconnected)

@@ -59,6 +59,12 @@ class Metrics:
         self.dropped = counter(
             "dropped_total", "Number of requests dropped because the client disconnected or the deadline passed.", "why"
         )
+        self.coalesced = counter(
+            "coalesced_total", "Number of requests that waited for the answer of an equal request in progress."
+        )
+        self.batcher_hung = gauge(
+            "batcher_hung", "Number of workers with a batch that runs longer than --hang-seconds.", "livesum"
+        )
         self.cache_requests = counter(
             "cache_requests_total", "Number of queries that were looked up in the answer cache.", "tier", "outcome"
         )
@@ -84,6 +90,10 @@ class Metrics:
         )
         self.replica_state = gauge("replica_state", "Number of workers in each state.", "livesum", "state")
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
+        self.connections = gauge("connections", "Number of open connections.", "livesum")
+        self.connections_refused = counter(
+            "connections_refused_total", "Number of connections closed because a limit or HTTP was violated.", "reason"
+        )
         self.rate_limited = counter(
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"
         )

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import redis
 
+from tests.service.certificates import Certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 
 PASSWORD = "correct-horse-battery"
@@ -29,17 +30,27 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="r
 
 
 class RedisServer:
-    """A `redis-server` process without persistence: it restarts empty."""
+    """A `redis-server` process without persistence: it restarts empty. With a certificate it accepts only TLS."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             self.port = unused.getsockname()[1]
         self.url = f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
         self._folder = folder
+        self._port_flags = ["--port", str(self.port)]
+        if certificate:
+            self.url = f"{self.url.replace('redis:', 'rediss:')}?ssl_ca_certs={certificate.certificate}"
+            self._port_flags = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            self._port_flags += [
+                "--tls-cert-file",
+                str(certificate.certificate),
+                "--tls-key-file",
+                str(certificate.key),
+            ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        flags = ["--port", str(self.port), "--save", "", "--requirepass", PASSWORD, "--dir", str(self._folder)]
+        flags = [*self._port_flags, "--save", "", "--requirepass", PASSWORD, "--dir", str(self._folder)]
         self._process = subprocess.Popen(["redis-server", *flags], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while True:

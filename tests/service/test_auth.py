@@ -131,7 +131,7 @@ def test_invalid_file_of_api_keys_is_refused_without_printing_its_secrets(
 def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
-    limits, quota = RateLimits(max_batch=4, workers=1, redis=None), Quota("front", 10.0)
+    limits, quota = RateLimits(max_batch=4, max_cost=4, workers=1, redis=None), Quota("front", 10.0)
 
     def ask(queries: int = 1) -> float:
         return asyncio.run(limits.wait_seconds(quota, queries))
@@ -145,16 +145,33 @@ def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: p
     assert ask(10) == 0.0
     assert ask(4) == pytest.approx(0.4)
     assert asyncio.run(limits.wait_seconds(Quota("free", 0.0), 10_000)) == 0.0
-    of_two = RateLimits(max_batch=4, workers=2, redis=None)
+    of_two = RateLimits(max_batch=4, max_cost=4, workers=2, redis=None)
     assert [asyncio.run(of_two.wait_seconds(quota, 1)) for _ in range(5)] == [0.0] * 5
     assert asyncio.run(of_two.wait_seconds(quota, 1)) == pytest.approx(0.2)
+
+
+def test_request_that_costs_more_than_the_burst_is_allowed_once_and_later_requests_wait_for_its_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
+    limits, quota = RateLimits(max_batch=4, max_cost=100, workers=1, redis=None), Quota("front", 4.0)
+
+    def ask(cost: int) -> float:
+        return asyncio.run(limits.wait_seconds(quota, cost))
+
+    assert (ask(1), ask(100)) == (0.0, pytest.approx(0.25))
+    now += 0.25
+    assert (ask(100), ask(1), ask(100)) == (0.0, pytest.approx(24.25), pytest.approx(25.0))
+    now += 24.25
+    assert (ask(1), ask(1)) == (0.0, pytest.approx(0.25))
 
 
 @pytest.mark.parametrize("rate", [0.001, 1 / 3, 7.0])
 def test_batch_of_the_maximum_size_is_allowed_at_any_clock_time(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for now in np.random.default_rng(7).uniform(1e3, 1e7, size=1_000):
         monkeypatch.setattr(rate_limit.time, "monotonic", lambda now=now: now)
-        limits = RateLimits(max_batch=10, workers=1, redis=None)
+        limits = RateLimits(max_batch=10, max_cost=10, workers=1, redis=None)
         assert asyncio.run(limits.wait_seconds(Quota("front", rate), 10)) == 0.0
 
 

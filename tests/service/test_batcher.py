@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
-from service.errors import OverloadError
+from service.errors import DrainingError, OverloadError
 from service.options import AnswerOptions, resolve_options
 from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
 from service.serving.batcher import Batcher
@@ -30,6 +31,7 @@ class Gate:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.closed = False
+        self.checkpoints = 0
         self.started, self.open = threading.Semaphore(0), threading.Event()
         self.leases = Leases()
         self.leases.replace(cast(Predictor, self))
@@ -40,10 +42,16 @@ class Gate:
     def close(self) -> None:
         self.closed = True
 
-    def predict_together(self, requests: list[tuple[list[str], AnswerOptions]]) -> list[Answers]:
+    def predict_together(
+        self, requests: list[tuple[list[str], AnswerOptions]], checkpoint: Callable[[], None]
+    ) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
         self.started.release()
         assert self.open.wait(PATIENCE_SECONDS)
+        if any("blocks" in queries for queries, _ in requests):
+            for _ in range(100):
+                checkpoint()
+                self.checkpoints += 1
         if any("fault" in queries for queries, _ in requests):
             raise ValueError("a fault")
         if any("panic" in queries for queries, _ in requests):
@@ -68,8 +76,10 @@ def best_uids(answers: Answers) -> list[str]:
 def start_batcher() -> Iterator[Callable[..., Batcher]]:
     batchers: list[Batcher] = []
 
-    def start(threads: int = 1, max_waiting: int = 100) -> Batcher:
-        batchers.append(Batcher(threads, max_waiting, MAX_TOGETHER, Metrics()))
+    def start(
+        threads: int = 1, max_waiting: int = 100, hang_seconds: float = 60, metrics: Metrics | None = None
+    ) -> Batcher:
+        batchers.append(Batcher(threads, max_waiting, MAX_TOGETHER, metrics or Metrics(), hang_seconds))
         batchers[-1].start()
         return batchers[-1]
 
@@ -100,9 +110,9 @@ def test_request_is_computed_alone_if_a_thread_is_idle_and_queued_requests_are_c
 def test_threads_share_the_queued_requests_and_no_batch_exceeds_its_maximum_size(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher(threads=2, max_waiting=1_000)
-        busy = [batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids)]
+        busy = [batcher.submit(gate.lease(), ["one"], OPTIONS, best_uids)]
         await gate.busy()
-        busy.append(batcher.submit(gate.lease(), ["busy"], OPTIONS, best_uids))
+        busy.append(batcher.submit(gate.lease(), ["two"], OPTIONS, best_uids))
         await gate.busy()
         waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(100)]
         gate.open.set()
@@ -291,5 +301,123 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
             await asyncio.sleep(0.01)
         assert old.closed
         assert old.batches == [["cancelled"]]
+
+    asyncio.run(ask())
+
+
+def test_equal_requests_are_computed_once_and_a_cancelled_request_does_not_cancel_the_others(
+    start_batcher: Any,
+) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher()
+        running = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
+        await gate.busy()
+        joined = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
+        queued = [batcher.submit(gate.lease(), ["a", "b"], OPTIONS, best_uids) for _ in range(3)]
+        other = batcher.submit(gate.lease(), ["a"], dataclasses.replace(OPTIONS, top_k=2), best_uids)
+        assert batcher.queries_waiting == 3
+        for cancelled in (running, queued[0]):
+            cancelled.cancel()
+        gate.open.set()
+        assert await asyncio.gather(joined, *queued[1:], other) == [["first"], ["a", "b"], ["a", "b"], ["a"]]
+        assert sorted(query for batch in gate.batches for query in batch) == ["a", "a", "b", "first"]
+        again = await batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
+        assert (again, gate.batches[-1]) == (["first"], ["first"])
+
+    asyncio.run(ask())
+
+
+def test_equal_requests_for_two_versions_are_computed_separately(start_batcher: Any) -> None:
+    async def ask() -> None:
+        old, new, batcher = Gate(), Gate(), start_batcher()
+        new.open.set()
+        first = batcher.submit(old.lease(), ["same"], OPTIONS, best_uids)
+        await old.busy()
+        second = batcher.submit(new.lease(), ["same"], OPTIONS, best_uids)
+        old.open.set()
+        await asyncio.gather(first, second)
+        assert (old.batches, new.batches) == ([["same"]], [["same"]])
+
+    asyncio.run(ask())
+
+
+def test_running_batch_stops_before_its_next_block_when_all_its_requests_are_cancelled(start_batcher: Any) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher()
+        gone = batcher.submit(gate.lease(), ["blocks"], OPTIONS, best_uids)
+        await gate.busy()
+        gone.cancel()
+        same = batcher.submit(gate.lease(), ["blocks"], OPTIONS, best_uids)  # does not join a computation that stops
+        gate.open.set()
+        assert await same == ["blocks"]
+        assert gate.batches == [["blocks"], ["blocks"]]
+        assert gate.checkpoints == 100  # only those of the second batch
+
+    asyncio.run(ask())
+
+
+def test_abort_fails_waiting_and_running_requests_and_refuses_further_requests(start_batcher: Any) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher()
+        running = batcher.submit(gate.lease(), ["blocks"], OPTIONS, best_uids)
+        await gate.busy()
+        waiting = [batcher.submit(gate.lease(), [query], OPTIONS, best_uids) for query in ("a", "a", "b")]
+        assert (batcher.busy_threads, batcher.threads) == (1, 1)
+        assert batcher.abort() == 4
+        for future in (running, *waiting):
+            with pytest.raises(DrainingError, match="send the request to another replica"):
+                await future
+        with pytest.raises(DrainingError):
+            batcher.submit(gate.lease(), ["late"], OPTIONS, best_uids)
+        gate.open.set()
+        await asyncio.to_thread(batcher.close)
+        assert (gate.batches, gate.checkpoints, batcher.busy_threads) == ([["blocks"]], 0, 0)
+
+    asyncio.run(ask())
+
+
+def test_expensive_request_counts_as_several_queries_in_the_queue(start_batcher: Any) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher(max_waiting=12)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
+        await gate.busy()
+        large = dataclasses.replace(OPTIONS, top_b=10_000)  # costs 11
+        accepted = [batcher.submit(gate.lease(), [query], large, best_uids) for query in ("a", "a")]  # equal: once
+        with pytest.raises(OverloadError, match="1 queries wait"):
+            batcher.submit(gate.lease(), ["b"], large, best_uids)
+        accepted.append(batcher.submit(gate.lease(), ["b"], OPTIONS, best_uids))
+        gate.open.set()
+        assert await asyncio.gather(first, *accepted) == [["first"], ["a"], ["a"], ["b"]]
+
+    asyncio.run(ask())
+
+
+def test_batcher_hangs_while_a_batch_runs_longer_than_it_may(start_batcher: Any) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher(hang_seconds=0.01)
+        assert not batcher.hung
+        slow = batcher.submit(gate.lease(), ["slow"], OPTIONS, best_uids)
+        while not batcher.hung:
+            await asyncio.sleep(0.01)
+        gate.open.set()
+        await slow
+        while batcher.busy_threads:
+            await asyncio.sleep(0.01)
+        assert not batcher.hung
+
+    asyncio.run(ask())
+
+
+def test_time_in_the_queue_of_a_dropped_request_is_measured(start_batcher: Any) -> None:
+    async def ask() -> None:
+        gate, metrics = Gate(), Metrics()
+        batcher = start_batcher(metrics=metrics)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
+        await gate.busy()
+        batcher.submit(gate.lease(), ["dropped"], OPTIONS, best_uids).cancel()
+        gate.open.set()
+        await first
+        await asyncio.to_thread(batcher.close)
+        assert b'recollect_stage_seconds_count{stage="queue"} 1.0' in metrics.exposition()
 
     asyncio.run(ask())

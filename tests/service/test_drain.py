@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
-NEVER_QUIET = "from service.process import worker\nworker._QUIET_SECONDS = 3600.0\n"
+NEVER_QUIET = "from service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
 LONG_DRAIN = ("--drain-seconds", "3600")
 # No collector of traces listens at this address.
 TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "FASTAPI_OTEL_AUTO_CONFIGURE": "true"}
@@ -84,11 +86,37 @@ import os, time
 from pathlib import Path
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def predict_together(self, requests):
+def predict_together(self, requests, *rest):
     if any("slow" in queries for queries, _ in requests):
         Path(os.environ["STARTED"]).touch()
         time.sleep(3600)
-    return answer(self, requests)
+    return answer(self, requests, *rest)
+predictor.Predictor.predict_together = predict_together
+"""
+
+
+# The same program for a service with several workers, whose supervisor does not load the predictor.
+SLOW_WORKERS = f"""
+from service.process import server
+work = server._work
+def work_slowly(*arguments, **named):
+    exec({SLOW!r}, globals())
+    work(*arguments, **named)
+server._work = work_slowly
+"""
+
+# Program of a server whose answer to the query "blocks" has blocks without an end.
+BLOCKS = """
+import os, time
+from pathlib import Path
+from service.predictor import predictor
+answer = predictor.Predictor.predict_together
+def predict_together(self, requests, *rest):
+    while any("blocks" in queries for queries, _ in requests):
+        Path(os.environ["STARTED"]).touch()
+        rest[0]()  # the checkpoint
+        time.sleep(0.01)
+    return answer(self, requests, *rest)
 predictor.Predictor.predict_together = predict_together
 """
 
@@ -111,3 +139,63 @@ def test_service_logs_no_error_on_a_second_sigterm_during_a_request(store: Path,
         assert '"error"' not in server.log()
         with pytest.raises(httpx.RemoteProtocolError):
             answer.result()
+
+
+def is_draining(response: httpx.Response) -> bool:
+    """Whether the response is the problem of a stopping service, and closes the connection."""
+    assert response.headers["content-type"] == "application/problem+json"
+    assert (response.headers["retry-after"], response.headers["connection"]) == ("1", "close")
+    return (response.status_code, response.json()["code"]) == (503, "draining")
+
+
+@pytest.mark.parametrize(("workers", "prelude"), [("1", SLOW), ("2", SLOW_WORKERS)], ids=["1", "2"])
+def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(
+    store: Path, tmp_path: Path, workers: str, prelude: str
+) -> None:
+    started = tmp_path / "started"
+    flags = ("--drain-seconds", "1", "--workers", workers)
+    with serving(store, *flags, prelude=prelude, STARTED=str(started)) as server, ThreadPoolExecutor() as pool:
+        body = {"query": "slow"}
+        answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
+        while not started.exists():
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert is_draining(answer.result())
+        assert server.events("requests_aborted")[0]["requests"] == 1
+        assert server.events("stopped_during_work")
+        assert "Traceback" not in server.log()
+
+
+def test_client_that_still_sends_its_request_at_the_end_of_the_drain_gets_503(store: Path) -> None:
+    with serving(store, "--drain-seconds", "1") as server:
+        url = urlsplit(server.url)
+        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_SECONDS) as client:
+            client.sendall(head + b"{")
+            while server.events("draining") == []:
+                httpx.get(f"{server.url}/health/ready")  # answered only after the request above has been accepted
+                server.process.send_signal(signal.SIGTERM)
+                server.wait_for("draining")
+            answer = b""
+            while received := client.recv(65_536):
+                answer += received
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"draining"' in answer
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert "Traceback" not in server.log()
+
+
+def test_running_batch_stops_at_the_end_of_the_drain(store: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with serving(store, "--drain-seconds", "0.5", prelude=BLOCKS, STARTED=str(started)) as server:
+        with ThreadPoolExecutor() as pool:
+            body = {"query": "blocks"}
+            answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
+            while not started.exists():
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            assert is_draining(answer.result())
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert server.events("stopped")
+        assert not server.events("stopped_during_work")

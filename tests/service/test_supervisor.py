@@ -176,7 +176,7 @@ def work(number, heartbeat):
 
 def test_worker_without_heartbeats_is_killed_and_restarted(tmp_path: Path) -> None:
     program = """
-supervisor._HANG_SECONDS = 1.0
+supervisor.HANG_SECONDS = 1.0
 def work(number, heartbeat):
     while True:
         heartbeat()
@@ -193,7 +193,7 @@ def work(number, heartbeat):
 
 def test_worker_that_needs_a_long_time_to_start_is_not_killed(tmp_path: Path) -> None:
     program = """
-supervisor._HANG_SECONDS = 0.2
+supervisor.HANG_SECONDS = 0.2
 def work(number, heartbeat):
     if number:
         time.sleep(2)
@@ -207,7 +207,7 @@ def work(number, heartbeat):
 
 def test_no_worker_is_killed_when_a_suspended_service_resumes(tmp_path: Path) -> None:
     program = """
-supervisor._HANG_SECONDS = 2.0
+supervisor.HANG_SECONDS = 2.0
 def work(number, heartbeat):
     while True:
         heartbeat()

@@ -84,7 +84,7 @@ def test_killed_worker_is_replaced_while_the_other_worker_answers(store: Path) -
 
 BLOCKED = """
 from service.process import supervisor
-supervisor._HANG_SECONDS = 1.0
+supervisor.HANG_SECONDS = 1.0
 """
 
 
@@ -149,15 +149,15 @@ from service.process import server
 work = server._work
 def work_slowly(*arguments, **named):
     from service.predictor.predictor import Predictor
-    from service.process import worker
-    worker._QUIET_SECONDS = 3.0  # a stopping worker must not exit between two requests of a test on a slow machine
+    from service.process import drain
+    drain._QUIET_SECONDS = 3.0  # a stopping worker must not exit between two requests of a test on a slow machine
     answer = Predictor.predict_together
-    def predict_together(self, requests):
+    def predict_together(self, requests, *rest):
         if any(query == "slow" for queries, _ in requests for query in queries):
             Path(os.environ["STARTED"]).touch()
             while not Path(os.environ["GO"]).exists():
                 time.sleep(0.01)
-        return answer(self, requests)
+        return answer(self, requests, *rest)
     Predictor.predict_together = predict_together
     work(*arguments, **named)
 server._work = work_slowly

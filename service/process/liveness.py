@@ -1,0 +1,81 @@
+"""Liveness: a process whose event loop or batcher hangs is replaced.
+
+The event loop sends a heartbeat every second. The heartbeats stop while the loop is blocked, and while a batch runs
+longer than --hang-seconds: a thread cannot be ended, so only a new process computes with all threads again. After 30
+seconds without a heartbeat, the supervisor kills and replaces the process. A process without a supervisor ends itself
+with status 1, so that the platform starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from service.process import supervisor
+from service.serving.batcher import Batcher
+from service.telemetry.metrics import Metrics
+from service.versions.model_manager import ModelManager
+
+log = structlog.get_logger(__name__)
+
+
+@contextlib.contextmanager
+def heartbeats(
+    beat: Callable[[], None], batcher: Batcher, model_manager: ModelManager, metrics: Metrics
+) -> Iterator[None]:
+    """Call `beat` every second on the running event loop, unless a batch hangs.
+
+    During a drain, the heartbeats continue in any case, because the drain has a deadline of its own.
+    """
+
+    async def run() -> None:
+        logged = False
+        while True:
+            hung = batcher.hung
+            metrics.batcher_hung.set(hung)
+            if not hung or model_manager.draining:
+                beat()
+            if hung and not logged:
+                log.error("batcher_hung", threads=batcher.threads, busy_threads=batcher.busy_threads)
+            logged = hung
+            await asyncio.sleep(supervisor.HEARTBEAT_SECONDS)
+
+    beating = asyncio.ensure_future(run())
+    try:
+        yield
+    finally:
+        beating.cancel()
+
+
+class Watchdog:
+    """Ends this process with status 1 if `beat` is not called for 30 seconds; usable as a context manager."""
+
+    def __init__(self) -> None:
+        self._beat, self._stopped = threading.Event(), False
+
+    def beat(self) -> None:
+        self._beat.set()
+
+    def __enter__(self) -> Watchdog:
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._beat.set()
+
+    def _watch(self) -> None:
+        silent_seconds = 0.0
+        while silent_seconds <= supervisor.HANG_SECONDS:
+            # A wait counts as one second even if it took longer: then the whole process was suspended.
+            silent_seconds = 0.0 if self._beat.wait(1.0) else silent_seconds + 1.0
+            self._beat.clear()
+            if self._stopped:
+                return
+        log.error("process_hung", seconds=supervisor.HANG_SECONDS)
+        os._exit(1)

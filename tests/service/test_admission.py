@@ -1,0 +1,179 @@
+"""Admission control of a real server: sizes of bodies and queries, the longest deadline, costs, and equal requests."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from service.bundle.manifest import Defaults
+from service.errors import SettingsError
+from service.options import max_request_cost, request_cost, resolve_options
+from service.settings import ServeSettings, require_consistent
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+from tests.service.test_http import is_problem
+
+MEGABYTE = 1_048_000
+# Program of a server whose answer to the query "slow" waits until a file exists.
+SLOW = """
+import os, time
+from pathlib import Path
+from service.predictor.predictor import Predictor
+answer = Predictor.predict_together
+def predict_together(self, requests, *rest):
+    if any("slow" in queries for queries, _ in requests):
+        with Path(os.environ["STARTED"]).open("a") as file:
+            file.write("started\\n")
+        while not Path(os.environ["GO"]).exists():
+            time.sleep(0.01)
+    return answer(self, requests, *rest)
+Predictor.predict_together = predict_together
+"""
+
+
+@pytest.fixture(scope="module")
+def server(light_versions: Path) -> Iterator[Server]:
+    with serving(light_versions, "--poll-seconds", "600") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, headers=headers) as client:
+        yield client
+
+
+def repeated(entry: bytes) -> bytes:
+    """As many entries of a JSON list as fit into a megabyte."""
+    return b",".join([entry] * ((MEGABYTE - 100) // (len(entry) + 1)))
+
+
+HOSTILE = {
+    "blanks": ("/predict", json.dumps({"query": " " * MEGABYTE}).encode()),
+    "many strings": ("/predict/batch", b'{"queries":[' + repeated(b'"a"') + b"]}"),
+    "long filter": ("/predict", b'{"query":"x","deny":[' + repeated(b'"a"') + b"]}"),
+    "integers": ("/predict/batch", b'{"queries":[' + repeated(b"1") + b"]}"),
+    "nested lists": ("/predict", b'{"query":"x","y":[' + repeated(b"[]") + b"]}"),
+    "deep lists": ("/predict", b'{"query":[' + repeated(b"[" * 150 + b"]" * 150) + b"]}"),
+    "objects": ("/predict", b'{"query":"x","y":[' + repeated(b'{"":0}') + b"]}"),
+    "unknown fields": ("/predict", b"{" + b",".join(b'"%x":1' % number for number in range(95_000)) + b"}"),
+    "one field again and again": ("/predict", b'{"query":"x",' + repeated(b'"top_k":3') + b"}"),
+    "long number": ("/predict", b'{"query":"x","lambda":0e' + b"9" * MEGABYTE + b"x}"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_body_of_a_megabyte_is_refused(client: httpx.Client, name: str) -> None:
+    path, body = HOSTILE[name]
+    problem = is_problem(client.post(path, content=body), 422, "invalid_request")
+    assert len(problem["errors"]) <= 2
+
+
+def test_brackets_and_colons_inside_strings_do_not_count_as_members_of_the_body(client: httpx.Client) -> None:
+    query = '{"a": ["b", "c\\\\"]}: ' * 100
+    assert client.post("/predict", json={"query": query}).status_code == 200
+    assert client.post("/predict/batch", json={"queries": [query] * 64, "deny": ["\\", '"']}).status_code == 200
+
+
+def test_query_over_the_size_limit_gets_413_and_the_message_states_limit_and_size(client: httpx.Client) -> None:
+    assert client.post("/predict", json={"query": "é" * 4_096}).status_code == 200
+    problem = is_problem(client.post("/predict", json={"query": "é" * 4_096 + "x"}), 413, "query_too_large")
+    assert problem["detail"] == "query: expected at most 8,192 bytes, found 8,193; send a shorter text"
+    batch = {"queries": ["x", "y" * 8_193]}
+    problem = is_problem(client.post("/predict/batch", json=batch), 413, "query_too_large")
+    assert problem["detail"].startswith("queries.1: expected at most 8,192 bytes, found 8,193")
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> dict[str, str]:
+    return {"STARTED": str(tmp_path / "started"), "GO": str(tmp_path / "go")}
+
+
+@pytest.mark.parametrize("timeout", [{}, {"timeout_ms": 600_000}])
+def test_request_gets_504_after_the_longest_time_that_the_service_allows(
+    store: Path, gates: dict[str, str], timeout: dict[str, int]
+) -> None:
+    with serving(store, "--max-seconds", "0.2", prelude=SLOW, **gates) as server:
+        body = {"query": "slow"} | timeout
+        problem = is_problem(httpx.post(f"{server.url}/predict", json=body, timeout=60), 504, "deadline_passed")
+        assert "longer than 200 ms" in problem["detail"]
+        Path(gates["GO"]).touch()
+
+
+def test_equal_requests_are_computed_once_and_the_others_are_answered_if_the_first_client_disconnects(
+    store: Path, gates: dict[str, str]
+) -> None:
+    body = b'{"query":"slow"}'
+    request = (
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + body
+    )
+    with serving(store, "--cache-mb", "0", prelude=SLOW, **gates) as server, ThreadPoolExecutor() as pool:
+
+        def until_metric(line: str) -> None:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while line not in httpx.get(f"{server.url}/metrics").text:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+        url = urlsplit(server.url)
+        with socket.create_connection((url.hostname, url.port)) as first:
+            first.sendall(request)
+            while not Path(gates["STARTED"]).exists():
+                time.sleep(0.01)
+            headers = {"Content-Type": "application/json"}
+            others = [
+                pool.submit(
+                    httpx.post, f"{server.url}/predict", content=body, headers=headers, timeout=PATIENCE_SECONDS
+                )
+                for _ in range(3)
+            ]
+            until_metric("recollect_coalesced_total 3.0")
+        until_metric('recollect_dropped_total{why="gone"} 1.0')
+        Path(gates["GO"]).touch()
+        answers = [other.result() for other in others]
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.content for answer in answers}) == 1
+        assert Path(gates["STARTED"]).read_text() == "started\n"
+
+
+DEFAULTS = Defaults(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "cost"),
+    [
+        (["x"], {}, 1),
+        (["x"], {"explain": True, "top_k": 1_000, "deny": ["Law"]}, 1),
+        (["x"] * 64, {}, 64),
+        (["é" * 512], {}, 1),
+        (["é" * 513], {}, 2),
+        (["x"], {"top_b": 999}, 1),
+        (["x"], {"top_b": 10_000}, 11),
+        (["x", "y"], {"top_b": 1_000, "explain": True}, 6),
+        (["x", "y"], {"allow": ["a"] * 600, "deny": ["b"] * 600}, 3),
+    ],
+)
+def test_cost_of_a_request_grows_with_its_text_its_keys_and_its_filters(
+    queries: list[str], options: dict[str, Any], cost: int
+) -> None:
+    assert request_cost(queries, resolve_options(DEFAULTS, **options)) == cost
+
+
+def test_no_request_within_the_limits_costs_more_than_the_maximum() -> None:
+    filters = {"allow": ["a"] * 100_000, "deny": ["b"] * 100_000}
+    options = resolve_options(DEFAULTS, top_b=10_000, explain=True, **filters)  # type: ignore[arg-type]
+    assert request_cost(["x" * 8_192] * 64, options) == max_request_cost(64, 8_192)
+
+
+def test_hang_seconds_must_exceed_max_seconds() -> None:
+    with pytest.raises(SettingsError, match=r"--hang-seconds: must be greater than --max-seconds \(30\)"):
+        require_consistent(ServeSettings(store=Path("store"), hang_seconds=30))

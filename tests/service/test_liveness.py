@@ -1,0 +1,79 @@
+"""A process whose batch hangs, or whose event loop is blocked, reports it and is replaced."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.service.test_drain import SLOW
+
+HANGS = ("--max-seconds", "0.1", "--hang-seconds", "0.2")
+# Program of a server whose query "slow" never ends, and which may be silent for so many seconds.
+SILENT = SLOW + "\nfrom service.process import supervisor\nsupervisor.HANG_SECONDS = {seconds}\n"
+# Program of a service with several workers: the query "slow" never ends in the process that answers it first.
+SLOW_ONCE = f"""
+import os
+from service.process import server, supervisor
+supervisor.HANG_SECONDS = 5.0
+work = server._work
+def work_slowly(*arguments, **named):
+    if not os.path.exists(os.environ["STARTED"]):
+        exec({SLOW!r}, globals())
+    work(*arguments, **named)
+server._work = work_slowly
+"""
+
+
+def ask(url: str, query: str) -> int:
+    return httpx.post(f"{url}/predict", json={"query": query}, timeout=PATIENCE_SECONDS).status_code
+
+
+def test_hung_batch_fails_both_health_checks_and_sets_a_metric(store: Path, tmp_path: Path) -> None:
+    prelude = SILENT.format(seconds=3600)
+    with serving(store, *HANGS, "--drain-seconds", "0", prelude=prelude, STARTED=str(tmp_path / "started")) as server:
+        assert "recollect_batcher_hung 0.0" in httpx.get(f"{server.url}/metrics").text
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert ask(server.url, "slow") == 504
+        assert server.wait_for("batcher_hung")["busy_threads"] == 1
+        for path in ("/health/ready", "/health/live"):
+            problem = httpx.get(f"{server.url}{path}")
+            assert (problem.status_code, problem.json()["code"]) == (503, "hung")
+        assert "recollect_batcher_hung 1.0" in httpx.get(f"{server.url}/metrics").text
+
+
+def test_process_with_a_hung_batch_ends_itself_with_status_1(store: Path, tmp_path: Path) -> None:
+    prelude = SILENT.format(seconds=5)
+    with serving(store, *HANGS, prelude=prelude, STARTED=str(tmp_path / "started")) as server:
+        assert ask(server.url, "slow") == 504
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 1
+        assert server.events("process_hung")
+
+
+def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Path, tmp_path: Path) -> None:
+    prelude = (
+        SILENT.format(seconds=5) + "from service.http import routes\nroutes.parse_body = lambda *_: time.sleep(3600)"
+    )
+    with serving(store, prelude=prelude, STARTED=str(tmp_path / "started")) as server:
+        with pytest.raises(httpx.TransportError):
+            ask(server.url, "any")
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 1
+
+
+@pytest.mark.slow
+def test_worker_with_a_hung_batch_is_replaced(store: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with serving(store, *HANGS, "--workers", "2", prelude=SLOW_ONCE, STARTED=str(started)) as server:
+        with ThreadPoolExecutor() as pool:
+            while not started.exists():
+                pool.submit(ask, server.url, "slow").result()
+        server.wait_for("worker_hung")
+        server.wait_for("worker_died")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "recollect_ready 2.0" not in httpx.get(f"{server.url}/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

@@ -1,0 +1,143 @@
+"""TLS of the public interface, of the admin interface, and of the connections to Redis."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.errors import SettingsError
+from service.process.tls import Tls
+from service.settings import ServeSettings, require_consistent
+from tests.service.certificates import Certificate, write_certificate
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+from tests.service.redis_server import RedisServer, needs_redis
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return write_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def server(light_versions: Path, certificate: Certificate) -> Iterator[Server]:
+    with serving(light_versions, "--poll-seconds", "600", "--admin-port", "0", *certificate.flags()) as server:
+        yield server
+
+
+def trusting(certificate: Certificate) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate.certificate))
+
+
+def test_service_with_a_certificate_answers_over_https(server: Server, certificate: Certificate) -> None:
+    assert server.url.startswith("https://127.0.0.1:")
+    with httpx.Client(base_url=server.url, verify=trusting(certificate), timeout=PATIENCE_SECONDS) as client:
+        for _ in range(2):
+            assert client.post("/predict", json={"query": "bread"}).status_code == 200
+        large = client.post("/predict", json={"query": "bread " * 100_000})
+        assert large.status_code in (200, 413, 422)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url)  # the certificate is not trusted
+
+
+def test_admin_interface_on_loopback_uses_no_tls(server: Server) -> None:
+    admin = server.events("serving")[0]["admin"]
+    assert admin.startswith("http://127.0.0.1:")
+    assert httpx.get(f"{admin}/admin/versions").status_code == 200
+
+
+def test_connection_without_tls_gets_no_answer_from_a_service_with_tls(
+    server: Server, certificate: Certificate
+) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.get(server.url.replace("https://", "http://"), timeout=PATIENCE_SECONDS)
+    assert httpx.get(f"{server.url}/health/live", verify=trusting(certificate)).status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
+def test_tls_versions_before_1_2_are_refused(server: Server, certificate: Certificate) -> None:
+    context = trusting(certificate)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    port = int(server.url.rpartition(":")[2])
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+    with connection, pytest.raises(ssl.SSLError):
+        context.wrap_socket(connection, server_hostname="127.0.0.1")
+
+
+def test_new_connections_use_a_new_certificate_when_the_files_change(light_versions: Path, tmp_path: Path) -> None:
+    files = write_certificate(tmp_path)
+    prelude = "from service.process import uvicorn_server\nuvicorn_server._TLS_CHECK_TICKS = 1\n"
+    with (
+        serving(light_versions, "--poll-seconds", "600", *files.flags(), prelude=prelude) as server,
+        httpx.Client(base_url=server.url, verify=trusting(files)) as old,
+    ):
+        old.get("/health/live").raise_for_status()
+        files.key.write_text("no key")
+        server.wait_for("tls_reload_failed")
+        httpx.get(f"{server.url}/health/live", verify=trusting(files)).raise_for_status()
+        write_certificate(tmp_path)
+        server.wait_for("tls_reloaded")
+        assert httpx.get(f"{server.url}/health/live", verify=trusting(files)).status_code == 200
+        assert old.get("/health/live").status_code == 200  # an open connection stays open
+
+
+@pytest.mark.parametrize("missing", ["certificate", "key"])
+def test_error_for_a_missing_file_names_its_flag(tmp_path: Path, missing: str) -> None:
+    files = write_certificate(tmp_path)
+    getattr(files, missing).unlink()
+    flag = "--tls-cert" if missing == "certificate" else "--tls-key"
+    with pytest.raises(SettingsError, match=rf"{flag} .*: expected a file in PEM format, found: No such file"):
+        Tls(*files)
+
+
+def test_error_for_files_that_are_no_certificate_or_do_not_belong_together(tmp_path: Path) -> None:
+    for name in ("one", "two", "encrypted", "none"):
+        (tmp_path / name).mkdir()
+    one, two = write_certificate(tmp_path / "one"), write_certificate(tmp_path / "two")
+    encrypted = write_certificate(tmp_path / "encrypted", password=b"secret")
+    text = tmp_path / "none" / "text"
+    text.write_text("no certificate")
+    for certificate, key in ((one.certificate, two.key), (text, one.key), (one.certificate, text), encrypted):
+        with pytest.raises(SettingsError, match="expected a certificate and its private key in PEM format"):
+            Tls(certificate, key)
+
+
+def test_certificate_without_a_key_is_refused(tmp_path: Path, certificate: Certificate) -> None:
+    with pytest.raises(SettingsError, match="--tls-cert: needs --tls-key, which is not set"):
+        require_consistent(ServeSettings(store=tmp_path, tls_cert=certificate.certificate))
+    with pytest.raises(SettingsError, match="--tls-key: needs --tls-cert, which is not set"):
+        require_consistent(ServeSettings(store=tmp_path, tls_key=certificate.key))
+
+
+def test_log_warns_that_other_users_can_read_the_key(light_versions: Path, tmp_path: Path) -> None:
+    files = write_certificate(tmp_path)
+    files.key.chmod(0o644)
+    with serving(light_versions, "--poll-seconds", "600", *files.flags()) as server:
+        assert server.events("tls_key_readable_by_others")[0]["path"] == str(files.key)
+
+
+@needs_redis
+def test_replicas_share_redis_over_tls(light_versions: Path, tmp_path: Path, certificate: Certificate) -> None:
+    redis = RedisServer(tmp_path, certificate)
+    redis.start()
+    try:
+        flags = ("--poll-seconds", "600", "--redis-url", redis.url)
+        with serving(light_versions, *flags) as server:
+            assert "degraded" not in httpx.get(f"{server.url}/health/ready").json()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            with redis.client() as client:
+                while not client.keys("recollect:*"):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+        untrusted = redis.url.partition("?")[0]
+        with serving(light_versions, "--poll-seconds", "600", "--redis-url", untrusted) as server:
+            assert httpx.get(f"{server.url}/health/ready").json()["degraded"]
+            assert "certificate" in server.wait_for("redis_down")["error"]
+    finally:
+        redis.stop()
