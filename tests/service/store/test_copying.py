@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.signing import read_signing_key, sign_manifest
 from service.bundle.files import MANIFEST
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, StoreError
 from service.store.copying import copy_version
 from service.store.locations import open_store

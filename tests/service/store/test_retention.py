@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,15 @@ import recollect
 from service.bundle.files import MANIFEST
 from service.bundle.manifest import Manifest
 from service.errors import StoreError
+from service.redis_client import RedisClient
 from service.store import remote
 from service.store.locations import open_store
 from service.store.object_folder import ObjectFolder
 from service.store.retention import protect, protected, prune, unprotect
 from service.store.store import Store
+from service.versions import replicas as registry
+from service.versions.replicas import replicas_of, versions_in_use
+from service.versions.reports import Report, replica_name
 from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
 from tests.service.redis_server import needs_redis, running_redis
 from tests.service.store.servers import publish
@@ -32,6 +36,9 @@ KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
 from service.store.store import Store
+from service.versions import replicas as registry
+from service.versions.replicas import replicas_of, versions_in_use
+from service.versions.reports import Report, replica_name
 shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 Store(Path(sys.argv[1])).remove("A", lambda: True)
 """
@@ -173,33 +180,50 @@ def test_only_old_files_of_interrupted_uploads_are_removed(
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=needs_redis)], ids=["folder", "redis"])
-def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
-    """The flags for the place of the replicas' reports: the store's folder, or Redis."""
+def redis_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str | None]:
+    """The URL of the Redis server in which replicas report; None: they report in the store's folder."""
     if not request.param:
-        yield ()
+        yield None
         return
     with running_redis(tmp_path) as server:
-        yield "--redis-url", server.url
+        yield server.url
+
+
+def test_versions_that_replicas_serve_and_open_are_in_use(
+    redis_url: str | None, bundles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_LIFETIME_SECONDS", 600.0)
+    store = Store(bundles.parent)
+    generations = {version: store.activate(version).generation for version in "ABCD"}
+    replicas = replicas_of(store, RedisClient(redis_url, "recollect") if redis_url else None)
+    assert versions_in_use(replicas, store) == set()
+    now = datetime.now(UTC)
+    replicas.report(
+        Report(replica=replica_name(), state="opening", version="A", generation=generations["B"], since=now)
+    )
+    assert versions_in_use(replicas, store) == {"A", "B"}
+    replicas.report(Report(replica=replica_name(), state="opening", version=None, generation=None, since=None))
+    assert versions_in_use(replicas, store) == set()
 
 
 def test_command_keeps_the_version_that_a_running_replica_serves(
-    redis: tuple[str, ...], light_versions: Path, tmp_path: Path, run: Callable[..., str]
+    light_versions: Path, tmp_path: Path, run: Callable[..., str]
 ) -> None:
     folder = copy_store(light_versions, tmp_path / "store")
     for version in ("v6", "v7", "v8"):
         add_version(folder, "light", version, light_encoder)
     Store(folder).activate("v3")
-    with serving(folder, "--poll-seconds", "3600", *redis):  # the replica notices no activation
+    with serving(folder, "--poll-seconds", "3600"):  # the replica notices no activation
         Store(folder).activate("v6")
         Store(folder).activate("v7")
         assert run("protect", "light", "--store", folder) == "light\n"
         listed = json.loads(run("versions", "--json", "--store", folder))["versions"]
         assert [row["version"] for row in listed if row["protected"]] == ["light"]
-        printed = run("prune", "--keep", "1", "--store", folder, *redis)
+        printed = run("prune", "--keep", "1", "--store", folder)
         assert "v5" in printed
         assert Store(folder).versions() == ["light", "v3", "v6", "v7", "v8"]
     assert run("unprotect", "light", "--store", folder) == "light\n"
-    printed = run("prune", "--keep", "1", "--store", folder, *redis)
+    printed = run("prune", "--keep", "1", "--store", folder)
     assert [line.split()[0] for line in printed.splitlines()] == ["light", "v3"]
     assert Store(folder).versions() == ["v6", "v7", "v8"]
 
