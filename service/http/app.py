@@ -56,7 +56,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        model_manager.follow()
+        model_manager.follow(lambda: batcher.load)
         yield
         await asyncio.to_thread(model_manager.close)
         await asyncio.to_thread(batcher.close)

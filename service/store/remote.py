@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from service.bundle.bundle import Bundle
@@ -67,7 +67,7 @@ class RemoteStore(Store):
         with self.local.incoming() as folder:
             return self._download_manifest(version, folder)
 
-    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
+    def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
         """Download a published version if it is not cached, check its files, then map them.
 
         If the cached bundle is damaged, it is downloaded again, once.
@@ -77,9 +77,9 @@ class RemoteStore(Store):
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
         try:
-            return self._open_cached(version, pause)
+            return self._open_cached(version, pause, share_with)
         except _DamagedCopyError:
-            return self._open_cached(version, pause, again=True)
+            return self._open_cached(version, pause, share_with, again=True)
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
@@ -126,7 +126,9 @@ class RemoteStore(Store):
     def _write(self, name: str, content: bytes) -> None:
         self._remote.write(name, content)
 
-    def _open_cached(self, version: str, pause: Callable[[], None] | None, again: bool = False) -> Bundle:
+    def _open_cached(
+        self, version: str, pause: Callable[[], None] | None, share_with: Sequence[Bundle], again: bool = False
+    ) -> Bundle:
         folder = self.bundles / check_version(version)
         with contextlib.ExitStack() as in_use:
             with self.local.download_lock(self._wait):
@@ -134,7 +136,7 @@ class RemoteStore(Store):
                 in_use.callback(os.close, self.local.lock_in_use(version))
             try:
                 with self._errors_name_url(folder, version):
-                    bundle = self._open(folder, version, pause)
+                    bundle = self._open(folder, version, pause, share_with)
             except BundleError as error:
                 if not downloaded:
                     raise _DamagedCopyError from None

@@ -11,7 +11,7 @@ a URL.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.bundle.bundle import Bundle, open_bundle
@@ -111,14 +111,19 @@ class Store:
         """
         return self._read_manifest(self.path(version), version)
 
-    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        """Check the files of a published version, then map them into memory. `pause` is called between the steps.
+    def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
+        """Check the files of a published version, then map them into memory.
+
+        Args:
+            version: Name of the version.
+            pause: Called between the steps.
+            share_with: Other open bundles of this store; see `open_bundle`.
 
         Raises:
             StoreError: If the version is not published.
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
-        return self._open(self.path(version), version, pause)
+        return self._open(self.path(version), version, pause, share_with)
 
     def close(self) -> None:
         """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
@@ -168,8 +173,10 @@ class Store:
         """
         self.local.publish(folder, version)
 
-    def _open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        bundle = open_bundle(folder, self._verify_key, pause)
+    def _open(
+        self, folder: Path, version: str, pause: Callable[[], None] | None, share_with: Sequence[Bundle]
+    ) -> Bundle:
+        bundle = open_bundle(folder, self._verify_key, pause, share_with)
         _check_version_of(bundle.manifest, version, folder)
         return bundle
 

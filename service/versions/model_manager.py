@@ -39,8 +39,6 @@ log = structlog.get_logger(__name__)
 _RETRY_SECONDS = 30.0
 # Number of recent queries that warm up the next version. These queries stay in memory and are never written to disk.
 _RECENT_QUERIES = 16
-# Opening a version is throttled until no query has arrived for this number of seconds.
-_BUSY_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -152,7 +150,7 @@ class ModelManager:
         self._poll_seconds = poll_seconds
         self._leases = Leases()
         self._recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
-        self._last_query_at = -_BUSY_SECONDS
+        self._load: Callable[[], float] = lambda: 0.0
         self._refused: Refusal | None = None
         self._retry_at = 0.0
         self._logged_errors: dict[str, str] = {}
@@ -201,10 +199,14 @@ class ModelManager:
     def record(self, query: str) -> None:
         """Store a query, to warm up the next version with it."""
         self._recent_queries.append(query)
-        self._last_query_at = time.monotonic()
 
-    def follow(self) -> None:
-        """Check the current version regularly in a background thread, and open new versions, until `close`."""
+    def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
+        """Check the current version regularly in a background thread, and open new versions, until `close`.
+
+        Args:
+            load: Function that returns the share of the computing threads that are busy; it paces the opening.
+        """
+        self._load = load
         context = contextvars.copy_context()  # the log context with the worker's number
         self._follower = threading.Thread(target=context.run, args=(self._follow,), name="follow-current", daemon=True)
         self._follower.start()
@@ -280,8 +282,10 @@ class ModelManager:
 
     def _open(self, version: str) -> None:
         start, before = time.monotonic(), self.version()
-        throttle = Throttle(self._is_busy, self._draining) if before else None
-        predictor = self._opener.open(version, [*self._recent_queries], throttle)
+        throttle = Throttle(self._load, self._draining) if before else None
+        current = self._leases.current
+        share_with = [current.predictor] if current else []
+        predictor = self._opener.open(version, [*self._recent_queries], throttle, share_with)
         self._leases.replace(predictor)
         self._refused = None
         seconds = round(time.monotonic() - start, 3)
@@ -290,9 +294,6 @@ class ModelManager:
             self._metrics.swapped(seconds)
         self._metrics.set_version(version, before, predictor.manifest.created)
         self._metrics.ready.set(not self.draining)
-
-    def _is_busy(self) -> bool:
-        return time.monotonic() - self._last_query_at < _BUSY_SECONDS
 
     def _report(self) -> None:
         if (current := self._leases.current) is not None:

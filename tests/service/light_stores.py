@@ -7,18 +7,29 @@ from pathlib import Path
 
 import httpx
 
-from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, light_encoder
+from tests.service.http_helpers import (
+    PATIENCE_SECONDS,
+    add_version,
+    answers_with,
+    copy_store,
+    light_encoder,
+    with_changed_files,
+)
 
 # For each version, the number of labels in an answer.
 TOP_K = {"v3": 3, "v5": 5}
 
 
 def light_store(source: Path, version: str, to: Path) -> Path:
-    """Write a store with versions v3 and v5 of a real bundle, with a tiny encoder; v3 is current."""
+    """Write a store with versions v3 and v5 of a real bundle, with a tiny encoder; v3 is current.
+
+    The versions have no equal files.
+    """
     store = copy_store(source, to)
     add_version(store, version, "light", light_encoder)
-    for name, top_k in TOP_K.items():
-        add_version(store, "light", name, answers_with(top_k))
+    add_version(store, "light", "changed", with_changed_files)
+    for name, source_version in (("v3", "light"), ("v5", "changed")):
+        add_version(store, source_version, name, answers_with(TOP_K[name]))
     (store / "CURRENT").write_text("v3\n")
     return store
 

@@ -293,3 +293,23 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
         assert old.batches == [["cancelled"]]
 
     asyncio.run(ask())
+
+
+def test_load_is_the_share_of_threads_that_compute(start_batcher: Any) -> None:
+    async def until_load(batcher: Batcher, load: float) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while batcher.load != load:
+                await asyncio.sleep(0.001)
+
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher(threads=2)
+        await until_load(batcher, 0)
+        answers = []
+        for load in (0.5, 1.0, 1.0):
+            answers.append(batcher.submit(gate.lease(), ["bread"], OPTIONS, best_uids))
+            await until_load(batcher, load)
+        gate.open.set()
+        await asyncio.gather(*answers)
+        await until_load(batcher, 0)
+
+    asyncio.run(ask())
