@@ -63,8 +63,10 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
     Args:
         store: Bundle store: a folder, or a URL such as `s3://bucket/store`.
         version: Version to open; "current" means the store's current version.
-        verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
-        bundle_cache: Folder for bundles that are downloaded from a store at a URL; None means ~/.cache/recollect.
+        verify_key: PEM file with Ed25519 public keys, one of which must have signed the bundle; None accepts unsigned
+            bundles.
+        bundle_cache: Folder for bundles that are downloaded from a store at a URL, and with `verify_key` for private
+            copies of bundles; None means ~/.cache/recollect.
         threads: Threads for each call of `predict`; 0 means one for each core.
         device: Device that encodes and searches.
     """
@@ -211,6 +213,7 @@ VERBS = {
     "versions": Verb("service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("service.cli", "serve", "make a version current"),
     "rollback": Verb("service.cli", "serve", "make the previous version current again"),
+    "log": Verb("service.cli", "serve", "list all activations and rollbacks of a store"),
     "verify": Verb("service.cli", "serve", "check the files of a version and its golden queries"),
 }
 

@@ -26,7 +26,6 @@ from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.settings import BuildSettings
-from index_builder.signing import read_signing_key, sign_manifest
 from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from service.bundle.bundle import open_bundle
 from service.bundle.files import MANIFEST
@@ -43,6 +42,7 @@ from service.bundle.manifest import (
     Manifest,
     Point,
 )
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.predictor.golden import write_golden
 from service.predictor.gpu import NoGpuError, gpu_resources
 from service.settings import Device
@@ -99,6 +99,8 @@ def build(settings: BuildSettings) -> str:
         _require_passed(verification.checks, settings.force)
         store.publish(folder, manifest.version)
     if settings.activate:
+        if signing_key:
+            store.sign_activations(signing_key)
         store.activate(manifest.version)
     return manifest.version
 

@@ -97,7 +97,8 @@ class BuildSettings(BuilderSettings):
     )
     sign: Path | None = Field(
         None,
-        description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature",
+        description="Ed25519 private key (PEM, no passphrase) that signs the bundle, and with --activate its "
+        "activation; default: no signature",
     )
     gate_dataset: Path | None = Field(
         None,
@@ -127,7 +128,8 @@ class EvaluateSettings(BuilderSettings):
     )
     version: str = Field("current", description="version to measure")
     verify_key: Path | None = Field(
-        None, description="Ed25519 public key (PEM) that must verify the bundle's signature; default: no check"
+        None,
+        description="Ed25519 public keys (PEM), one of which must verify the bundle's signature; default: no check",
     )
     format: Layout = "auto"
     lambda_: Annotated[list[Lambda], *Listed] = Field(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.settings import (
     ActivateSettings,
+    LogSettings,
     PredictSettings,
     RollbackSettings,
     ServeSettings,
@@ -17,6 +18,7 @@ from service.settings import (
 )
 
 if TYPE_CHECKING:
+    from service.store.activation_record import ActivationRecord
     from service.versions.activation import Activation
 
 
@@ -59,10 +61,11 @@ def versions(settings: VersionsSettings) -> None:
     store.require()
     rows = []
     try:
-        current = store.current()
+        record = store.activation()
     except StoreError as error:  # the list still shows which versions can be activated
-        current = None
+        record = None
         _print_error(str(error))
+    current, generation = (record.version, record.generation) if record else (None, None)
     for version in store.versions():
         row: dict[str, Any] = {"version": version, "current": version == current}
         try:
@@ -81,21 +84,37 @@ def versions(settings: VersionsSettings) -> None:
             }
         rows.append(row)
     if settings.json_:
-        _print_line(json.dumps({"current": current, "versions": rows}))
+        _print_line(json.dumps({"current": current, "generation": generation, "versions": rows}))
         return
     for row in rows:
         _print_line(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
 
 
+def log(settings: LogSettings) -> None:
+    from service.store.locations import open_store
+
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store.require()
+    entries = store.log()
+    if settings.json_:
+        _print_line(json.dumps({"log": [entry.model_dump(mode="json", by_alias=True) for entry in entries]}))
+        return
+    if not entries:
+        _print_error(f"{store.name}: no activation is logged yet")
+    for entry in entries:
+        change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
+        why = f"  {entry.why}" if entry.why else ""
+        _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
+
+
 def activate(settings: ActivateSettings) -> None:
     activation = _activation(settings)
-    activation.activate(settings.version)
-    _report_switch(settings, activation, settings.version)
+    _report_switch(settings, activation, activation.activate(settings.version, settings.by, settings.why))
 
 
 def rollback(settings: RollbackSettings) -> None:
     activation = _activation(settings)
-    _report_switch(settings, activation, activation.rollback())
+    _report_switch(settings, activation, activation.rollback(settings.by, settings.why))
 
 
 def verify(settings: VerifySettings) -> None:
@@ -117,14 +136,19 @@ def _activation(settings: SwitchSettings) -> Activation:
 
     url = settings.redis_url
     link = RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
-    return Activation(open_store(settings.store, settings.verify_key, settings.bundle_cache), link)
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    if settings.sign is not None:
+        from service.bundle.signing_key import read_signing_key
+
+        store.sign_activations(read_signing_key(settings.sign))
+    return Activation(store, link)
 
 
-def _report_switch(settings: SwitchSettings, activation: Activation, version: str) -> None:
+def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
     if settings.wait:
-        for report in activation.wait(version, settings.wait_seconds):
+        for report in activation.wait(record, settings.wait_seconds, settings.replicas):
             _print_error(f"{report.replica} serves {report.version}")
-    _print_line(version)
+    _print_line(record.version)
 
 
 def _summary(row: dict[str, Any]) -> str:

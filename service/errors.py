@@ -5,7 +5,8 @@ ServiceError
 ├── WrongAnswersError         a bundle opens, but does not answer its golden queries as it must
 ├── KeyFileError              a file contains no key of the expected kind
 ├── StoreError                a store is missing or cannot be read, or no version is current
-│   └── UnknownVersionError   the store does not contain the version, or the name is not a version's name
+│   ├── UnknownVersionError       the store does not contain the version, or the name is not a version's name
+│   └── ActivationConflictError   another process changed the current version at the same time
 ├── QueryError                a query cannot be answered with its options
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
@@ -49,6 +50,10 @@ class StoreError(ServiceError):
 
 class UnknownVersionError(StoreError):
     pass
+
+
+class ActivationConflictError(StoreError):
+    exit_status = 1
 
 
 class QueryError(ServiceError):

@@ -55,15 +55,17 @@ def open_model(
     Args:
         store: Folder, or URL such as `s3://bucket/store`.
         version: Version to open.
-        verify_key: Ed25519 public key (PEM file) that must have signed the bundle; None accepts unsigned bundles.
-        bundle_cache: Folder for bundles of a store at a URL; None means ~/.cache/recollect.
+        verify_key: PEM file with Ed25519 public keys, one of which must have signed the bundle; None accepts unsigned
+            bundles.
+        bundle_cache: Folder for bundles of a store at a URL, and for private copies with `verify_key`; None means
+            ~/.cache/recollect.
         threads: Number of threads for each call of `predict`; 0 means one thread for each core.
         device: Device for encoding and searching.
 
     Raises:
         StoreError: If the store or the version does not exist.
-        BundleError: If the bundle is damaged, or is not signed by `verify_key`.
-        KeyFileError: If `verify_key` is not an Ed25519 public key.
+        BundleError: If the bundle is damaged, or is not signed by a key in `verify_key`.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
         SettingsError: If `threads` is negative, or `device` is unknown.
     """
     if threads < 0:

@@ -17,6 +17,7 @@ from service.options import Lambda, Temperature, TopB, TopK
 ENV_PREFIX = "RECOLLECT_"
 
 Device = Literal["auto", "cpu", "cuda"]
+Access = Literal["public", "key", "off"]
 
 # The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
 # the URL.
@@ -37,6 +38,30 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _MIN_SECRET_CHARACTERS = 16
 
 
+def require_strong(secret: str, expected: str) -> None:
+    """Refuse a secret that can be guessed or cannot be sent in a header.
+
+    Args:
+        secret: The secret. No error message contains the secret.
+        expected: The beginning of the error message.
+
+    Raises:
+        SettingsError: If the secret is too short or not ASCII.
+    """
+    if len(secret) < _MIN_SECRET_CHARACTERS:
+        raise SettingsError(
+            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
+            "create a secret with `openssl rand -hex 24`"
+        )
+    if not secret.isascii():
+        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
+
+
+def _require_strong_redis_secret(secret: SecretStr) -> SecretStr:
+    require_strong(secret.get_secret_value(), "--redis-secret: expected")
+    return secret
+
+
 class ServiceSettings(BaseSettings):
     """Settings of a bundle store. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
 
@@ -52,12 +77,14 @@ class ServiceSettings(BaseSettings):
 
     store: Location = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
     bundle_cache: Path | None = Field(
-        None, description="Folder for bundles downloaded from a store at a URL (default: ~/.cache/recollect)"
+        None,
+        description="Folder for bundles downloaded from a store at a URL, and with --verify-key for the private copies "
+        "of bundles; only this user may write to it (default: ~/.cache/recollect)",
     )
     verify_key: Path | None = Field(
         None,
-        description="File with an Ed25519 public key in PEM format; only bundles signed by its private key are opened "
-        "(default: bundles need no signature)",
+        description="File with one or several Ed25519 public keys in PEM format; only bundles signed by one of their "
+        "private keys are opened (default: bundles need no signature)",
     )
 
 
@@ -66,15 +93,25 @@ class RedisSettings(ServiceSettings):
 
     redis_url: SecretStr | None = Field(
         None,
-        description="URL of a Redis server (redis://...) in which replicas share the current version, their reports, "
-        "cached answers and rate limits (default: replicas share nothing)",
+        description="URL of a Redis server (redis://...) in which replicas share announcements of new versions, their "
+        "reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
+    redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
+        None,
+        description="Secret of all replicas that Redis does not hold, at least 16 characters; authenticates the "
+        "content in Redis (default: replicas do not share cached answers through Redis)",
+    )
 
 
 class ServeSettings(RedisSettings):
     """Answer queries over HTTP with the current version of the store."""
 
+    verify_activations: CliImplicitFlag[bool] = Field(
+        False,
+        description="Follow only activations that are signed by one of the private keys of --verify-key, and never an "
+        "older activation than one seen before",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
     workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
@@ -90,7 +127,7 @@ class ServeSettings(RedisSettings):
         "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
     )
     poll_seconds: float = Field(
-        1.0, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
+        0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
     )
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
@@ -113,8 +150,8 @@ class ServeSettings(RedisSettings):
     cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
     api_keys: Path | None = Field(
         None,
-        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] (default: requests need no API "
-        "key)",
+        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND]; read again on changes (default: "
+        "requests need no API key)",
     )
     rate_limit: float = Field(
         0.0,
@@ -132,6 +169,13 @@ class ServeSettings(RedisSettings):
         "127.0.0.1", description="Address of the admin interface; an address other than loopback needs --admin-token"
     )
     admin_token: SecretStr | None = Field(None, description="Token for the admin interface; at least 16 characters")
+    admin_token_file: Path | None = Field(
+        None, description="File with the token for the admin interface, instead of --admin-token; read again on changes"
+    )
+    docs: Access = Field(
+        "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
+    )
+    metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
     access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
 
@@ -166,15 +210,36 @@ class VersionsSettings(ServiceSettings):
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
+class LogSettings(ServiceSettings):
+    """List all activations and rollbacks of a store, the newest last: time in UTC, generation, versions and user."""
+
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+
+
 class SwitchSettings(RedisSettings):
     """Settings of the commands that change the current version of a store."""
 
+    sign: Path | None = Field(
+        None,
+        description="File with an Ed25519 private key in PEM format, without a passphrase; signs the activation "
+        "(default: no signature)",
+    )
     wait: CliImplicitFlag[bool] = Field(
         False, description="Wait until every replica serves the version; if a replica does not, fail and print its name"
     )
     wait_seconds: float = Field(
         60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas (with --wait)"
     )
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        description="Number of replicas that must serve the version (with --wait); every worker process is a replica "
+        "(default: all replicas that reported in the last minute)",
+    )
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="User, for the log (default: user and host name)"
+    )
+    why: str = Field("", max_length=1000, description="Reason, for the log")
 
 
 class ActivateSettings(SwitchSettings):
@@ -202,15 +267,25 @@ def require_consistent(settings: ServeSettings) -> None:
         SettingsError: With the names of the settings, without secrets.
     """
     token, port = settings.admin_token, settings.admin_port
+    has_token = token is not None or settings.admin_token_file is not None
     if token is not None:
         require_strong(token.get_secret_value(), "--admin-token: expected")
-    if token is not None and port is None:
+    if token is not None and settings.admin_token_file is not None:
+        raise SettingsError("--admin-token: expected only one of --admin-token and --admin-token-file, found both")
+    if has_token and port is None:
         raise SettingsError("--admin-token: needs --admin-port, which is not set")
-    if token is None and port is not None and not is_loopback(settings.admin_host):
+    if not has_token and port is not None and not is_loopback(settings.admin_host):
         raise SettingsError(
             f"--admin-host {settings.admin_host}: needs --admin-token, which is not set, because other machines can "
             "reach this address"
         )
+    for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
+        if access == "key" and settings.api_keys is None:
+            raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
+    if settings.verify_activations and settings.verify_key is None:
+        raise SettingsError("--verify-activations: needs --verify-key, which is not set")
+    if settings.redis_secret is not None and settings.redis_url is None:
+        raise SettingsError("--redis-secret: needs --redis-url, which is not set")
     if port and port == settings.port:
         raise SettingsError(f"--admin-port must differ from --port (both are {port})")
     for origin in settings.origins:
@@ -220,25 +295,6 @@ def require_consistent(settings: ServeSettings) -> None:
         raise SettingsError(
             "--rate-limit: needs --api-keys, which is not set, because the limit applies to each API key"
         )
-
-
-def require_strong(secret: str, expected: str) -> None:
-    """Refuse a secret that can be guessed or cannot be sent in a header.
-
-    Args:
-        secret: The secret. No error message contains the secret.
-        expected: The beginning of the error message.
-
-    Raises:
-        SettingsError: If the secret is too short or not ASCII.
-    """
-    if len(secret) < _MIN_SECRET_CHARACTERS:
-        raise SettingsError(
-            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
-            "create a secret with `openssl rand -hex 24`"
-        )
-    if not secret.isascii():
-        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

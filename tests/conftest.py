@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,3 +130,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
     version = build(BuildSettings(run=run, store=store, index="flat", activate=True))
     return Built(dataset, run, store, version)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder in which all commands and servers keep copies of bundles, instead of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("bundle cache") / "bundles"
+        patch.setenv("RECOLLECT_BUNDLE_CACHE", str(folder))
+        yield folder

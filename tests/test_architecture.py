@@ -40,6 +40,8 @@ SERVICE_ORDER = (
     "addresses",
     "settings",
     "threads",
+    "authenticated",
+    "reloaded_file",
     "telemetry",
     "store",
     "predictor",
@@ -183,12 +185,14 @@ def test_cycle_check_finds_cycles_through_any_kind_of_import(tmp_path: Path, mon
 
 def test_the_service_opens_bundles_only_in_the_store_module_which_checks_signatures() -> None:
     opening = {module_name(path) for path in sources("service") if "open_bundle" in names(path)}
-    assert opening == {"service.store.store"}
+    assert opening == {"service.store.verification"}
 
 
-def test_only_the_index_builder_reads_private_keys() -> None:
+def test_only_commands_and_the_index_builder_read_private_keys() -> None:
     reading = {path for package in MODULES for path in sources(package) if "load_pem_private_key" in names(path)}
-    assert reading == {REPOSITORY / "index_builder" / "signing.py"}
+    assert reading == {REPOSITORY / "service" / "bundle" / "signing_key.py"}
+    calling = {path for package in MODULES for path in sources(package) if "read_signing_key" in names(path)} - reading
+    assert calling == {REPOSITORY / "service" / "cli.py", REPOSITORY / "index_builder" / "build.py"}
 
 
 def test_recollect_py_names_existing_modules() -> None:

@@ -23,7 +23,7 @@ from service.bundle.components import Components
 from service.bundle.files import table_files
 from service.bundle.integrity import read_manifest
 from service.bundle.manifest import Manifest
-from service.bundle.signing import VerifyKey
+from service.bundle.signing import VerifyKeys
 from service.bundle.strings import StringTable
 from service.errors import BundleError
 
@@ -69,7 +69,7 @@ class Bundle:
 
 def open_bundle(
     folder: Path,
-    verify_key: VerifyKey | None = None,
+    verify_keys: VerifyKeys | None = None,
     pause: Callable[[], None] | None = None,
     share_with: Iterable[Bundle] = (),
 ) -> Bundle:
@@ -77,14 +77,14 @@ def open_bundle(
 
     Args:
         folder: Folder of the bundle.
-        verify_key: Key that must have signed the manifest; None accepts a bundle without a signature.
+        verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
         pause: Called between the steps, so that a caller can slow them down; None runs them at full speed.
         share_with: Other open bundles. Files that equal one of their files are neither hashed nor mapped again.
 
     Raises:
         BundleError: If the signature, the manifest or any file is not the published one.
     """
-    manifest = read_manifest(folder, verify_key)
+    manifest = read_manifest(folder, verify_keys)
     components = Components(folder, manifest, [each.components for each in share_with], pause)
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
     counts = components.open(map_array, "label_counts.npy", "int32", labels)

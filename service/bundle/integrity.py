@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE, read_small, require_file
 from service.bundle.manifest import FileInfo, Manifest, parse_manifest
-from service.bundle.signing import VerifyKey
+from service.bundle.signing import VerifyKeys
 from service.errors import BundleError
 
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -20,22 +20,22 @@ _HASHING_THREADS = 4
 _STEP_BYTES = 4 << 20
 
 
-def read_manifest(folder: Path, verify_key: VerifyKey | None = None) -> Manifest:
+def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manifest:
     """Read the manifest of a bundle: verify its signature first, then parse it.
 
     The file is read once, so the parsed bytes are the verified bytes.
 
     Args:
         folder: Folder of the bundle.
-        verify_key: Key that must have signed the manifest; None accepts a bundle without a signature.
+        verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
 
     Raises:
-        BundleError: If the manifest is missing, is not signed by the key, or is not valid.
+        BundleError: If the manifest is missing, is not signed by one of the keys, or is not valid.
     """
     path = folder / MANIFEST
     content = read_small(path, _MAX_MANIFEST_BYTES)
-    if verify_key is not None:
-        verify_key.check(folder, content)
+    if verify_keys is not None:
+        verify_keys.check(folder, content)
     return parse_manifest(content, path)
 
 

@@ -1,4 +1,4 @@
-"""Signatures: the owner of a private key signs a manifest; the public key verifies the signature.
+"""Signatures: the owner of a private key signs a manifest; a public key verifies the signature.
 
 `manifest.sig` is the raw Ed25519 signature (RFC 8032) of the bytes of `manifest.json`. openssl can verify it too:
 
@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,86 +22,105 @@ from service.bundle.files import MANIFEST, SIGNATURE, read_small
 from service.errors import BundleError, KeyFileError
 
 _SIGNATURE_BYTES = 64
-_MAX_KEY_BYTES = 1 << 16
-_PEM_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
+_MAX_KEY_FILE_BYTES = 1 << 16
+_PEM_BEGIN = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 
 _Key = TypeVar("_Key")
 
 
-class VerifyKey:
-    """An Ed25519 public key, and the key's name in error messages."""
+class VerifyKeys:
+    """Ed25519 public keys. A signature by any one of them is accepted, so that a key can be replaced by another one.
 
-    def __init__(self, key: Ed25519PublicKey, name: str) -> None:
-        self._key, self._name = key, name
+    Args:
+        keys: The public keys.
+        name: Name of the keys in error messages, such as their file.
+    """
+
+    def __init__(self, keys: Sequence[Ed25519PublicKey], name: str) -> None:
+        self._keys, self.name = keys, name
 
     def check(self, folder: Path, manifest: bytes) -> None:
-        """Check that the signature file of a bundle contains this key's signature of the manifest.
+        """Check that the signature file of a bundle contains a signature of the manifest by one of these keys.
 
         Args:
             folder: Folder of the bundle.
             manifest: Content of `manifest.json`, not parsed yet: unsigned content is not trusted.
 
         Raises:
-            BundleError: If the signature is missing, or is not the key's signature of this content.
+            BundleError: If the signature is missing, or is not a signature of this content by one of these keys.
         """
         path = folder / SIGNATURE
         if not os.path.lexists(path):
             raise BundleError(
-                f"{path}: expected a signature for {self._name}, found none; "
+                f"{path}: expected a signature for {self.name}, found none; "
                 "build the bundle again with `recollect build --sign`"
             )
-        try:
-            self._key.verify(read_small(path, _SIGNATURE_BYTES), manifest)
-        except InvalidSignature:
+        if not self.signed(manifest, read_small(path, _SIGNATURE_BYTES)):
             raise BundleError(
-                f"{folder / MANIFEST}: expected the content that {SIGNATURE} signs for {self._name}, found other "
+                f"{folder / MANIFEST}: expected the content that {SIGNATURE} signs for {self.name}, found other "
                 "content or another signature; build the bundle again and sign it with the matching private key"
-            ) from None
+            )
+
+    def signed(self, content: bytes, signature: bytes) -> bool:
+        """Whether a signature is a signature of the content by one of these keys."""
+        for key in self._keys:
+            with contextlib.suppress(InvalidSignature):
+                key.verify(signature, content)
+                return True
+        return False
 
 
-def read_verify_key(path: Path) -> VerifyKey:
-    """Read an Ed25519 public key in PEM, the format that `openssl pkey -pubout` writes.
+def read_verify_keys(path: Path) -> VerifyKeys:
+    """Read one or several Ed25519 public keys in PEM, the format that `openssl pkey -pubout` writes.
 
     Raises:
-        KeyFileError: If the file contains no such key.
+        KeyFileError: If the file contains no such key, or contains another PEM block.
     """
     make = "write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`"
-    key = read_key(path, "PUBLIC KEY", load_pem_public_key, Ed25519PublicKey, make)  # type: ignore[type-abstract]
-    return VerifyKey(key, str(path))
+    keys = read_keys(path, "PUBLIC KEY", load_pem_public_key, Ed25519PublicKey, make)  # type: ignore[type-abstract]
+    return VerifyKeys(keys, str(path))
 
 
-def read_key(path: Path, label: str, load: Callable[[bytes], object], kind: type[_Key], make: str) -> _Key:
-    """Read an Ed25519 key from a PEM file.
+def read_keys(path: Path, label: str, load: Callable[[bytes], object], kind: type[_Key], make: str) -> list[_Key]:
+    """Read all Ed25519 keys from a PEM file. Text between the keys is ignored.
 
     Error messages name only the kind of the content, never the content itself: the file may contain a private key.
 
     Args:
         path: Path of the PEM file.
-        label: Label that the BEGIN line of the file must have.
-        load: Function that parses the content of the file.
-        kind: Type that the parsed key must have.
+        label: Label that every BEGIN line of the file must have.
+        load: Function that parses one key.
+        kind: Type that each parsed key must have.
         make: Last part of the error message: how to create such a file.
 
     Raises:
-        KeyFileError: If the file contains no such key.
+        KeyFileError: If the file contains no key, or something else than such keys in a PEM block.
     """
 
     def refusal(found: str) -> KeyFileError:
         return KeyFileError(f"{path}: expected an Ed25519 {label.lower()} in PEM, found: {found}; {make}")
 
+    def load_one(block: bytes) -> _Key:
+        try:
+            key = load(block)
+        except (ValueError, UnsupportedAlgorithm):  # the library's message may quote the content
+            raise refusal("one that is damaged, or of an unknown algorithm") from None
+        if not isinstance(key, kind):
+            raise refusal(f"one of another algorithm, {type(key).__name__}")
+        return key
+
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_KEY_BYTES)
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise refusal(str(error.strerror)) from None
-    if (begin := _PEM_LABEL.search(content)) is None:
+    if len(content) > _MAX_KEY_FILE_BYTES:
+        raise refusal(f"more than {_MAX_KEY_FILE_BYTES:,} bytes")
+    begins = list(_PEM_BEGIN.finditer(content))
+    if not begins:
         raise refusal("no PEM")
-    if (found := begin[1].decode()) != label:
-        raise refusal(f"PEM labelled {found}")
-    try:
-        key = load(content)
-    except (ValueError, UnsupportedAlgorithm):  # the library's message may quote the content
-        raise refusal("one that is damaged, or of an unknown algorithm") from None
-    if not isinstance(key, kind):
-        raise refusal(f"one of another algorithm, {type(key).__name__}")
-    return key
+    for begin in begins:
+        if (found := begin[1].decode()) != label:
+            raise refusal(f"PEM labelled {found}")
+    ends = [*(begin.start() for begin in begins[1:]), len(content)]
+    return [load_one(content[begin.start() : end]) for begin, end in zip(begins, ends, strict=True)]

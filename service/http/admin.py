@@ -1,33 +1,30 @@
-"""The admin interface, on a port of its own: versions, activation, rollback, reports of replicas, settings.
-
-If the admin interface listens on an address other than loopback, it requires a token. On a loopback address it requires
-no token. Without a token it accepts only requests with a loopback host name and a JSON body, so that a web page in a
-browser on the same machine cannot use it.
-"""
+"""The admin interface, on a port of its own: versions, activation, rollback, reports of replicas, settings."""
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from service.addresses import is_loopback
 from service.errors import BundleError, StoreError
 from service.http import problems
-from service.http.middleware import BodyLimit, RequestContext, bearer_token
-from service.http.problems import NOT_JSON, problem_response
+from service.http.admin_guard import AdminGuard
+from service.http.middleware import BodyLimit, RequestContext
+from service.http.problems import ProblemError
+from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings
+from service.store.activation_record import ActivationRecord
+from service.store.audit_log import LogEntry
 from service.store.store import Store
 from service.versions.activation import Activation
 from service.versions.model_manager import ModelManager
-from service.versions.replicas import Report
+from service.versions.replicas import reports
+from service.versions.reports import Report
 
 _MAX_BODY_BYTES = 1 << 16
 
@@ -35,12 +32,16 @@ _MAX_BODY_BYTES = 1 << 16
 class SwitchRequest(BaseModel):
     """Body of an activation or a rollback.
 
-    `wait_seconds` is the maximum time to wait until every replica serves the version; 0 does not wait.
+    `wait_seconds` is the maximum time to wait until every replica serves the version; 0 does not wait. `replicas` is
+    the number of replicas to wait for. `by` and `why` are the user and the reason, for the log.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     wait_seconds: float = Field(0.0, ge=0, le=3600)
+    replicas: int | None = Field(None, ge=1)
+    by: str | None = Field(None, min_length=1, max_length=200)
+    why: str = Field("", max_length=1000)
 
 
 class ActivateRequest(SwitchRequest):
@@ -59,6 +60,7 @@ class Versions(BaseModel):
     """All versions of the store, oldest first."""
 
     current: str | None
+    generation: int | None
     versions: list[VersionRow]
     problem: str | None = Field(None, description="the reason why the current version is not known")
 
@@ -70,6 +72,7 @@ class Switched(BaseModel):
     """
 
     version: str
+    generation: int
     replicas: list[Report] | None = None
 
 
@@ -77,8 +80,15 @@ class Status(BaseModel):
     """The current version, and the version that each replica serves."""
 
     current: str | None
+    generation: int | None
     replicas: list[Report]
     problem: str | None = None
+
+
+class Log(BaseModel):
+    """All activations and rollbacks, the newest last."""
+
+    log: list[LogEntry]
 
 
 @dataclass(frozen=True)
@@ -93,38 +103,57 @@ class AdminRoutes:
         app.add_api_route("/admin/versions", self.versions)
         app.add_api_route("/admin/activate", self.activate, methods=["POST"])
         app.add_api_route("/admin/rollback", self.rollback, methods=["POST"])
+        app.add_api_route("/admin/log", self.log)
         app.add_api_route("/admin/status", self.status)
         app.add_api_route("/admin/settings", self.settings)
 
     def versions(self) -> Versions:
         """List the same versions as `recollect versions`."""
-        current, problem = self._current()
+        record, problem = self._record()
+        current, generation = (record.version, record.generation) if record else (None, None)
         rows = [self._row(version, current) for version in self.store.versions()]
-        return Versions(current=current, versions=rows, problem=problem)
+        return Versions(current=current, generation=generation, versions=rows, problem=problem)
 
-    def activate(self, body: ActivateRequest) -> Switched:
+    def activate(self, body: ActivateRequest, request: Request) -> Switched:
         """Make a version current."""
-        self.activation.activate(body.version)
-        return self._wait(body.version, body.wait_seconds)
+        self._require_unsigned(f"recollect activate {body.version} --sign PRIVATE")
+        return self._wait(self.activation.activate(body.version, _author(body, request), body.why), body)
 
-    def rollback(self, body: SwitchRequest) -> Switched:
+    def rollback(self, body: SwitchRequest, request: Request) -> Switched:
         """Make the previous current version current again."""
-        return self._wait(self.activation.rollback(), body.wait_seconds)
+        self._require_unsigned("recollect rollback --sign PRIVATE")
+        return self._wait(self.activation.rollback(_author(body, request), body.why), body)
+
+    def log(self) -> Log:
+        """List all activations and rollbacks."""
+        return Log(log=self.store.log())
 
     def status(self) -> Status:
         """List the version that each replica serves."""
-        current, problem = self._current()
-        return Status(current=current, replicas=self.activation.replicas.reports(), problem=problem)
+        record, problem = self._record()
+        current, generation = (record.version, record.generation) if record else (None, None)
+        found = reports(self.activation.replicas)
+        return Status(current=current, generation=generation, replicas=found, problem=problem)
 
     def settings(self) -> dict[str, Any]:
         """List the effective settings, without secrets."""
         shown = self.effective_settings.model_dump(mode="json")
         return shown | {"store": self.store.name}  # the store's URL may contain a password
 
-    def _current(self) -> tuple[str | None, str | None]:
-        """The current version, or None with the reason why it is not known."""
+    def _require_unsigned(self, command: str) -> None:
+        """Refuse a change if replicas would refuse it: the service has no private key, so it cannot sign."""
+        if self.effective_settings.verify_activations:
+            raise ProblemError(
+                409,
+                "--verify-activations: expected a signed activation, which this interface cannot write; "
+                f"run `{command}`",
+                "signature_required",
+            )
+
+    def _record(self) -> tuple[ActivationRecord | None, str | None]:
+        """The activation record, or None with the reason why it cannot be read."""
         try:
-            return self.store.current(), None
+            return self.store.activation(), None
         except StoreError as error:
             return None, str(error)
 
@@ -137,15 +166,22 @@ class AdminRoutes:
             version=version, current=version == current, created=manifest.created, size_bytes=manifest.size_bytes
         )
 
-    def _wait(self, version: str, wait_seconds: float) -> Switched:
-        return Switched(version=version, replicas=self.activation.wait(version, wait_seconds) if wait_seconds else None)
+    def _wait(self, record: ActivationRecord, body: SwitchRequest) -> Switched:
+        found = self.activation.wait(record, body.wait_seconds, body.replicas) if body.wait_seconds else None
+        return Switched(version=record.version, generation=record.generation, replicas=found)
 
 
-def create_admin(store: Store, activation: Activation, settings: ServeSettings, model_manager: ModelManager) -> ASGIApp:
-    """Compose the admin application of this replica."""
+def create_admin(
+    store: Store,
+    activation: Activation,
+    settings: ServeSettings,
+    model_manager: ModelManager,
+    token_file: ReloadedFile[SecretStr] | None = None,
+) -> ASGIApp:
+    """Compose the admin application of this replica. `token_file` replaces the token in the settings."""
     layers = [
         Middleware(RequestContext, model_manager, None, settings.access_log),
-        Middleware(AdminGuard, settings.admin_token),
+        Middleware(AdminGuard, lambda: token_file.content if token_file else settings.admin_token),
         Middleware(BodyLimit, _MAX_BODY_BYTES),
     ]
     app = FastAPI(title="Recollect, for operators", docs_url=None, redoc_url=None, middleware=layers)
@@ -154,36 +190,6 @@ def create_admin(store: Store, activation: Activation, settings: ServeSettings, 
     return app
 
 
-class AdminGuard:
-    """Answers 401 to a request without the right token.
-
-    If no token is set, answers 403 to a request that a web page could send.
-    """
-
-    def __init__(self, app: ASGIApp, token: SecretStr | None) -> None:
-        self._app = app
-        self._token = token.get_secret_value().encode() if token else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ASGIApp | None:
-        headers = Headers(scope=scope)
-        if self._token is not None:
-            if hmac.compare_digest((bearer_token(headers) or "").encode(), self._token):
-                return None
-            return problem_response(401, "expected `Authorization: Bearer TOKEN` with the admin token, found none")
-        if not is_loopback(_host_name(headers.get("host", ""))):
-            return problem_response(
-                403, "without a token, the host of /admin must be localhost; set --admin-token to use another name"
-            )
-        if scope["method"] != "GET" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return problem_response(422, NOT_JSON)
-        return None
-
-
-def _host_name(header: str) -> str:
-    return header.rpartition("]")[0].removeprefix("[") if header.startswith("[") else header.partition(":")[0]
+def _author(body: SwitchRequest, request: Request) -> str:
+    """The user for the log: as the request names it, or the address of the client."""
+    return body.by or f"admin API, {request.client.host if request.client else 'unknown client'}"

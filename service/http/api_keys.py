@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,34 @@ class ApiKey(Quota):
     digest: bytes
 
 
-def read_api_keys(path: Path, rate: float) -> list[ApiKey]:
+class ApiKeys:
+    """All API keys, by the SHA-256 of their secrets.
+
+    A look-up takes the same time for any number of keys. Its time can depend on the digests, but reveals no useful
+    part of a secret: a client cannot choose the digest of its guess, so a guess whose digest is partly right brings the
+    client no nearer to a secret.
+
+    Raises:
+        SettingsError: If two keys have the same name or the same secret; the message names no secret.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        names: set[str] = set()
+        self._by_digest: dict[bytes, ApiKey] = {}
+        for key in keys:
+            if key.name in names or key.digest in self._by_digest:
+                raise SettingsError(f"expected different names and different keys, found {key.name} again")
+            names.add(key.name)
+            self._by_digest[key.digest] = key
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, secret: str) -> ApiKey | None:
+        return self._by_digest.get(_digest(secret))
+
+
+def read_api_keys(path: Path, rate: float) -> ApiKeys:
     """Read one API key a line: its name, its secret, and optionally its queries per second (default: `rate`).
 
     Raises:
@@ -33,15 +60,13 @@ def read_api_keys(path: Path, rate: float) -> list[ApiKey]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--api-keys {path}: expected a file of API keys, found: {error}") from None
-    keys = [_parse(f"--api-keys {path}, line {number}", line.split(), rate) for number, line in _numbered(lines)]
-    if not keys:
+    parsed = [_parse(f"--api-keys {path}, line {number}", line.split(), rate) for number, line in _numbered(lines)]
+    if not parsed:
         raise SettingsError(f"--api-keys {path}: expected at least one API key, found none; every request would fail")
-    for row, key in enumerate(keys):
-        if any(key.name == other.name or key.digest == other.digest for other in keys[:row]):
-            raise SettingsError(
-                f"--api-keys {path}: expected different names and different keys, found {key.name} again"
-            )
-    return keys
+    try:
+        return ApiKeys(parsed)
+    except SettingsError as error:
+        raise SettingsError(f"--api-keys {path}: {error}") from None
 
 
 def _numbered(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -62,4 +87,8 @@ def _parse(where: str, fields: list[str], rate: float) -> ApiKey:
         rate = math.nan
     if not 0 <= rate < math.inf:
         raise SettingsError(f"{where}: expected queries per second (0 for no limit), found {own_rate[0][:20]!r}")
-    return ApiKey(name, rate, hashlib.sha256(secret.encode()).digest())
+    return ApiKey(name, rate, _digest(secret))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from service.authenticated import Authenticator
 from service.http import problems
-from service.http.api_keys import ApiKey
+from service.http.api_keys import ApiKeys
 from service.http.middleware import ApiKeyAuth, BodyLimit, RequestContext
 from service.http.routes import Routes
 from service.http.schemas import Problem
 from service.redis_client import RedisClient
+from service.reloaded_file import ReloadedFile
 from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
 from service.serving.batcher import Batcher
 from service.serving.pipeline import AnswerPipeline
@@ -30,6 +33,9 @@ from service.versions.model_manager import ModelManager
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
 # Response headers that a web page of another origin may read.
 _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
+# The documentation: FastAPI's arguments that switch it off, and the beginnings of its paths.
+_DOCS_ARGUMENTS = ("openapi_url", "docs_url", "redoc_url")
+_DOCS_PATHS = ("/openapi.json", "/docs", "/redoc")
 
 
 def create_app(
@@ -37,7 +43,7 @@ def create_app(
     settings: ServeSettings,
     metrics: Metrics,
     redis: RedisClient | None = None,
-    api_keys: list[ApiKey] | None = None,
+    api_keys: ReloadedFile[ApiKeys] | None = None,
 ) -> ASGIApp:
     """Compose the application, which starts and closes the model manager."""
     tracer = open_tracer()
@@ -75,22 +81,33 @@ def create_app(
                 expose_headers=_EXPOSED_HEADERS,
             )
         )
-    if api_keys:
-        layers.append(Middleware(ApiKeyAuth, api_keys))
+    if api_keys is not None:
+        layers.append(Middleware(ApiKeyAuth, api_keys, _paths_with_key(settings)))
     layers.append(Middleware(BodyLimit, settings.max_body_bytes))
 
-    app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers)
-    Routes(pipeline, model_manager, redis, metrics, settings.max_batch).register(app.router)
+    hidden: dict[str, Any] = {} if settings.docs != "off" else dict.fromkeys(_DOCS_ARGUMENTS)
+    app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers, **hidden)
+    routes = Routes(pipeline, model_manager, redis, metrics, settings.max_batch)
+    routes.register(app.router, with_metrics=settings.metrics != "off")
     problems.install(app)
-    _document(app, guarded=bool(api_keys))
+    _document(app, guarded=api_keys is not None)
     return tracer.around(app) if tracer is not None else app
+
+
+def _paths_with_key(settings: ServeSettings) -> tuple[str, ...]:
+    """The paths that need an API key only because of a setting."""
+    docs = _DOCS_PATHS if settings.docs == "key" else ()
+    return (*docs, "/metrics") if settings.metrics == "key" else docs
 
 
 def _answer_cache(settings: ServeSettings, metrics: Metrics, redis: RedisClient | None) -> AnswerCache | None:
     if not settings.cache_mb:
         return None
     local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics)
-    return AnswerCache(local, RedisAnswerCache(redis, settings.cache_seconds, metrics) if redis else None)
+    if redis is None or settings.redis_secret is None:
+        return AnswerCache(local, None)
+    authenticator = Authenticator(settings.redis_secret.get_secret_value())
+    return AnswerCache(local, RedisAnswerCache(redis, authenticator, settings.cache_seconds, metrics))
 
 
 def _document(app: FastAPI, guarded: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
@@ -13,8 +11,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.api_keys import ApiKey
+from service.http.api_keys import ApiKey, ApiKeys
 from service.http.problems import problem_response
+from service.reloaded_file import ReloadedFile
 from service.telemetry.metrics import Metrics
 from service.versions.model_manager import ModelManager
 
@@ -104,13 +103,18 @@ class ApiKeyAuth:
     """Answers 401 to a request without a known API key, before the body is read.
 
     Stores the key in `scope["api_key"]`.
+
+    Args:
+        app: The next application.
+        keys: The known API keys; their file may change at any time.
+        paths: Paths, or beginnings of paths, that need a key in addition to the paths that reveal training data.
     """
 
-    def __init__(self, app: ASGIApp, keys: list[ApiKey]) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: ReloadedFile[ApiKeys], paths: tuple[str, ...] = ()) -> None:
+        self._app, self._keys, self._paths = app, keys, (*_GUARDED, *paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED) and scope["method"] != "OPTIONS":
+        if scope["type"] == "http" and scope["path"].startswith(self._paths) and scope["method"] != "OPTIONS":
             scope["api_key"] = self._identify(Headers(scope=scope))
             if scope["api_key"] is None:
                 detail = "expected a known API key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, found none"
@@ -120,18 +124,8 @@ class ApiKeyAuth:
         await self._app(scope, receive, send)
 
     def _identify(self, headers: Headers) -> ApiKey | None:
-        """Find the API key of a request.
-
-        All API keys are compared, so that the response time does not depend on the keys.
-        """
         bearer = bearer_token(headers)
-        secret = headers.get("x-api-key", "") if bearer is None else bearer
-        digest = hashlib.sha256(secret.encode()).digest()
-        found = None
-        for key in self._keys:
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+        return self._keys.content.find(headers.get("x-api-key", "") if bearer is None else bearer)
 
 
 def bearer_token(headers: Headers) -> str | None:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from service.errors import (
+    ActivationConflictError,
     BundleError,
     DeadlineError,
     NotReadyError,
@@ -52,6 +53,7 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     OverloadError: (503, "overloaded"),
     DeadlineError: (504, None),
     UnknownVersionError: (404, "unknown_version"),
+    ActivationConflictError: (409, None),
     BundleError: (409, "broken_bundle"),
     StoreError: (503, "store_unreadable"),
     RedisError: (503, "redis_down"),

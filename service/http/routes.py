@@ -51,7 +51,7 @@ class Routes:
     process_metrics: Metrics
     max_batch: int
 
-    def register(self, router: APIRouter) -> None:
+    def register(self, router: APIRouter, with_metrics: bool = True) -> None:
         for path, handler, response_model in (
             ("/predict", self.predict, PredictResponse),
             ("/predict/batch", self.predict_batch, PredictBatchResponse),
@@ -70,10 +70,9 @@ class Routes:
         router.add_api_route(
             "/health/ready", self.health_ready, response_model_exclude_none=True, responses=documented(503)
         )
-        text: dict[int | str, dict[str, Any]] = {
-            200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}
-        }
-        router.add_api_route("/metrics", self.metrics, responses=text)
+        if with_metrics:
+            text = {"content": {"text/plain": {}}, "description": "Prometheus's text format."}
+            router.add_api_route("/metrics", self.metrics, responses={200: text})
 
     async def predict(self, body: PredictRequest, request: Request) -> Response:
         """Return the labels that fit a query best."""

@@ -55,6 +55,8 @@ def serve(settings: ServeSettings, listener: socket.socket | None = None) -> int
             log.info("thread_budget", cores=budget.cores, workers=budget.workers, threads=budget.threads, **variables)
             if budget.exceeded:
                 log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
+            if settings.redis_url is not None and settings.redis_secret is None and settings.cache_mb:
+                log.warning("shared_answer_cache_off", reason="Redis could change the answers; set --redis-secret")
             log.info("serving", url=url(public), admin=url(admin) if admin else None, workers=settings.workers)
 
         if settings.workers == 1:

@@ -14,17 +14,19 @@ from typing import NamedTuple
 import structlog
 
 from service.http.admin import create_admin
+from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
 from service.process.signals import ignore_loop_stop_signals, stop_event
 from service.process.supervisor import HEARTBEAT_SECONDS
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
+from service.reloaded_file import ReloadedFile, reloading
 from service.settings import ServeSettings
 from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
 from service.versions.activation import Activation
-from service.versions.current import SharedCurrent, StoreCurrent
+from service.versions.announcements import Announcements
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
@@ -64,31 +66,39 @@ def serve_sockets(
         ServiceError: If the current version cannot be served, or a setting cannot be used.
     """
     metrics = Metrics(with_redis=settings.redis_url is not None)
-    api_keys = read_api_keys(settings.api_keys, settings.rate_limit) if settings.api_keys else []
+    api_keys = admin_token = None
+    if settings.api_keys is not None:
+        api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
+    if settings.admin_token_file is not None:
+        admin_token = ReloadedFile(settings.admin_token_file, read_admin_token)
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    if settings.verify_activations:
+        store.require_signed_activations()
     redis = None
     if settings.redis_url is not None:
         redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
         redis.require_access()
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
-        SharedCurrent(store, redis) if redis else StoreCurrent(store),
         replicas_of(store, redis),
         metrics,
         settings.poll_seconds,
+        Announcements(redis) if redis else None,
     )
     model_manager.open_current()
     _exempt_from_garbage_collection()
     served = [(UvicornServer(create_app(model_manager, settings, metrics, redis, api_keys)), sockets.public)]
     if sockets.admin is not None:
         activation = Activation(store, redis, lambda: model_manager.draining)
-        served.append((UvicornServer(create_admin(store, activation, settings, model_manager)), sockets.admin))
+        admin = create_admin(store, activation, settings, model_manager, admin_token)
+        served.append((UvicornServer(admin), sockets.admin))
+    key_files = [file for file in (api_keys, admin_token, store.verify_keys) if file is not None]
 
     async def run() -> None:
         stop = stop_event(exit_on_second=heartbeat is None)
         on_ready()
         async with _heartbeats(heartbeat):
-            with _redis_announcements(redis, model_manager):
+            with reloading(key_files), _redis_announcements(redis, model_manager):
                 await _serve_until(stop, served, model_manager, settings.drain_seconds)
             if redis:
                 await redis.close()
@@ -171,7 +181,7 @@ def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager)
         yield
         return
     stopped = threading.Event()
-    arguments = (redis.key("current"), model_manager.wake, stopped.is_set)
+    arguments = (Announcements(redis).channel, model_manager.wake, stopped.is_set)
     thread = threading.Thread(target=redis.listen, args=arguments, name="redis-listener", daemon=True)
     thread.start()
     try:

@@ -14,15 +14,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
+
+from service.authenticated import Authenticator
 from service.errors import RedisError
 from service.options import AnswerOptions
 from service.redis_client import RedisClient
 from service.telemetry.metrics import Metrics
 
+log = structlog.get_logger(__name__)
+
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
 # Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
-_FORMAT = 1
+_FORMAT = 2
 # Maximum number of labels in the filters of a cached request. With more labels, hashing the filters costs more than the
 # cache saves.
 _MAX_FILTER_LABELS = 1_000
@@ -97,20 +102,30 @@ class LocalAnswerCache:
 
 
 class RedisAnswerCache:
-    """Answers in Redis, which replicas share. Redis's setting `maxmemory` limits their size."""
+    """Answers in Redis, which replicas share. Redis's setting `maxmemory` limits their size.
 
-    def __init__(self, redis: RedisClient, seconds: int, metrics: Metrics) -> None:
-        self._redis, self._seconds, self._metrics = redis, seconds, metrics
+    Only an answer that a replica with the same secret wrote under the same cache key is found: a user of Redis can
+    remove answers, but cannot change or exchange them.
+    """
+
+    def __init__(self, redis: RedisClient, authenticator: Authenticator, seconds: int, metrics: Metrics) -> None:
+        self._redis, self._authenticator, self._seconds, self._metrics = redis, authenticator, seconds, metrics
+        self._has_logged_refusal = False
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Look up answers. While Redis does not answer, no answers are found."""
+        names = [self._name(key) for key in keys]
         try:
-            values: list[bytes | None] = list(
-                await self._redis.execute_async(lambda client: client.mget([self._name(key) for key in keys]))
-            )
+            values: list[bytes | None] = await self._redis.execute_async(lambda client: client.mget(names))
         except RedisError:
             return [None] * len(keys)
-        found = [each if each and each.startswith(b'{"labels":[') and each.endswith(b"}") else None for each in values]
+        found = [
+            None if value is None else self._authenticator.open(name, value)
+            for name, value in zip(names, values, strict=True)
+        ]
+        if not self._has_logged_refusal and found.count(None) > values.count(None):
+            self._has_logged_refusal = True
+            log.warning("cached_answer_refused", reason="another program, or a replica with another --redis-secret")
         _count_look_ups(self._metrics, "redis", found)
         return found
 
@@ -118,7 +133,8 @@ class RedisAnswerCache:
         def write(client: Any) -> Any:
             pipeline = client.pipeline(transaction=False)
             for key, answer in answers.items():
-                pipeline.set(self._name(key), answer, ex=self._seconds)
+                name = self._name(key)
+                pipeline.set(name, self._authenticator.seal(name, answer), ex=self._seconds)
             return pipeline.execute()
 
         try:

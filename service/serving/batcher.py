@@ -23,7 +23,7 @@ from service.errors import OverloadError
 from service.options import AnswerOptions
 from service.predictor.predictor import Answers
 from service.telemetry.metrics import Metrics
-from service.versions.model_manager import Lease
+from service.versions.leases import Lease
 
 Result = TypeVar("Result")
 

@@ -26,7 +26,8 @@ from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracer
-from service.versions.model_manager import Lease, ModelManager
+from service.versions.leases import Lease
+from service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
 

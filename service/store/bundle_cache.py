@@ -1,6 +1,8 @@
-"""The cache of a store at a URL: all processes of the machine share one copy of each downloaded bundle.
+"""The cache of a store: the processes of one user on the machine share one copy of each bundle.
 
     cache/   <store>-<hash>/bundles/<version>/
+
+No other user can write to the cache, so a bundle cannot change after its files were checked.
 
 A process locks each bundle that it has open, so that no other process removes the bundle. If an operator removes an
 open bundle, the process keeps working: Linux keeps a mapped file until the last process closes it.
@@ -14,10 +16,12 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from service.bundle.files import MANIFEST
 from service.errors import StoreError
 from service.store.bundle_folder import INCOMING, BundleFolder, try_lock
 
@@ -37,7 +41,7 @@ def default_cache() -> Path:
         return (configured if configured.is_absolute() else Path.home() / ".cache") / "recollect"
     except RuntimeError:
         raise StoreError(
-            "expected a home folder for downloaded bundles, found none; choose a folder with --bundle-cache"
+            "expected a home folder for copies of bundles, found none; choose a folder with --bundle-cache"
         ) from None
 
 
@@ -48,19 +52,61 @@ def folder_name(store: str) -> str:
 
 
 class BundleCache(BundleFolder):
-    """The bundles that were downloaded from one store."""
+    """The bundles that were copied from one store. `prepare` creates the folders when they are first needed.
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.bundles.mkdir(parents=True, exist_ok=True)
+    Args:
+        cache: The cache of all stores.
+        store: The location of the store.
+    """
+
+    def __init__(self, cache: Path, store: str) -> None:
+        super().__init__(cache / folder_name(store))
+        self._cache = cache
+
+    def prepare(self) -> None:
+        """Create the folders.
+
+        Raises:
+            StoreError: If the folders cannot be created, or another user could change a checked file in them.
+        """
+        for folder in (self._cache, self.root, self.bundles):
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(
+                    f"{folder}: expected a folder for copies of bundles, found: {error.strerror}; "
+                    "choose a folder that the service can write to with --bundle-cache"
+                ) from None
+            if not _is_private(folder):
+                status = folder.stat()
+                raise StoreError(
+                    f"{folder}: expected a folder that only user {os.geteuid()} can write to, found owner "
+                    f"{status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}; "
+                    "run `chmod go-w` as its owner, or choose another --bundle-cache"
+                )
 
     @contextlib.contextmanager
-    def download_lock(self, wait: Callable[[], None]) -> Iterator[None]:
-        """Let only one process at a time download, so that waiting processes then find the bundle in the cache.
+    def incoming(self) -> Iterator[Path]:
+        """As in BundleFolder.
+
+        Raises:
+            StoreError: If the cache belongs to another user, or other users can write to it.
+        """
+        self.prepare()
+        with super().incoming() as folder:
+            yield folder
+
+    @contextlib.contextmanager
+    def copy_lock(self, wait: Callable[[], None]) -> Iterator[None]:
+        """Let only one process at a time copy, so that waiting processes then find the bundle in the cache.
 
         Args:
             wait: Called while another process holds the lock; it may raise an error to end the wait.
+
+        Raises:
+            StoreError: If the cache belongs to another user, or other users can write to it.
         """
+        self.prepare()
         descriptor = os.open(self.bundles, os.O_RDONLY)
         try:
             while not try_lock(descriptor):
@@ -68,6 +114,14 @@ class BundleCache(BundleFolder):
             yield
         finally:
             os.close(descriptor)
+
+    def contains(self, version: str, manifest: bytes) -> bool:
+        """Whether a bundle with this manifest is cached, and no other user can write to its files."""
+        folder = self.bundles / version
+        try:
+            return (folder / MANIFEST).read_bytes() == manifest and all(map(_is_private, (folder, *folder.iterdir())))
+        except OSError:
+            return False
 
     def lock_in_use(self, version: str) -> int:
         """Lock a cached bundle against removal, and record that it was opened last.
@@ -103,3 +157,8 @@ class BundleCache(BundleFolder):
                 shutil.rmtree(aside, ignore_errors=True)
         finally:
             os.close(descriptor)
+
+
+def _is_private(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

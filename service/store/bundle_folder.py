@@ -47,7 +47,7 @@ class BundleFolder:
         The folder is removed afterwards unless the bundle was published.
         """
         self.bundles.mkdir(parents=True, exist_ok=True)
-        with self.lock():  # otherwise another writer could remove the folder
+        with folder_lock(self.root):  # otherwise another writer could remove the folder
             self._remove_abandoned()
             folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
             descriptor = os.open(folder, os.O_RDONLY)
@@ -69,23 +69,13 @@ class BundleFolder:
         """
         target = self.bundles / check_version(version)
         for path in folder.iterdir():
-            _flush(path)
+            flush(path)
         folder.chmod(0o755)
-        _flush(folder)
+        flush(folder)
         if target.exists():
             raise already_published(str(target))
         folder.rename(target)
-        _flush(self.bundles)
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the lock of the whole folder; first wait until no other process holds the lock."""
-        descriptor = os.open(self.root, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        flush(self.bundles)
 
     def _remove_abandoned(self) -> None:
         for folder in self.bundles.glob(f"{INCOMING}*"):
@@ -102,6 +92,17 @@ def already_published(name: str) -> StoreError:
     return StoreError(f"{name}: expected a new version, found one already published; build again")
 
 
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; first wait until no other process holds it. The lock ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def try_lock(descriptor: int) -> bool:
     """Take the lock of a file if it is free; return whether the lock was taken."""
     try:
@@ -111,19 +112,8 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a temporary file, flush it to disk and rename it, so that readers see either the old or the new content."""
-    aside = path.with_name(f".{path.name}{INCOMING}{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        _flush(aside)
-        aside.replace(path)
-        _flush(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Flush a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

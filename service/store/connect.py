@@ -47,16 +47,37 @@ _RETRIES = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
 
-# Matches a user and a password in a URL. The password may contain an unescaped slash or @. A port is not matched as a
-# password.
-_PASSWORD = re.compile(r"(?<=://)(?![^/:@]+:\d+/)([^/@]*:.*)@")
-# Matches a user without a password. In an Azure URL, this part is the container.
-_USER = re.compile(r"(?<!^abfs://)(?<!^abfss://)(?<=://)[^/]*@")
+# scheme://[user[:password]@]host[:port][/path][?query][#fragment]. A host contains no @, so the last @ before the path
+# ends the credentials.
+_URL = re.compile(
+    r"(?P<scheme>[^:/?#]+)://(?:(?P<user>[^/?#]*)@)?(?P<host>\[[^\]/@]*\]|[^:/?#@]*)(?P<port>:\d*)?"
+    r"(?P<path>/[^?#]*)?(?P<query>[?#].*)?",
+    re.DOTALL,
+)
+# In an Azure URL, the part before the @ is the container.
+_CONTAINER_SCHEMES = ("abfs", "abfss")
 
 
 def without_credentials(url: str) -> str:
-    """The URL as error messages show it: without user, password and query."""
-    return re.split(r"[?#]", _USER.sub("", _PASSWORD.sub("", url), count=1))[0].rstrip("/")
+    """The URL as error messages show it: without user, password and query.
+
+    Raises:
+        StoreError: If it is not clear which part of the URL is the password.
+    """
+    parts = _parse(url)
+    container = parts["user"] if parts["scheme"] in _CONTAINER_SCHEMES and ":" not in (parts["user"] or "") else None
+    before = f"{container}@" if container else ""
+    return f"{parts['scheme']}://{before}{parts['host']}{parts['port'] or ''}{parts['path'] or ''}".rstrip("/")
+
+
+def _parse(url: str) -> re.Match[str]:
+    if (parts := _URL.fullmatch(url)) is None:
+        scheme = url.partition("://")[0]
+        raise StoreError(
+            f"{scheme}://...: expected {scheme}://[USER:PASSWORD@]HOST[:PORT]/PATH, found another form; "
+            "write / : @ ? and # inside a password as %2F %3A %40 %3F and %23"
+        )
+    return parts
 
 
 def connect(url: str, read_timeout: timedelta) -> ObjectStore:
@@ -67,7 +88,7 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
         read_timeout: Maximum time of a wait for an answer, or for the next bytes of an answer.
 
     Raises:
-        StoreError: If the scheme is unknown, a package is missing, or there are no credentials.
+        StoreError: If the URL is malformed, its scheme is unknown, a package is missing, or there are no credentials.
     """
     name, scheme = without_credentials(url), require_scheme(url)
     try:
@@ -97,19 +118,25 @@ def require_scheme(url: str) -> str:
     """The scheme of a URL.
 
     Raises:
-        StoreError: If the scheme is unknown.
+        StoreError: If the URL is malformed, or has an unknown scheme or a query.
     """
-    scheme = url.partition("://")[0]
-    if scheme not in _CLASSES:
+    parts = _parse(url)
+    if parts["scheme"] not in _CLASSES:
         known = ", ".join(f"{each}://" for each in _CLASSES)
-        raise StoreError(f"{without_credentials(url)}: expected a URL with one of {known}, found {scheme}://")
-    return scheme
+        raise StoreError(f"{without_credentials(url)}: expected a URL with one of {known}, found {parts['scheme']}://")
+    if parts["query"]:
+        raise StoreError(
+            f"{without_credentials(url)}: expected a URL without ? and #, found one with {parts['query'][0]}; give "
+            "credentials as environment variables, or as USER:PASSWORD@ in an https:// URL"
+        )
+    return parts["scheme"]
 
 
 def _authorization(url: str) -> dict[str, str]:
-    if (match := _PASSWORD.search(url)) is None:
+    user = _parse(url)["user"] or ""
+    if ":" not in user:
         return {}
-    return {"Authorization": "Basic " + base64.b64encode(unquote(match[1]).encode()).decode()}
+    return {"Authorization": "Basic " + base64.b64encode(unquote(user).encode()).decode()}
 
 
 def _aws_profile(name: str) -> dict[str, Any]:

@@ -13,18 +13,19 @@ def open_store(location: Path | str, verify_key: Path | None = None, bundle_cach
 
     Args:
         location: The folder or the URL.
-        verify_key: Public key file; every bundle must have a signature by its private key. None: bundles need no
-            signature.
-        bundle_cache: Folder for bundles that are downloaded from a URL. None: the user's cache folder.
+        verify_key: File of public keys; every bundle must have a signature by one of their private keys. None: bundles
+            need no signature.
+        bundle_cache: Folder for copies of bundles from a URL, and of bundles that must have a signature. None: the
+            user's cache folder.
 
     Raises:
-        KeyFileError: If `verify_key` is not an Ed25519 public key.
-        StoreError: If the URL's scheme is unknown, or no folder for downloaded bundles can be found.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
+        StoreError: If the URL's scheme is unknown, or no folder for copies of bundles can be found.
     """
     if isinstance(location, Path) or "://" not in location:
-        return Store(Path(location), verify_key)
+        return Store(Path(location), verify_key, bundle_cache)
     if location.startswith("file://"):
-        return Store(Path(unquote(urlsplit(location).path)), verify_key)
+        return Store(Path(unquote(urlsplit(location).path)), verify_key, bundle_cache)
     from service.store.remote import RemoteStore  # a store in a folder needs no obstore
 
     return RemoteStore(location, verify_key, bundle_cache)

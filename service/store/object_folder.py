@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from service.errors import StoreError
+from service.errors import ActivationConflictError, StoreError
 from service.store.connect import connect, require_scheme, without_credentials
+from service.store.control_files import MAX_LOG_BYTES, MAX_SMALL_BYTES
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_MAX_SMALL_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 _READ_TIMEOUT = timedelta(seconds=15)
 # Time limit for an answer. While one part of an upload is sent, no answer arrives, and a slow network needs long for
@@ -26,6 +26,7 @@ _UPLOAD_TIMEOUT = timedelta(minutes=5)
 # can have up to 156 GiB.
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
+_UPDATE_ATTEMPTS = 20
 
 _STATUS = re.compile(r"non-2xx status code: ([^:\n]+)")
 _XML_MESSAGE = re.compile(r"<Message>([^<]+)")
@@ -55,20 +56,13 @@ class ObjectFolder:
         self._url = url
         self._clients: dict[timedelta, ObjectStore] = {}
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
         """The content of a small file; None if the file does not exist.
 
         Raises:
-            StoreError: If the file cannot be read or is larger than 1 MiB.
+            StoreError: If the file cannot be read or is larger than `max_bytes`.
         """
-        with contextlib.suppress(FileNotFoundError), self._errors(name):
-            content = bytes(next(iter(self._connect(_READ_TIMEOUT).get(name).stream(_MAX_SMALL_BYTES + 1)), b""))
-            if len(content) > _MAX_SMALL_BYTES:
-                raise StoreError(
-                    f"{self.name}/{name}: expected at most {_MAX_SMALL_BYTES:,} bytes, found more; write it again"
-                )
-            return content
-        return None
+        return self._read_with_tag(name, max_bytes)[0]
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file in pieces of a few megabytes.
@@ -81,6 +75,10 @@ class ObjectFolder:
                 yield from self._connect(_READ_TIMEOUT).get(name).stream(_PIECE_BYTES)
         except FileNotFoundError:
             raise StoreError(f"{self.name}/{name}: expected a file of the bundle, found none; build it again") from None
+
+    def clone(self, name: str, target: int) -> bool:
+        """False: an object store shares no disk blocks with this machine."""
+        return False
 
     def names(self, folder: str) -> list[str]:
         """The file names in a folder; an empty result if the folder does not exist.
@@ -114,6 +112,41 @@ class ObjectFolder:
         with self._errors(name, writing=True):
             self._connect(_READ_TIMEOUT).put(name, content)
 
+    def update(self, name: str, change: Callable[[bytes | None], bytes], max_bytes: int = MAX_SMALL_BYTES) -> None:
+        """Replace a small file by a change of its content.
+
+        If another process replaces the file meanwhile, the change is computed again from the new content. If the server
+        does not support conditional writes, the last writer wins.
+
+        Args:
+            name: The file.
+            change: Returns the new content for the old content, which is None if the file does not exist.
+            max_bytes: Maximum size of the old content.
+
+        Raises:
+            ActivationConflictError: If other processes replace the file again and again.
+            StoreError: If the file cannot be read or written.
+        """
+        new = None
+        for _ in range(_UPDATE_ATTEMPTS):
+            content, tag = self._read_with_tag(name, max_bytes)
+            if new is not None and content == new:  # an earlier attempt was successful, but its answer was lost
+                return
+            new = change(content)
+            if new == (content or b"") or self._write_if_unchanged(name, new, None if content is None else tag or ""):
+                return
+        raise ActivationConflictError(
+            f"{self.name}/{name}: other processes change this file at the same time; try again when they have finished"
+        )
+
+    def append(self, name: str, missing: Callable[[bytes | None], bytes]) -> None:
+        """Append to a small file; see `update`. `missing` returns the bytes to append to the old content."""
+        self.update(name, lambda content: (content or b"") + missing(content), MAX_LOG_BYTES)
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """No lock: an object store has none, and `update` does not need one."""
+        return contextlib.nullcontext()
+
     def upload(self, local: Path, name: str) -> None:
         """Write a file of any size. The file appears complete, or not at all.
 
@@ -123,6 +156,45 @@ class ObjectFolder:
         with self._errors(name, writing=True):
             client = self._connect(_UPLOAD_TIMEOUT)
             client.put(name, local, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def _read_with_tag(self, name: str, max_bytes: int) -> tuple[bytes | None, str | None]:
+        """The content of a small file and its entity tag; None and None if the file does not exist."""
+        with contextlib.suppress(FileNotFoundError), self._errors(name):
+            result = self._connect(_READ_TIMEOUT).get(name)
+            content = bytes(next(iter(result.stream(max_bytes + 1)), b""))
+            if len(content) > max_bytes:
+                raise StoreError(
+                    f"{self.name}/{name}: expected at most {max_bytes:,} bytes, found more; write it again"
+                )
+            return content, result.meta["e_tag"]
+        return None, None
+
+    def _write_if_unchanged(self, name: str, content: bytes, tag: str | None) -> bool:
+        """Write a small file if it has not changed; return whether it was written.
+
+        Args:
+            name: The file.
+            content: The new content.
+            tag: The entity tag that the file must have; None: the file must not exist; empty: the server sends no tags,
+                so the file is written in any case.
+        """
+        from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError, PreconditionError
+
+        if tag != "":
+            mode: Any = "create" if tag is None else {"e_tag": tag}
+            with self._errors(name, writing=True):
+                try:
+                    self._connect(_READ_TIMEOUT).put(name, content, mode=mode)
+                    return True
+                except (AlreadyExistsError, PreconditionError):
+                    return False
+                except (NotSupportedError, NotImplementedError):
+                    pass
+                except GenericError as error:
+                    if "501 Not Implemented" not in str(error):
+                        raise
+        self.write(name, content)
+        return True
 
     def _connect(self, read_timeout: timedelta) -> ObjectStore:
         if ObjectFolder._first_process is None:

@@ -1,48 +1,83 @@
-"""The bundle store: all bundles, and the name of the current version.
+"""The bundle store: all bundles, and the version that replicas must serve.
 
     store/   bundles/<version>/   published bundles
-             CURRENT              one line: the version that replicas serve
-             HISTORY              versions that were current, one a line; the current version is last
+             ACTIVATION           the activation record: the current version and its generation
+             CURRENT              one line: the current version, for people and scripts
+             LOG                  one JSON line for each activation and rollback
 
-The file CURRENT is written last, so that the store is valid after every step. `remote.py` uses the same file layout at
-a URL.
+`remote.py` uses the same file layout at a URL.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.integrity import read_manifest
-from service.bundle.manifest import Manifest, check_version, is_version
-from service.bundle.signing import read_verify_key
-from service.errors import BundleError, StoreError, UnknownVersionError
-from service.store.bundle_folder import BundleFolder, replace_file
+from service.bundle.bundle import Bundle
+from service.bundle.integrity import check_sizes
+from service.bundle.manifest import Manifest, check_version
+from service.bundle.signing import read_verify_keys
+from service.bundle.signing_key import SigningKey
+from service.errors import StoreError, UnknownVersionError
+from service.reloaded_file import ReloadedFile
+from service.store.activation_check import ActivationCheck
+from service.store.activation_record import ACTIVATION, ActivationRecord, default_author
+from service.store.audit_log import LogEntry
+from service.store.bundle_cache import BundleCache, default_cache
+from service.store.bundle_folder import BundleFolder
+from service.store.cached_bundles import BundleSource, CachedBundles
+from service.store.control_files import ControlFiles, FolderFiles
+from service.store.desired_state import DesiredState
+from service.store.folder_source import FolderSource
+from service.store.verification import Verification
 
 
 class Store:
-    """A store in a folder. If a public key is given, every bundle must be signed by the matching private key.
+    """A store in a folder.
 
-    Subclasses replace the methods that read or write files.
+    With a file of public keys, every bundle must be signed by one of the matching private keys. A bundle is then opened
+    from a private copy, which cannot change after its check. Otherwise a bundle is opened in place.
+
+    Subclasses replace the methods that read or write bundles.
 
     Attributes:
         name: The store's name in error messages.
         local: The bundles on this machine: the store's own bundles, or the cache of a store at a URL.
         root: The folder of `local`.
         bundles: The folder inside `root` that contains one folder for each version.
+        verify_keys: The public keys; None if bundles need no signature.
+
+    Args:
+        root: The store's folder.
+        verify_key: File with the public keys; None if bundles need no signature.
+        cache: Folder for copies of bundles; None means the user's cache folder.
+        files: The small files of the store; None means the files in `root`.
 
     Raises:
-        KeyFileError: If `verify_key` is not an Ed25519 public key.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
     """
 
-    def __init__(self, root: Path, verify_key: Path | None = None) -> None:
-        self.name = str(root)
+    def __init__(
+        self,
+        root: Path,
+        verify_key: Path | None = None,
+        cache: Path | None = None,
+        files: ControlFiles | None = None,
+    ) -> None:
+        files = files or FolderFiles(root)
+        self.name = files.name
         self.local = BundleFolder(root)
         self.root = root
         self.bundles = self.local.bundles
-        self._verify_key = read_verify_key(verify_key) if verify_key else None
+        self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
+        self._state = DesiredState(files)
+        self._activation_check: ActivationCheck | None = None
+        self._verification = Verification(self.verify_keys)
+        self._cache_folder = cache
+        self._closed = threading.Event()
 
     def require(self) -> None:
         """Check that the store exists.
@@ -57,18 +92,51 @@ class Store:
         """All published versions, oldest first."""
         return self.local.versions()
 
-    def current(self) -> str | None:
-        """The version that replicas serve; None if no version is current.
+    def activation(self) -> ActivationRecord | None:
+        """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If CURRENT does not hold a version's name.
+            StoreError: If the record is damaged, or `require_signed_activations` was called and the record is refused.
         """
-        content = self._read("CURRENT")
-        if content is None:
-            return None
-        if (version := parse_current(content)) is None:
-            raise StoreError(f"{self.name}/CURRENT: expected a version's name; run `recollect activate`")
-        return version
+        record = self._state.record()
+        if record is not None and self._activation_check is not None:
+            self._activation_check.check(record)
+        return record
+
+    def require_signed_activations(self) -> None:
+        """From now on, refuse an activation record that is not signed, or is older than one that was seen before.
+
+        The store must have public keys.
+        """
+        assert self.verify_keys is not None
+        self._activation_check = ActivationCheck(self.verify_keys, self._open_cache()[1], f"{self.name}/{ACTIVATION}")
+
+    def sign_activations(self, key: SigningKey) -> None:
+        """From now on, sign the records of activations and rollbacks.
+
+        Raises:
+            KeyFileError: If the store has public keys, and none of them matches the private key.
+        """
+        if self.verify_keys is not None:
+            key.require_match(self.verify_keys.content)
+        self._state.signing_key = key
+
+    def current(self) -> str | None:
+        """The version that replicas must serve; None if no version is current.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        record = self.activation()
+        return record.version if record else None
+
+    def log(self) -> list[LogEntry]:
+        """All activations and rollbacks, oldest first.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        return self._state.log()
 
     def require_current(self) -> str:
         """The version that replicas serve.
@@ -109,7 +177,7 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If the manifest is broken, is not signed, or belongs to another version.
         """
-        return self._read_manifest(self.path(version), version)
+        return self._verification.read_manifest(self.path(version), version)
 
     def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
         """Check the files of a published version, then map them into memory.
@@ -123,43 +191,46 @@ class Store:
             StoreError: If the version is not published.
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
-        return self._open(self.path(version), version, pause, share_with)
+        folder = self.path(version)
+        if self.verify_keys is None:
+            return self._verification.open(folder, version, pause, share_with)
+        check_sizes(folder, self.manifest(version))  # a bundle with a missing file is refused before it is copied
+        return self._copies.open(version, pause, share_with)
 
     def close(self) -> None:
-        """Stop an upload or a download in progress, so that the service can shut down. A store in a folder has none."""
+        """Stop a copy in progress with an error, so that the service can shut down."""
+        self._closed.set()
 
-    def activate(self, version: str) -> None:
-        """Make a version current.
+    def activate(
+        self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
+    ) -> ActivationRecord:
+        """Make a version current, and return the new activation record.
+
+        Args:
+            version: The version.
+            by: The user who activates the version; None means the user of this process.
+            why: The reason, for the log.
+            expected_generation: Generation that the store must have before the activation; None accepts any.
 
         Raises:
             StoreError: If the version is not published.
             BundleError: If the manifest of the version is broken.
+            ActivationConflictError: If the store has another generation than expected, or another process activates a
+                version at the same time.
         """
         self.manifest(version)
-        with self._lock_current():
-            history = self._history()
-            if history[-1:] != [version]:
-                self._set_current([*history, version])
+        return self._state.activate(version, by or default_author(), why, expected_generation)
 
-    def rollback(self) -> str:
-        """Make the previous current version current again, and return it.
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Make the previous current version current again, and return the new activation record.
 
         Raises:
             StoreError: If there is no previous version.
+            BundleError: If the manifest of the previous version is broken.
+            ActivationConflictError: If another process activates a version at the same time.
         """
         self.require()
-        with self._lock_current():
-            history = self._history()
-            candidates = set(self.versions()) - set(history[-1:])
-            while history and history[-1] not in candidates:
-                history.pop()  # the current version, or a removed one
-            if not history:
-                raise UnknownVersionError(
-                    f"{self.name}: no version was current before; choose one with `recollect activate`"
-                )
-            self.manifest(history[-1])
-            self._set_current(history)
-            return history[-1]
+        return self._state.rollback(self._is_published, by or default_author(), why)
 
     def incoming(self) -> contextlib.AbstractContextManager[Path]:
         """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
@@ -173,17 +244,14 @@ class Store:
         """
         self.local.publish(folder, version)
 
-    def _open(
-        self, folder: Path, version: str, pause: Callable[[], None] | None, share_with: Sequence[Bundle]
-    ) -> Bundle:
-        bundle = open_bundle(folder, self._verify_key, pause, share_with)
-        _check_version_of(bundle.manifest, version, folder)
-        return bundle
+    @functools.cached_property
+    def _copies(self) -> CachedBundles:
+        source, cache = self._open_cache()
+        return CachedBundles(source, cache, self._verification, self.current, self._no_version, self._closed)
 
-    def _read_manifest(self, folder: Path, version: str) -> Manifest:
-        manifest = read_manifest(folder, self._verify_key)
-        _check_version_of(manifest, version, folder)
-        return manifest
+    def _open_cache(self) -> tuple[BundleSource, BundleCache]:
+        """The source of the copies, and the cache that contains the copies."""
+        return FolderSource(self.root), BundleCache(self._cache_folder or default_cache(), str(self.root.resolve()))
 
     def _no_store(self) -> StoreError:
         return StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
@@ -198,38 +266,9 @@ class Store:
         """The names of the latest versions, for error messages."""
         return ", ".join(self.versions()[-3:])
 
-    def _lock_current(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock that is needed to change the files CURRENT and HISTORY."""
-        return self.local.lock()
-
-    def _history(self) -> list[str]:
-        """The versions that were current, oldest first. The last one is always the version in the file CURRENT."""
-        history = (self._read("HISTORY") or b"").decode(errors="replace").split()
-        current = parse_current(self._read("CURRENT") or b"")
-        if current is None:  # no version is current, or CURRENT is damaged
-            return []
-        return history[: len(history) - history[::-1].index(current)] if current in history else [*history, current]
-
-    def _set_current(self, history: list[str]) -> None:
-        self._write("HISTORY", "".join(f"{version}\n" for version in history).encode())
-        self._write("CURRENT", f"{history[-1]}\n".encode())
-
-    def _read(self, name: str) -> bytes | None:
+    def _is_published(self, version: str) -> bool:
         try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, content: bytes) -> None:
-        replace_file(self.root / name, content)
-
-
-def parse_current(content: bytes) -> str | None:
-    """The version that the content of the file CURRENT names; None if the content is not a version's name."""
-    name = content.decode(errors="replace").strip()
-    return name if is_version(name) else None
-
-
-def _check_version_of(manifest: Manifest, version: str, folder: Path) -> None:
-    if manifest.version != version:
-        raise BundleError(f"{folder}: expected version {version}, manifest says {manifest.version}")
+            self.manifest(version)
+        except UnknownVersionError:
+            return False
+        return True

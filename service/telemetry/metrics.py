@@ -70,6 +70,14 @@ class Metrics:
         )
         self._bundle = gauge("bundle_info", "Number of workers that serve the version.", "livesum", "version")
         self._bundle_age = gauge("bundle_age_seconds", "Time since the served bundle was built.", "livemax")
+        self.generation = gauge(
+            "generation",
+            "Generation of the current version: in the store, announced in Redis, and served. With several workers, "
+            "the lowest.",
+            "livemin",
+            "source",
+        )
+        self.replica_state = gauge("replica_state", "Number of workers in each state.", "livesum", "state")
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
         self.rate_limited = counter(
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 
 from service.errors import NotServedError, RedisError
 from service.redis_client import RedisClient
+from service.store.activation_record import ActivationRecord
 from service.store.store import Store
-from service.versions.current import SharedCurrent
-from service.versions.replicas import Refusal, Report, replicas_of
+from service.versions.announcements import Announcements
+from service.versions.replicas import Seen, replicas_of
+from service.versions.reports import Report
 
 _POLL_SECONDS = 0.1
 # If no replica reports for this time, `wait` concludes that no replica is running.
 _NO_REPLICA_SECONDS = 3.0
+# A replica without a report counts as lost after this time. If Redis loses its data, all replicas report again sooner.
+_LOST_SECONDS = 5.0
 
 
 class Activation:
@@ -26,19 +29,18 @@ class Activation:
         stopping: Function that returns whether this service is shutting down; if so, `wait` ends.
 
     Attributes:
-        replicas: The reports of the replicas.
+        replicas: The registry of the replicas.
     """
 
     def __init__(
         self, store: Store, redis_client: RedisClient | None, stopping: Callable[[], bool] = lambda: False
     ) -> None:
         self._store, self._stopping = store, stopping
-        self._shared = SharedCurrent(store, redis_client) if redis_client else None
-        self._old_refusals: list[Refusal] = []
+        self._announcements = Announcements(redis_client) if redis_client else None
         self.replicas = replicas_of(store, redis_client)
 
-    def activate(self, version: str) -> None:
-        """Make a version current.
+    def activate(self, version: str, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Make a version current; see `Store.activate`.
 
         Raises:
             StoreError: If the store does not contain the version.
@@ -46,76 +48,152 @@ class Activation:
             RedisError: If Redis does not answer. The version is then current in the store, but Redis does not announce
                 it.
         """
-        self._remember_old_refusals()
-        self._store.activate(version)
-        self._announce(version)
+        return self._announce(self._store.activate(version, by, why))
 
-    def rollback(self) -> str:
-        """Make the version current that was current before, and return its name.
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Make the version current that was current before; see `Store.rollback`.
 
         Raises:
             StoreError: If there is no previous version.
             RedisError: As in `activate`.
         """
-        self._remember_old_refusals()
-        version = self._store.rollback()
-        self._announce(version)
-        return version
+        return self._announce(self._store.rollback(by, why))
 
-    def wait(self, version: str, seconds: float) -> list[Report]:
-        """Wait until every replica serves a version, and return the reports.
+    def wait(self, record: ActivationRecord, seconds: float, replicas: int | None = None) -> list[Report]:
+        """Wait until every replica serves the version of a record, and return the reports.
+
+        Args:
+            record: The record that the activation wrote.
+            seconds: Maximum time to wait.
+            replicas: Number of replicas that must serve the version. None means all replicas that reported in the
+                minute before or report now.
 
         Raises:
-            NotServedError: If a replica refuses the version or does not serve it in time; names replica and reason.
-            RedisError: If the reports cannot be read.
+            NotServedError: If a replica refuses the version, is lost, or does not serve the version in time, or if
+                another version is activated; names the replicas and the reasons.
+            RedisError: If the reports cannot be read until the time is over.
+            StoreError: If the store cannot be read.
         """
         start = time.monotonic()
+        rollout = _Rollout(record, replicas)
         while True:
-            reports = [report for report in self.replicas.reports() if report.state == "serving"]
-            behind = [report for report in reports if report.version != version]
             waited = time.monotonic() - start
-            if reports and not behind:
-                return reports
-            if behind and all(self._refuses(report, version) for report in behind):
-                raise NotServedError(_describe_replicas(version, behind, len(reports)))
+            error = None
+            try:
+                rollout.update(self.replicas.seen())
+            except RedisError as failure:
+                error = failure
+            else:
+                if rollout.complete:
+                    return rollout.serving
+            self._require_current(record)
             if self._stopping():
                 raise NotServedError(
-                    f"{version} is current; stopped waiting for the replicas, because this service stops"
+                    f"{record.version} is current; stopped waiting for the replicas, because this service stops"
                 )
-            if waited >= (seconds if reports else min(seconds, _NO_REPLICA_SECONDS)):
-                raise NotServedError(_describe_replicas(version, behind, len(reports)))
+            none_runs = not rollout.names and replicas is None
+            if rollout.failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
+                raise error or NotServedError(rollout.describe())
             time.sleep(_POLL_SECONDS)
 
-    def _remember_old_refusals(self) -> None:
-        """Store the refusals that were reported before the change, because their reasons may be gone by now."""
-        with contextlib.suppress(RedisError):
-            self._old_refusals = [report.refused for report in self.replicas.reports() if report.refused]
+    def _require_current(self, record: ActivationRecord) -> None:
+        current = self._store.activation()
+        if current is not None and current.generation > record.generation:
+            raise NotServedError(
+                f"{record.version} is not current any more: {current.by} made {current.version} current "
+                f"(generation {current.generation}); see `recollect log`"
+            )
 
-    def _refuses(self, report: Report, version: str) -> bool:
-        refused = report.refused
-        return refused is not None and refused.version == version and refused not in self._old_refusals
-
-    def _announce(self, version: str) -> None:
-        if self._shared is None:
-            return
-        try:
-            self._shared.announce(version)
-        except RedisError as error:
-            raise RedisError(
-                f"{version} is current in the store, but {error}; "
-                "until Redis answers, replicas read the current version from the store; "
-                "run this command again when Redis answers"
-            ) from error
+    def _announce(self, record: ActivationRecord) -> ActivationRecord:
+        if self._announcements is not None:
+            try:
+                self._announcements.announce(record.generation)
+            except RedisError as error:
+                raise RedisError(
+                    f"{record.version} is current in the store, but {error}; "
+                    "replicas find the version when they next read the store"
+                ) from error
+        return record
 
 
-def _describe_replicas(version: str, behind: list[Report], replicas: int) -> str:
-    if not replicas:
-        return (
-            f"{version} is current, but no replica reports: none is running, none may write to the store's folder, "
-            "or the replicas share a Redis that --redis-url does not name"
-        )
-    lines = [f"{version} is current, but {len(behind)} of {replicas} replicas do not serve it:"]
-    for report in behind:
-        reason = report.refused.error if report.refused and report.refused.version == version else ""
-        lines.append(f"  {report.replica} serves {report.version}: {reason or 'it has not opened the new version yet'}")
-    return "\n".join(lines)
+class _Rollout:
+    """The replicas that must serve the version of a record, and their reports.
+
+    Attributes:
+        names: The replicas that reported since the beginning, except replicas that stopped regularly.
+        serving: The reports of the replicas that serve the version.
+    """
+
+    def __init__(self, record: ActivationRecord, replicas: int | None) -> None:
+        self._record, self._replicas = record, replicas
+        self._reports: dict[str, Report | None] = {}
+        self._lost_since: dict[str, float] = {}
+        self._draining: set[str] = set()
+        self.names: set[str] = set()
+        self.serving: list[Report] = []
+
+    def update(self, seen: list[Seen]) -> None:
+        """Process the newest reports."""
+        now = time.monotonic()
+        self._reports = {each.replica: each.report for each in seen}
+        self._draining |= {name for name, report in self._reports.items() if report and report.state == "draining"}
+        self.names = (self.names | self._reports.keys()) - self._draining
+        self._lost_since = {
+            name: self._lost_since.get(name, now) for name in self.names if self._reports.get(name) is None
+        }
+        if self._replicas is not None:  # the number decides, so a replica that was lost may be replaced
+            self.names -= {name for name, since in self._lost_since.items() if now - since >= _LOST_SECONDS}
+        reports = [self._reports.get(name) for name in sorted(self.names)]
+        self.serving = [report for report in reports if report is not None and self._is_serving(report)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every replica serves the version."""
+        return len(self.serving) == len(self.names) >= (self._replicas or 1)
+
+    @property
+    def failed(self) -> bool:
+        """Whether every replica that does not serve the version has refused it or is lost."""
+        behind = self._behind()
+        return bool(behind) and all(self._has_refused(name) or self._is_lost(name) for name in behind)
+
+    def describe(self) -> str:
+        """The replicas that do not serve the version, with the reasons."""
+        version, expected = self._record.version, max(len(self.names), self._replicas or 0)
+        if not self.names:
+            return (
+                f"{version} is current, but no replica reports: none is running, none may write to the store's folder, "
+                "or the replicas share a Redis that --redis-url does not name"
+            )
+        missing = expected - len(self.serving)
+        lines = [f"{version} is current, but {missing} of {expected} replicas do not serve it:"]
+        lines += [f"  {name} {self._reason(name)}" for name in self._behind()]
+        if expected > len(self.names):
+            lines.append(f"  only {len(self.names)} of {expected} replicas report")
+        return "\n".join(lines)
+
+    def _behind(self) -> list[str]:
+        serving = {report.replica for report in self.serving}
+        return sorted(self.names - serving)
+
+    def _is_serving(self, report: Report) -> bool:
+        found = (report.state, report.generation, report.version)
+        return found == ("serving", self._record.generation, self._record.version)
+
+    def _has_refused(self, name: str) -> bool:
+        report = self._reports.get(name)
+        return report is not None and report.state == "failed" and report.generation == self._record.generation
+
+    def _is_lost(self, name: str) -> bool:
+        return name in self._lost_since and time.monotonic() - self._lost_since[name] >= _LOST_SECONDS
+
+    def _reason(self, name: str) -> str:
+        report = self._reports.get(name)
+        if report is None:
+            return "stopped reporting: it was killed, it hangs, or its report is damaged"
+        serves = f"serves {report.version}: " if report.version else "serves no version: "
+        if self._has_refused(name) and report.refused is not None:
+            return serves + report.refused.error
+        if report.generation != self._record.generation:
+            return f"{serves}it has not opened the new version yet (generation {report.generation})"
+        return f"{serves}it has not opened the new version yet ({report.state})"

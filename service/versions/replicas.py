@@ -1,73 +1,53 @@
-"""Reports of replicas: each replica reports the version that it serves, and `activate --wait` reads the reports.
+"""The registry of replicas: each replica writes its report there, and `activate --wait` reads the reports.
 
 Without Redis, a report is a file in the store's folder that its replica keeps locked. The lock ends with the process,
 so a report of a killed replica is recognised because its file has no lock. Replicas that share a Redis server write
-their reports to Redis, in keys that expire.
+their reports to Redis, in keys that expire. A sorted set holds the time of each replica's last report, by the clock of
+the Redis server.
+
+A replica that stops removes its entry. A replica that was killed stays in the registry for a minute without a report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
-import re
-import secrets
-import socket
-from datetime import datetime
+import time
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, NamedTuple, Protocol
 
 from service.errors import RedisError
 from service.redis_client import RedisClient
 from service.store.store import Store
+from service.versions.reports import Report, is_replica_name, parse_report, replica_name
 
 # Size of every report file. All files have this size, so that one write replaces the whole report.
 _FILE_BYTES = 8192
-_MAX_REASON_CHARACTERS = 1_000
 # Maximum time between two reports of a replica, and the lifetime of a report in Redis.
-REPORT_SECONDS = 5.0
-_LIFETIME_SECONDS = 15.0
+REPORT_SECONDS = 1.0
+_LIFETIME_SECONDS = 10.0
+# Time for which the registry remembers a replica that was killed.
+_REMEMBERED_SECONDS = 60.0
+# Seconds after which an unchanged report file is written again, so that its modification time is recent.
+_TOUCH_SECONDS = 10.0
+_MAX_REPLICAS = 10_000
 
 
-class Refusal(BaseModel):
-    """A version that a replica refused to serve, and the reason."""
+class Seen(NamedTuple):
+    """A replica that reported in the last minute.
 
-    version: str
-    error: str
-    at: datetime
+    Attributes:
+        replica: Its name.
+        report: Its report; None if it does not report any more, or if its report cannot be read.
+    """
 
-
-class Report(BaseModel):
-    """The report of one replica. A replica is one process."""
-
-    model_config = ConfigDict(frozen=True)
-
-    replica: str = Field(description="name of the replica: host name, process id and random digits")
-    state: Literal["serving", "draining"]
-    version: str
-    since: datetime
-    refused: Refusal | None = Field(
-        None, description="the current version, if the replica refused to serve it, with the reason"
-    )
-
-
-def replica_name() -> str:
-    """The name of this process among the replicas of its store."""
-    return _name_of(os.getpid())
-
-
-@functools.cache
-def _name_of(process: int) -> str:
-    """Host name, process id and random digits: containers can have equal host names and process ids."""
-    host = re.sub(r"[^0-9A-Za-z.-]", "-", socket.gethostname())[:128]
-    return f"{host}-{process}-{secrets.token_hex(2)}"
+    replica: str
+    report: Report | None
 
 
 class Replicas(Protocol):
-    """The place where replicas write their reports."""
+    """The registry of the replicas of a store."""
 
     def report(self, report: Report) -> None:
         """Write the report of this replica; it replaces the previous report.
@@ -77,19 +57,28 @@ class Replicas(Protocol):
         """
 
     def leave(self) -> None:
-        """Remove the report of this replica, because the replica stops."""
+        """Remove this replica from the registry, because it stops."""
 
-    def reports(self) -> list[Report]:
-        """The reports of all running replicas, sorted by the replica's name.
+    def seen(self) -> list[Seen]:
+        """All replicas that reported in the last minute and have not left, sorted by name.
 
         Raises:
-            RedisError: If the reports cannot be read.
+            RedisError: If the registry cannot be read.
         """
 
 
 def replicas_of(store: Store, redis_client: RedisClient | None) -> Replicas:
-    """The reports of the replicas of a store: in Redis if the replicas share one, otherwise in the store's folder."""
+    """The registry of a store's replicas: in Redis if the replicas share one, otherwise in the store's folder."""
     return RedisReplicas(redis_client) if redis_client else FolderReplicas(store.root / "replicas")
+
+
+def reports(replicas: Replicas) -> list[Report]:
+    """The reports of all running replicas, sorted by the replica's name.
+
+    Raises:
+        RedisError: If the registry cannot be read.
+    """
+    return [seen.report for seen in replicas.seen() if seen.report is not None]
 
 
 class FolderReplicas:
@@ -100,6 +89,7 @@ class FolderReplicas:
         self._path = folder / f"{replica_name()}.json"
         self._file: int | None = None
         self._written: Report | None = None
+        self._written_at = 0.0
 
     def report(self, report: Report) -> None:
         if self._file is not None and not self._is_own_file(self._file):  # the report file was removed
@@ -107,18 +97,18 @@ class FolderReplicas:
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
             self._file = self._create_locked()
-        if report != self._written:
+        if report != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS:
             os.pwrite(self._file, report.model_dump_json().encode().ljust(_FILE_BYTES), 0)
-            self._written = report
+            self._written, self._written_at = report, time.monotonic()
 
     def leave(self) -> None:
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             self._close()
 
-    def reports(self) -> list[Report]:
-        found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
-        return [report for report in found if report is not None]
+    def seen(self) -> list[Seen]:
+        found = (self._read(path) for path in sorted(self._folder.glob("*.json")) if is_replica_name(path.stem))
+        return [seen for seen in found if seen is not None]
 
     def _close(self) -> None:
         if self._file is not None:
@@ -140,13 +130,16 @@ class FolderReplicas:
         except FileNotFoundError:
             return False
 
-    def _read(self, path: Path) -> Report | None:
-        """Read the report of a running replica; try to remove the file of a replica that no longer runs."""
-        with contextlib.suppress(OSError, ValidationError):  # the replica stops or starts at this moment
+    def _read(self, path: Path) -> Seen | None:
+        """Read the report of a replica. Try to remove the file of a replica that was killed more than a minute ago."""
+        with contextlib.suppress(OSError):  # the replica leaves at this moment
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if path == self._path or not _is_unlocked(file):
-                    return Report.model_validate_json(os.pread(file, _FILE_BYTES, 0))
+                    return Seen(path.stem, parse_report(os.pread(file, _FILE_BYTES, 0), path.stem))
+                # After a jump of the clock, the time may lie in the future. The file is then removed at once.
+                if abs(time.time() - os.fstat(file).st_mtime) <= _REMEMBERED_SECONDS:
+                    return Seen(path.stem, None)
                 path.unlink()
             finally:
                 os.close(file)
@@ -154,41 +147,56 @@ class FolderReplicas:
 
 
 class RedisReplicas:
-    """Stores reports in Redis: one Redis key for each replica, which expires, and a set of the replicas' names."""
+    """Stores reports in Redis: one Redis key for each replica, which expires, and a sorted set of all replicas."""
 
     def __init__(self, redis_client: RedisClient) -> None:
         self._redis = redis_client
-        self._name, self._names = replica_name(), redis_client.key("replicas")
+        self._name, self._registry = replica_name(), redis_client.key("registry")
 
     def report(self, report: Report) -> None:
         def write(client: Any) -> Any:
-            pipeline = client.pipeline().sadd(self._names, self._name)
-            key, milliseconds = self._redis.key("replica", self._name), int(1e3 * _LIFETIME_SECONDS)
-            return pipeline.set(key, report.model_dump_json(), px=milliseconds).execute()
+            pipeline = client.pipeline().zadd(self._registry, {self._name: _redis_seconds(client)})
+            return pipeline.set(
+                self._key(self._name), report.model_dump_json(), px=int(1e3 * _LIFETIME_SECONDS)
+            ).execute()
 
         self._redis.execute(write)
 
     def leave(self) -> None:
         with contextlib.suppress(RedisError):
-            self._redis.execute(lambda client: client.delete(self._redis.key("replica", self._name)))
+            self._redis.execute(
+                lambda client: (
+                    client.pipeline().zrem(self._registry, self._name).delete(self._key(self._name)).execute()
+                )
+            )
 
-    def reports(self) -> list[Report]:
-        names = sorted(name.decode() for name in self._redis.execute(lambda client: client.smembers(self._names)))
-        keys = [self._redis.key("replica", name) for name in names]
-        values = self._redis.execute(lambda client: client.mget(keys)) if keys else []
-        expired = [name for name, value in zip(names, values, strict=True) if value is None]
-        if expired:
-            self._redis.execute(lambda client: client.srem(self._names, *expired))
-        found = []
-        for value in values:
-            with contextlib.suppress(ValidationError):
-                found += [Report.model_validate_json(value)] if value is not None else []
-        return found
+    def seen(self) -> list[Seen]:
+        def read(client: Any) -> tuple[list[str], list[Any]]:
+            now = _redis_seconds(client)
+            client.zremrangebyscore(self._registry, "-inf", now - _REMEMBERED_SECONDS)
+            client.zremrangebyscore(self._registry, now + _REMEMBERED_SECONDS, "+inf")  # written by no replica
+            members = client.zrange(self._registry, 0, _MAX_REPLICAS - 1)
+            names = sorted(filter(is_replica_name, (member.decode(errors="replace") for member in members)))
+            pipeline = client.pipeline(transaction=False)
+            for name in names:
+                pipeline.getrange(self._key(name), 0, _FILE_BYTES - 1)
+            return names, pipeline.execute(raise_on_error=False)
+
+        names, values = self._redis.execute(read)
+        return [
+            # A value is an error if the key holds another type than a string.
+            Seen(name, parse_report(value, name) if isinstance(value, bytes) else None)
+            for name, value in zip(names, values, strict=True)
+        ]
+
+    def _key(self, name: str) -> str:
+        return self._redis.key("report", name)
 
 
-def shorten(reason: str) -> str:
-    """Shorten a reason to a length that fits into a report."""
-    return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + "..."
+def _redis_seconds(client: Any) -> float:
+    """The time of the Redis server: the clocks of the replicas can differ."""
+    seconds, microseconds = client.time()
+    return float(seconds + microseconds / 1e6)
 
 
 def _is_unlocked(file: int) -> bool:

@@ -24,7 +24,7 @@ from tests.deploy.helpers import (
     run_tool,
     write_nginx_conf,
 )
-from tests.service.http_helpers import Server, add_version, copy_store, light_encoder, serving
+from tests.service.http_helpers import Server, add_version, copy_store, light_encoder, make_first, serving
 
 QUERY = {"query": "How doctors treat high blood pressure"}
 MAX_BODY_BYTES = ServeSettings.model_fields["max_body_bytes"].default
@@ -185,7 +185,7 @@ def stores(built: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     def store(version: str) -> Path:
         folder = copy_store(built.store, tmp_path_factory.mktemp("nginx") / version)
         add_version(folder, built.version, version, light_encoder)
-        (folder / "CURRENT").write_text(f"{version}\n")
+        make_first(folder, version)
         return folder
 
     return store("v1"), store("v2")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import recollect
-from index_builder.signing import read_signing_key
 from service.bundle.files import MANIFEST, SIGNATURE
+from service.bundle.signing_key import read_signing_key
 from service.errors import BundleError, KeyFileError
 from service.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair
@@ -49,11 +49,11 @@ def test_signed_bundle_opens_only_with_its_public_key(
     printed = "".join(capfd.readouterr())
     assert not any(secret in printed for secret in secrets(keys.private))
     assert (bundle / SIGNATURE).stat().st_size == 64
-    assert Store(tmp_path / "store", keys.public).open(bundle.name).manifest.version == bundle.name
+    assert Store(tmp_path / "store", keys.public, tmp_path / "cache").open(bundle.name).manifest.version == bundle.name
     (tmp_path / "others").mkdir()
     others = write_pair(tmp_path / "others")
     with pytest.raises(BundleError, match="found other content or another signature"):
-        Store(tmp_path / "store", others.public).open(bundle.name)
+        Store(tmp_path / "store", others.public, tmp_path / "cache").open(bundle.name)
 
 
 def test_build_without_the_sign_flag_writes_no_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from jaxtyping import install_import_hook
+
+if TYPE_CHECKING:
+    from tests.service.redis_server import RedisServer
 
 install_import_hook(["service.bundle", "service.predictor"], "beartype.beartype")
 
@@ -103,3 +106,11 @@ def store(light_versions: Path, tmp_path: Path) -> Path:
     from tests.service.http_helpers import copy_store
 
     return copy_store(light_versions, tmp_path / "store")
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    from tests.service.redis_server import running_redis
+
+    with running_redis(tmp_path) as server:
+        yield server

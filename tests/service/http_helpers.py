@@ -19,6 +19,7 @@ import numpy as np
 
 from service.bundle.integrity import describe_files
 from service.bundle.strings import write_table
+from service.store.store import Store
 
 PATIENCE_SECONDS = 60
 
@@ -85,6 +86,13 @@ def add_version(store: Path, source: str, version: str, change: Callable[[Path, 
     change(folder, manifest)
     path.write_text(json.dumps(manifest), encoding="utf-8")
     return version
+
+
+def make_first(store: Path, version: str) -> None:
+    """Make a version current as if no other version had been current before."""
+    for name in ("ACTIVATION", "CURRENT", "HISTORY", "LOG"):
+        (store / name).unlink(missing_ok=True)
+    Store(store).activate(version)
 
 
 def answers_with(top_k: int) -> Callable[[Path, dict[str, Any]], None]:

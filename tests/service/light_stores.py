@@ -13,6 +13,7 @@ from tests.service.http_helpers import (
     answers_with,
     copy_store,
     light_encoder,
+    make_first,
     with_changed_files,
 )
 
@@ -30,7 +31,7 @@ def light_store(source: Path, version: str, to: Path) -> Path:
     add_version(store, "light", "changed", with_changed_files)
     for name, source_version in (("v3", "light"), ("v5", "changed")):
         add_version(store, source_version, name, answers_with(TOP_K[name]))
-    (store / "CURRENT").write_text("v3\n")
+    make_first(store, "v3")
     return store
 
 

@@ -1,4 +1,4 @@
-"""A real Redis server on its own port, which tests can stop, restart and suspend."""
+"""A real Redis server on its own port, which tests can stop, restart and suspend, and replicas that use it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import redis
 
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+
 PASSWORD = "correct-horse-battery"
+# The replicas share this secret. Redis does not know it.
+SECRET = "not-known-to-redis"
+
+# With this setting, a replica reads the store only at its start and after an announcement in Redis.
+NEVER_POLLS = ("--poll-seconds", "600")
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 
@@ -68,3 +77,25 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
+    with (
+        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url, RECOLLECT_REDIS_SECRET=SECRET) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
+    ):
+        yield server, client
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

@@ -35,7 +35,7 @@ def is_refused(response: httpx.Response, status: int, code: str) -> dict[str, An
 def test_admin_lists_all_versions_and_the_problem_of_each_broken_version(admin: httpx.Client, store: Path) -> None:
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
     listed = admin.get("/admin/versions").json()
-    assert listed["current"] == "v3"
+    assert (listed["current"], listed["generation"]) == ("v3", 1)
     rows = {row["version"]: row for row in listed["versions"]}
     assert rows["v3"]["current"] is True
     assert rows["v3"]["size_bytes"] > 0
@@ -49,9 +49,27 @@ def test_admin_activation_waits_until_every_replica_serves_the_version_and_rollb
     assert switched["version"] == "v5"
     assert [replica["version"] for replica in switched["replicas"]] == ["v5"]
     status = admin.get("/admin/status").json()
-    assert (status["current"], [replica["state"] for replica in status["replicas"]]) == ("v5", ["serving"])
+    assert (status["current"], status["generation"]) == ("v5", 2)
+    assert [(replica["state"], replica["generation"]) for replica in status["replicas"]] == [("serving", 2)]
     assert admin.post("/admin/rollback", json={"wait_seconds": PATIENCE_SECONDS}).json()["version"] == "v3"
-    assert admin.post("/admin/activate", json={"version": "v5"}).json() == {"version": "v5", "replicas": None}
+    again = admin.post("/admin/activate", json={"version": "v5", "by": "ann@host", "why": "fixed"}).json()
+    assert again == {"version": "v5", "generation": 4, "replicas": None}
+    log = admin.get("/admin/log").json()["log"]
+    assert [(entry["generation"], entry["from"], entry["to"]) for entry in log] == [
+        (1, None, "v3"),
+        (2, "v3", "v5"),
+        (3, "v5", "v3"),
+        (4, "v3", "v5"),
+    ]
+    assert (log[1]["by"], log[3]["by"], log[3]["why"]) == ("admin API, 127.0.0.1", "ann@host", "fixed")
+
+
+def test_admin_activation_waits_for_the_number_of_replicas_in_the_request(admin: httpx.Client) -> None:
+    activation = {"version": "v5", "wait_seconds": 1.5, "replicas": 2}
+    problem = is_refused(admin.post("/admin/activate", json=activation), 504, "not_served")
+    assert "1 of 2 replicas do not serve it" in problem["detail"]
+    assert "only 1 of 2 replicas report" in problem["detail"]
+    assert len(admin.post("/admin/activate", json=activation | {"replicas": 1}).json()["replicas"]) == 1
 
 
 def test_admin_activation_of_a_refused_version_returns_the_reason(admin: httpx.Client, store: Path) -> None:
@@ -74,13 +92,13 @@ def test_admin_errors_are_problem_details(admin: httpx.Client, store: Path) -> N
     is_refused(admin.get("/admin/nowhere"), 404, "not_found")
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
     is_refused(admin.post("/admin/activate", json={"version": "v5"}), 409, "broken_bundle")
-    (store / "CURRENT").write_bytes(b"\xff")
+    is_refused(admin.post("/admin/rollback", json={}), 404, "unknown_version")
+    (store / "ACTIVATION").write_bytes(b"\xff")
     for path in ("/admin/versions", "/admin/status"):
         answer = admin.get(path).json()
-        assert (answer["current"], "expected a version's name" in answer["problem"]) == (None, True)
-    (store / "CURRENT").write_text("v3\n")
-    (store / "HISTORY").unlink()
-    is_refused(admin.post("/admin/rollback", json={}), 404, "unknown_version")
+        assert (answer["current"], answer["generation"]) == (None, None)
+        assert "expected an activation record" in answer["problem"]
+    is_refused(admin.get("/admin/log"), 503, "store_unreadable")
 
 
 JSON = {"Content-Type": "application/json"}

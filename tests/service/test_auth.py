@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from service.errors import SettingsError
-from service.http.api_keys import read_api_keys
+from service.http.api_keys import ApiKey, ApiKeys, read_api_keys
 from service.serving import rate_limit
 from service.serving.rate_limit import Quota, RateLimits
 from tests.service.http_helpers import Server, serving
@@ -157,6 +158,45 @@ def test_batch_of_the_maximum_size_is_allowed_at_any_clock_time(rate: float, mon
         assert asyncio.run(limits.wait_seconds(Quota("front", rate), 10)) == 0.0
 
 
+def test_api_keys_are_found_by_their_whole_secret() -> None:
+    keys = ApiKeys(_key(f"k{number}", f"secret-number-{number:05}") for number in range(4_000))
+    assert len(keys) == 4_000
+    found = keys.find("secret-number-01234")
+    assert found is not None
+    assert found.name == "k1234"
+    for wrong in ("", "secret-number-0123", "secret-number-012345", "k1234", found.digest.hex(), "\xff"):
+        assert keys.find(wrong) is None
+    with pytest.raises(SettingsError, match="found again-2 again$"):
+        ApiKeys([_key("again-1", "same-secret-same"), _key("again-2", "same-secret-same")])
+
+
+def _key(name: str, secret: str) -> ApiKey:
+    return ApiKey(name, 0.0, hashlib.sha256(secret.encode()).digest())
+
+
+PRIVATE = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/metrics")
+
+
+def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_versions: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"prometheus {FRONT}\n")
+    flags = ("--api-keys", str(tmp_path / "keys"), "--docs", "key", "--metrics", "key")
+    with serving(light_versions, *flags) as server, httpx.Client(base_url=server.url) as client:
+        for path in PRIVATE:
+            assert client.get(path).status_code == 401, path
+            assert client.get(path, headers={"Authorization": f"Bearer {BATCH}"}).status_code == 401, path
+            assert client.get(path, headers={"Authorization": f"Bearer {FRONT}"}).status_code == 200, path
+        for path in ("/metrics/", "//metrics", "/%6detrics", "/docs/", "/openapi.json/"):
+            assert "recollect" not in client.get(path).text.lower(), path
+        assert client.get("/health/ready").status_code == 200
+
+
+def test_documentation_and_metrics_can_be_switched_off(light_versions: Path) -> None:
+    with serving(light_versions, "--docs", "off", "--metrics", "off") as server:
+        for path in PRIVATE:
+            assert httpx.get(f"{server.url}{path}").status_code == 404, path
+        assert httpx.post(f"{server.url}/predict", json=QUERY).status_code == 200
+
+
 def settings_refused(*flags: str, capsys: Any) -> str:
     from recollect import main
 
@@ -172,6 +212,14 @@ def settings_refused(*flags: str, capsys: Any) -> str:
         (("--rate-limit", "5"), "--rate-limit: needs --api-keys"),
         (("--admin-port", "0", "--admin-token", "too-short"), "expected 16 characters or more, found 9"),
         (("--admin-token", "0123456789abcdef"), "--admin-token: needs --admin-port"),
+        (("--admin-token-file", "token"), "--admin-token: needs --admin-port"),
+        (
+            ("--admin-port", "0", "--admin-token", "0123456789abcdef", "--admin-token-file", "token"),
+            "--admin-token: expected only one of --admin-token and --admin-token-file, found both",
+        ),
+        (("--metrics", "key"), "--metrics key: needs --api-keys, which is not set"),
+        (("--docs", "key"), "--docs key: needs --api-keys, which is not set"),
+        (("--docs", "private"), "--docs: expected 'public', 'key' or 'off'"),
         (
             ("--admin-port", "0", "--admin-host", "0.0.0.0"),
             "needs --admin-token, which is not set, because other machines can reach this address",

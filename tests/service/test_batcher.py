@@ -14,7 +14,7 @@ from service.options import AnswerOptions, resolve_options
 from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
-from service.versions.model_manager import Lease, Leases
+from service.versions.leases import Lease, Leases
 
 MAX_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,16 @@ import numpy as np
 import pytest
 
 import recollect
-from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, rehash, relabel, serving
+from tests.service.http_helpers import (
+    add_version,
+    answers_with,
+    copy_store,
+    flip_bit,
+    make_first,
+    rehash,
+    relabel,
+    serving,
+)
 
 QUERY = "How doctors treat high blood pressure"
 
@@ -28,8 +39,7 @@ def two_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version, top_k in (("v1", 10), ("v2", 2)):
         add_version(store, built.version, version, answers_with(top_k))
     shutil.rmtree(store / "bundles" / built.version)
-    for name in ("CURRENT", "HISTORY"):
-        (store / name).write_text("v1\n")
+    make_first(store, "v1")
     return store
 
 
@@ -109,7 +119,7 @@ def test_versions_marks_the_current_version(store: Path, capsys: pytest.CaptureF
     assert first.startswith("* v1  28 instances  8 labels  flat  fp32  ")
     assert second.startswith("  v2  ")
     listed = json.loads(Ran(capsys, "versions", "--store", store, "--json").out)
-    assert listed["current"] == "v1"
+    assert (listed["current"], listed["generation"]) == ("v1", 1)
     assert [(row["version"], row["current"]) for row in listed["versions"]] == [("v1", True), ("v2", False)]
     assert listed["versions"][0]["labels"] == 8
 
@@ -142,6 +152,32 @@ def test_activate_and_rollback_change_the_current_version(store: Path, capsys: p
     Ran(capsys, "rollback", "--store", store).failed_with("no version was current before")
     Ran(capsys, "activate", "v3", "--store", store).failed_with("v3", "v1, v2")
     Ran(capsys, "activate", "../v2", "--store", store).failed_with("../v2")
+
+
+def test_log_lists_who_changed_the_version_when_and_why(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Ran(capsys, "activate", "v2", "--store", store, "--why", "new labels\x1b[2J", "--by", "ann@host")
+    Ran(capsys, "rollback", "--store", store)
+    first, second, third = Ran(capsys, "log", "--store", store).out.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  1  activate  v1  \S+@\S+", first)
+    assert second[21:] == "2  activate  v1 -> v2  ann@host  new labels\\x1b[2J"
+    assert "  3  rollback  v2 -> v1  " in third
+    listed = json.loads(Ran(capsys, "log", "--store", store, "--json").out)["log"]
+    assert [(entry["generation"], entry["from"], entry["to"]) for entry in listed] == [
+        (1, None, "v1"),
+        (2, "v1", "v2"),
+        (3, "v2", "v1"),
+    ]
+    assert listed[1]["why"] == "new labels\x1b[2J"
+    assert datetime.fromisoformat(listed[0]["at"]) <= datetime.fromisoformat(listed[1]["at"])
+
+
+def test_log_of_a_store_without_logged_activations_is_empty(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ACTIVATION", "LOG"):
+        (store / name).unlink()
+    ran = Ran(capsys, "log", "--store", store)
+    assert (ran.status, ran.out, ran.err) == (0, "", f"{store}: no activation is logged yet\n")
+    assert json.loads(Ran(capsys, "log", "--store", store, "--json").out) == {"log": []}
+    Ran(capsys, "log", "--store", store / "nowhere").failed_with("expected a bundle store, found none")
 
 
 def test_verify_prints_the_results_of_its_checks(two_versions: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,20 +262,23 @@ def test_serve_reports_an_error_of_the_store(store: Path, tmp_path: Path) -> Non
     assert "run `recollect build`" in serve_error(tmp_path / "nowhere", "--port", "0")
     flip_bit(store / "bundles" / "v1" / "label_keys.faiss")
     assert "label_keys.faiss: expected SHA-256" in serve_error(store, "--port", "0")
+    (store / "ACTIVATION").write_text("{}")
+    assert "ACTIVATION: expected an activation record" in serve_error(store, "--port", "0")
+    (store / "ACTIVATION").unlink()
     (store / "CURRENT").write_text("../v1\n")
-    assert "CURRENT" in serve_error(store, "--port", "0")
+    assert "CURRENT: expected a version's name" in serve_error(store, "--port", "0")
     (store / "CURRENT").unlink()
     assert "no version is current" in serve_error(store, "--port", "0")
 
 
-def test_versions_are_listed_even_if_the_file_current_names_no_version(
+def test_versions_are_listed_even_if_the_activation_record_is_damaged(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (store / "CURRENT").write_text("../x\n")
+    (store / "ACTIVATION").write_text("{")
     ran = Ran(capsys, "versions", "--store", store)
     assert ran.status == 0
     assert [line.split()[0] for line in ran.out.splitlines()] == ["v1", "v2"]
-    assert "CURRENT: expected a version's name" in ran.err
+    assert "ACTIVATION: expected an activation record" in ran.err
 
 
 def test_verify_accepts_the_word_current_as_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.service.http_helpers import Server, add_version, copy_store, relabel, serving
+from tests.service.http_helpers import Server, add_version, copy_store, make_first, relabel, serving
 
 QUERY = "How doctors treat high blood pressure"
 # Uids of the bundle's labels, in the order of the labels. Some uids contain characters that must be escaped in a URL.
@@ -23,7 +23,7 @@ UIDS = ["Taxation", "Medicine", "a/b//c", "q?x=1&y#z %41", "Football", "音楽",
 def server(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store = copy_store(built.store, tmp_path_factory.mktemp("http") / "store")
     add_version(store, built.version, "v1", relabel(UIDS))
-    (store / "CURRENT").write_text("v1\n")
+    make_first(store, "v1")
     with serving(store, "--poll-seconds", "3600", RECOLLECT_MAX_BACH="3") as server:
         yield server
 

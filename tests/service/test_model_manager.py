@@ -21,7 +21,6 @@ from service.http.app import create_app
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
-from service.versions.current import StoreCurrent
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
@@ -29,6 +28,7 @@ from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
     add_version,
+    answers_with,
     flip_bit,
     rehash,
     serving,
@@ -46,9 +46,7 @@ def server(store: Path) -> Iterator[Server]:
 
 def following(root: Path, poll_seconds: float) -> ModelManager:
     store = Store(root)
-    return ModelManager(
-        Opener(store, threads=1), StoreCurrent(store), replicas_of(store, None), Metrics(), poll_seconds
-    )
+    return ModelManager(Opener(store, threads=1), replicas_of(store, None), Metrics(), poll_seconds)
 
 
 class Load:
@@ -103,30 +101,34 @@ def test_during_fifty_activations_no_request_fails_and_no_answer_mixes_versions(
     assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
 
 
-def test_retired_versions_are_unmapped_even_if_no_requests_arrive(store: Path, server: Server) -> None:
+def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_requests_arrive(
+    store: Path, server: Server
+) -> None:
+    add_version(store, "v3", "v7", answers_with(7))
+
     def mapped() -> set[str]:
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         return set(re.findall(r"/bundles/(v\d)/", maps))
 
     with httpx.Client(base_url=server.url) as client:
         client.post("/predict", json={"query": "bread"}).raise_for_status()
-        for version in ("v5", "v3", "v5"):
+        for version in ("v7", "v3", "v7", "v5", "v3"):
             Store(store).activate(version)
             until_serves(client, version)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while mapped() != {"v5"}:
+        while mapped() != {"v3", "v5"}:
             assert time.monotonic() < deadline, mapped()
             time.sleep(0.02)
 
 
 FAILING_STORE = """
-from service.versions import current
-version, times = current.StoreCurrent.version, iter(range(3))
-def failing_version(self):
-    if next(times, None) is not None:
+from service.versions import follower
+read, times = follower.DesiredVersion.read, iter(range(5))
+def failing_read(self):
+    if next(times, 0) > 1:  # the first two calls are made at the start
         raise KeyError("an error of a driver")
-    return version(self)
-current.StoreCurrent.version = failing_version
+    return read(self)
+follower.DesiredVersion.read = failing_read
 """
 
 
@@ -167,10 +169,13 @@ def test_broken_version_is_refused_once_and_a_later_valid_version_is_served(stor
         until_serves(client, "v5")
 
 
-@pytest.mark.parametrize("garbage", [b"../v5\n", b"/etc\n", b"\xff\xfe", b"", b"v5\nv3\n", b"a" * 5000])
-def test_server_logs_an_invalid_current_file_and_keeps_its_version(store: Path, server: Server, garbage: bytes) -> None:
-    (store / "CURRENT").write_bytes(garbage)
+@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"{}", b'{"generation": 9, "version": "../v5"}', b"a" * 5000])
+def test_server_logs_a_damaged_activation_record_and_keeps_its_version(
+    store: Path, server: Server, garbage: bytes
+) -> None:
+    (store / "ACTIVATION").write_bytes(garbage)
     unreadable = server.wait_for("store_unreadable")
+    assert "ACTIVATION: expected an activation record" in unreadable["error"]
     assert unreadable["serving"] == "v3"
     with httpx.Client(base_url=server.url) as client:
         assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
@@ -178,15 +183,21 @@ def test_server_logs_an_invalid_current_file_and_keeps_its_version(store: Path, 
         until_serves(client, "v5")
 
 
-def test_current_file_that_names_a_missing_version_is_refused(store: Path, server: Server) -> None:
-    (store / "CURRENT").write_text("nowhere\n")
-    assert "nowhere" in server.wait_for("bundle_refused")["error"]
-    (store / "CURRENT").write_text("v5\n")
-    assert server.wait_for("bundle_swapped")["version"] == "v5"
+def test_current_file_may_be_edited_by_hand_if_the_store_has_no_activation_record(store: Path) -> None:
+    (store / "ACTIVATION").unlink()
+    with serving(store, *POLL) as server:
+        (store / "CURRENT").write_text("nowhere\n")
+        assert "nowhere" in server.wait_for("bundle_refused")["error"]
+        (store / "CURRENT").write_text("v5\n")
+        assert server.wait_for("bundle_swapped")["version"] == "v5"
+        (store / "CURRENT").write_bytes(b"\xff")
+        assert "CURRENT: expected a version's name" in server.wait_for("store_unreadable")["error"]
+        assert httpx.get(f"{server.url}/version").json()["version"] == "v5"
 
 
-def test_server_keeps_its_version_if_the_current_file_is_missing(store: Path, server: Server) -> None:
-    (store / "CURRENT").unlink()
+def test_server_keeps_its_version_if_the_store_no_longer_names_a_version(store: Path, server: Server) -> None:
+    for name in ("ACTIVATION", "CURRENT"):
+        (store / name).unlink()
     time.sleep(0.3)
     assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
 
@@ -258,7 +269,7 @@ def test_every_log_line_is_one_json_event(server: Server) -> None:
 
 
 def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.versions.model_manager._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("service.versions.follower._RETRY_SECONDS", 0.0)
     manager = following(store, poll_seconds=0.02)
     manager.open_current()
     before, broken = manager.version(), store / "bundles" / "v5" / "tokenizer.json"
@@ -266,7 +277,7 @@ def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.M
     broken.write_bytes(b"{}")
     manager.follow()
     try:
-        (store / "CURRENT").write_text("v5\n")
+        Store(store).activate("v5")
         time.sleep(0.2)
         assert manager.version() == before
         broken.write_bytes(content)

@@ -1,105 +1,28 @@
-"""Replicas that share a real Redis server: the current version, cached answers, rate limits, and failures of Redis."""
+"""Replicas that share a real Redis server: cached answers, rate limits, and failures of Redis."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from service.store.store import Store
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.light_stores import TOP_K, until_serves
-from tests.service.redis_server import PASSWORD, RedisServer, needs_redis, running_redis
+from tests.service.redis_server import NEVER_POLLS, PASSWORD, RedisServer, metric, needs_redis, replica, until
 
 pytestmark = needs_redis
 
-# With this setting, a replica checks the current version only after an announcement in Redis.
-NEVER_POLLS = ("--poll-seconds", "600")
 POLLS = ("--poll-seconds", "0.05")
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as server:
-        yield server
-
-
-@contextlib.contextmanager
-def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
-    with (
-        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server,
-        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
-    ):
-        yield server, client
 
 
 def run(*arguments: str) -> int:
     from recollect import main
 
     return main(list(arguments))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def metric(client: httpx.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-
-
-def test_activation_reaches_a_replica_with_its_own_copy_of_the_store(
-    store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    elsewhere = copy_store(store, tmp_path / "elsewhere")
-    with (
-        replica(store, redis_server, *NEVER_POLLS) as (_, near),
-        replica(elsewhere, redis_server, *NEVER_POLLS) as (_, far),
-    ):
-        until(lambda: redis_server.client().pubsub_numsub("recollect:current")[0][1] == 2)
-        assert run("activate", "v5", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 0
-        assert capsys.readouterr().out == "v5\n"
-        for client in (near, far):
-            answer = client.post("/predict", json={"query": "bread"}).json()
-            assert (answer["version"], len(answer["labels"])) == ("v5", TOP_K["v5"])
-        assert run("rollback", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 0
-        assert {client.get("/version").json()["version"] for client in (near, far)} == {"v3"}
-
-
-def test_activation_error_names_the_replica_whose_store_lacks_the_version(
-    store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.service.http_helpers import add_version, answers_with
-
-    elsewhere = copy_store(store, tmp_path / "elsewhere")
-    with replica(store, redis_server, *POLLS) as (_, near), replica(elsewhere, redis_server, *POLLS) as (_, far):
-        add_version(store, "v3", "v7", answers_with(7))
-        assert run("activate", "v7", "--store", str(store), "--redis-url", redis_server.url, "--wait") == 1
-        error = capsys.readouterr().err
-        assert "v7 is current, but 1 of 2 replicas do not serve it:" in error
-        assert "serves v3:" in error
-        assert "found no 'v7'" in error
-        assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
-
-
-def test_replica_finds_a_missed_activation_by_polling_and_restores_an_empty_redis(
-    store: Path, redis_server: RedisServer
-) -> None:
-    with replica(store, redis_server, *POLLS) as (_, client), redis_server.client() as redis_client:
-        redis_client.set("recollect:current", "v5")  # without an announcement
-        until_serves(client, "v5")
-        redis_client.delete("recollect:current")
-        until(lambda: redis_client.get("recollect:current") == "v5")
 
 
 def test_service_answers_and_reports_a_problem_while_redis_is_down_and_then_recovers(
@@ -116,7 +39,7 @@ def test_service_answers_and_reports_a_problem_while_redis_is_down_and_then_reco
         redis_server.start()
         until(lambda: "degraded" not in client.get("/health/ready").json())
         assert metric(client, "recollect_redis_up") == 1
-        assert until(lambda: redis_server.client().get("recollect:current")) == "v5"
+        until(lambda: redis_server.client().get("recollect:generation") == "2")
         assert client.get("/version").json()["version"] == "v5"
         assert len(server.events("redis_up")) <= len(server.events("redis_down"))
         assert PASSWORD not in server.log()
@@ -126,13 +49,13 @@ def test_version_activated_while_redis_was_unreachable_stays_current_afterwards(
     store: Path, redis_server: RedisServer
 ) -> None:
     with replica(store, redis_server, *POLLS) as (server, client):
-        until(lambda: redis_server.client().get("recollect:current") == "v3")
-        redis_server.suspend()  # Redis still contains v3
+        until(lambda: redis_server.client().get("recollect:generation") == "1")
+        redis_server.suspend()  # Redis still announces generation 1
         server.wait_for("redis_down")
         Store(store).activate("v5")
         until_serves(client, "v5")
         redis_server.resume()
-        until(lambda: redis_server.client().get("recollect:current") == "v5")
+        until(lambda: redis_server.client().get("recollect:generation") == "2")
         assert client.get("/version").json()["version"] == "v5"
 
 
@@ -178,15 +101,6 @@ def test_rate_limit_counts_all_replicas_with_redis_and_each_replica_without_redi
         assert 200 in [ask(first).status_code for _ in range(3)]
 
 
-def test_replica_starts_even_if_redis_names_a_version_that_its_store_lacks(
-    store: Path, redis_server: RedisServer
-) -> None:
-    redis_server.client().set("recollect:current", "removed")
-    with replica(store, redis_server, *POLLS) as (server, client):
-        assert client.get("/version").json()["version"] == "v3"
-        assert "removed" not in [event["version"] for event in server.events("bundle_opened")]
-
-
 def test_error_of_a_full_redis_is_logged_without_the_cached_answers(store: Path, redis_server: RedisServer) -> None:
     with redis_server.client() as owner, replica(store, redis_server, *NEVER_POLLS) as (server, client):
         owner.config_set("maxmemory", "1")
@@ -207,19 +121,6 @@ def test_many_concurrent_requests_share_a_few_redis_connections(store: Path, red
             assert {each.result().status_code for each in requests} <= {200, 503}
         assert server.events("redis_down") == []
         assert metric(client, "recollect_redis_errors_total") == 0
-
-
-@pytest.mark.parametrize("cached", ["", '{"labels":1', "[]", "\x00"])
-def test_invalid_cached_answer_in_redis_is_computed_again(store: Path, redis_server: RedisServer, cached: str) -> None:
-    with (
-        replica(store, redis_server, "--cache-seconds", "1", *NEVER_POLLS) as (_, client),
-        redis_server.client() as owner,
-    ):
-        computed = client.post("/predict", json={"query": "bread"})
-        key = until(lambda: owner.keys("recollect:answer:*"))[0]
-        owner.set(key, cached)
-        time.sleep(1.1)  # until the answer expires in the cache of the process
-        assert client.post("/predict", json={"query": "bread"}).json() == computed.json()
 
 
 def test_rate_limit_works_after_the_clock_of_redis_is_set_back(
@@ -275,12 +176,3 @@ def test_error_of_an_activation_explains_its_effect_while_redis_is_down(
     assert "v5 is current in the store, but Redis does not answer" in error
     assert PASSWORD not in error
     assert Store(store).current() == "v5"
-
-
-def test_server_logs_a_malformed_version_in_redis_and_keeps_its_version(store: Path, redis_server: RedisServer) -> None:
-    with replica(store, redis_server, *POLLS) as (server, client):
-        redis_server.client().set("recollect:current", "../v5")
-        assert "expected a version's name" in server.wait_for("store_unreadable")["error"]
-        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
-        redis_server.client().set("recollect:current", "v5")
-        until_serves(client, "v5")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 import threading
@@ -15,12 +14,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.http.api_keys import ApiKey
+from service.http.api_keys import read_api_keys
 from service.http.app import create_app
+from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
-from service.versions.current import StoreCurrent
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
@@ -38,7 +37,7 @@ class Recorder:
         self.recording = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not self.recording or event != "call" or threading.current_thread().name == "follow-current":
+        if not self.recording or event != "call" or threading.current_thread().name.startswith("follow-"):
             return
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(REPOSITORY / "service"):
@@ -59,9 +58,12 @@ def recorder() -> Iterator[Recorder]:
 def files_of_a_request(store: Path, recorder: Recorder, rate: float | None = None, **options: Any) -> list[str]:
     """The source files that a second request uses, in order; with an API key if `rate` is given."""
     opened, metrics = Store(store), Metrics()
-    manager = ModelManager(Opener(opened, threads=1), StoreCurrent(opened), replicas_of(opened, None), metrics, 60)
+    manager = ModelManager(Opener(opened, threads=1), replicas_of(opened, None), metrics, 60)
     manager.open_current()
-    keys = [] if rate is None else [ApiKey("shop", rate, hashlib.sha256(SECRET.encode()).digest())]
+    keys = None
+    if rate is not None:
+        (store / "keys").write_text(f"shop {SECRET} {rate}\n")
+        keys = ReloadedFile(store / "keys", lambda path: read_api_keys(path, 0.0))
     app = create_app(manager, ServeSettings(store=store, threads=1, **options), metrics, None, keys)
     with TestClient(app, headers={"X-API-Key": SECRET}) as client:
         client.post("/predict", json={"query": "bread"})
@@ -97,9 +99,11 @@ def test_request_without_an_answer_cache_uses_one_source_file_less(store: Path, 
     assert files == [name for name in documented_files() if name != "service/serving/answer_cache.py"]
 
 
-def test_api_key_adds_no_source_file_and_its_rate_limit_adds_one(store: Path, recorder: Recorder) -> None:
-    assert files_of_a_request(store, recorder, rate=0.0) == documented_files()
+def test_api_key_adds_one_source_file_and_its_rate_limit_another_one(store: Path, recorder: Recorder) -> None:
+    added = "service/http/api_keys.py"
+    assert [name for name in files_of_a_request(store, recorder, rate=0.0) if name != added] == documented_files()
+    assert added in recorder.files
     recorder.files = []
     limited = files_of_a_request(store, recorder, rate=100.0)
-    assert [name for name in limited if name not in documented_files()] == ["service/serving/rate_limit.py"]
+    assert {name for name in limited if name not in documented_files()} == {added, "service/serving/rate_limit.py"}
     assert [name for name in limited if name in documented_files()] == documented_files()

@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 import recollect
-from index_builder.signing import read_signing_key, sign_manifest
 from service.bundle.bundle import open_bundle
 from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.bundle.signing import read_verify_key
+from service.bundle.signing import read_verify_keys
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, KeyFileError
 from service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
-from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, serving
+from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, make_first, serving
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,12 @@ def signed(bundle_folder: Path, keys: Pair) -> Path:
 
 def refuses(folder: Path, keys: Pair, name: str, message: str) -> None:
     with pytest.raises(BundleError, match=message) as error:
-        open_bundle(folder, read_verify_key(keys.public))
+        open_bundle(folder, read_verify_keys(keys.public))
     assert str(error.value).startswith(f"{folder / name}: ")
 
 
 def test_signed_bundle_opens_with_and_without_a_public_key(signed: Path, keys: Pair) -> None:
-    assert open_bundle(signed, read_verify_key(keys.public)).manifest.version == "v1"
+    assert open_bundle(signed, read_verify_keys(keys.public)).manifest.version == "v1"
     assert open_bundle(signed).manifest.version == "v1"
 
 
@@ -89,7 +89,7 @@ def test_signed_manifest_with_changed_white_space_is_refused(signed: Path, keys:
         (signed / MANIFEST).write_bytes(altered)
         refuses(signed, keys, MANIFEST, "found other content or another signature")
     (signed / MANIFEST).write_bytes(content)
-    open_bundle(signed, read_verify_key(keys.public))
+    open_bundle(signed, read_verify_keys(keys.public))
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
@@ -119,7 +119,7 @@ def opened(bundle_folder: Path) -> Iterator[list[str]]:
 def test_no_file_except_manifest_and_signature_is_opened_before_verification(
     signed: Path, keys: Pair, opened: list[str]
 ) -> None:
-    key = read_verify_key(keys.public)
+    key = read_verify_keys(keys.public)
     open_bundle(signed, key)
     assert set(opened) == {MANIFEST, SIGNATURE, *BUNDLE_FILES}
     assert opened[:2] == [MANIFEST, SIGNATURE]
@@ -134,7 +134,7 @@ def test_no_file_except_manifest_and_signature_is_opened_before_verification(
 @pytest.mark.parametrize("name", NO_PUBLIC_KEY)
 def test_error_for_a_file_without_a_public_key_names_the_kind_of_its_content(every_sort: Path, name: str) -> None:
     with pytest.raises(KeyFileError) as error:
-        read_verify_key(every_sort / name)
+        read_verify_keys(every_sort / name)
     message = str(error.value)
     assert message.startswith(
         f"{every_sort / name}: expected an Ed25519 public key in PEM, found: {NO_PUBLIC_KEY[name]}"
@@ -146,7 +146,7 @@ def test_error_for_a_file_without_a_public_key_names_the_kind_of_its_content(eve
 def test_public_key_is_read_from_a_file_that_also_contains_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
     path = tmp_path / "commented"
     path.write_bytes(b"# the key of 2026\n\n" + keys.public.read_bytes())
-    assert open_bundle(signed, read_verify_key(path))
+    assert open_bundle(signed, read_verify_keys(path))
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +160,7 @@ def signed_store(built: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactor
         sign(store / "bundles" / version, keys)
     for version in ("light", built.version):
         shutil.rmtree(store / "bundles" / version)
-    for name in ("CURRENT", "HISTORY"):
-        (store / name).write_text("v1\n")
+    make_first(store, "v1")
     return store
 
 
@@ -264,7 +263,7 @@ def test_serve_error_names_the_kind_of_a_wrong_key_file(store: Path, every_sort:
 
 
 def test_serve_refuses_to_start_with_an_unsigned_version(store: Path, keys: Pair) -> None:
-    (store / "CURRENT").write_text("v3\n")
+    Store(store).activate("v3")
     assert "v3/manifest.sig: expected a signature for " in refused_to_serve(store, keys.public)
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import recollect
-from index_builder.signing import read_signing_key, sign_manifest
 from service.bundle.bundle import open_bundle
 from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.bundle.signing import read_verify_key
+from service.bundle.signing import read_verify_keys
+from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError
 from tests.keys import write_pair
 from tests.service.http_helpers import add_version, copy_store, light_encoder
@@ -137,7 +137,7 @@ def test_error_names_the_file_that_was_tampered_with(
     # The error for a wrong signature may name the manifest instead of the signature.
     named = {MANIFEST if each == SIGNATURE else each for each in touched} | set(touched)
     with pytest.raises(BundleError) as error:
-        open_bundle(published.bundle, read_verify_key(published.key))
+        open_bundle(published.bundle, read_verify_keys(published.key))
     where = str(error.value).partition(": expected ")[0]
     assert where in {str(published.bundle / each) for each in named}
     assert published.verify() == 2

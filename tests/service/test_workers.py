@@ -17,6 +17,7 @@ import pytest
 
 from service.store.store import Store
 from service.versions.activation import Activation
+from service.versions.replicas import reports
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.light_stores import TOP_K
 from tests.service.test_model_manager import Load
@@ -24,8 +25,9 @@ from tests.service.test_model_manager import Load
 POLLS = ("--workers", "2", "--poll-seconds", "0.05")
 
 
-def reporting_processes(store: Path) -> set[int]:
-    return {int(report.replica.split("-")[-2]) for report in Activation(Store(store), None).replicas.reports()}
+def serving_processes(store: Path) -> set[int]:
+    found = reports(Activation(Store(store), None).replicas)
+    return {int(report.replica.split("-")[-2]) for report in found if report.state == "serving"}
 
 
 def two_workers(store: Path, killed: int = 0) -> set[int]:
@@ -34,7 +36,7 @@ def two_workers(store: Path, killed: int = 0) -> set[int]:
     `killed` must not be one of them.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(found := reporting_processes(store)) < 2 or killed in found:
+    while len(found := serving_processes(store)) < 2 or killed in found:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
@@ -49,8 +51,8 @@ def test_all_workers_swap_versions_and_no_answer_mixes_versions(store: Path) -> 
     with serving(store, *POLLS) as server, Load(server.url) as load:
         activation = Activation(Store(store), None)
         for version in ("v5", "v3", "v5"):
-            activation.activate(version)
-            assert {report.version for report in activation.wait(version, PATIENCE_SECONDS)} == {version}
+            record = activation.activate(version)
+            assert [report.version for report in activation.wait(record, PATIENCE_SECONDS, 2)] == [version] * 2
         until = time.monotonic() + PATIENCE_SECONDS
         while load.versions[-1] != "v5":
             assert time.monotonic() < until

@@ -126,7 +126,7 @@ def test_manifest_with_an_unexpected_file_name_is_refused(origin: Store, store: 
     assert not list(tmp_path.rglob("escaped"))
 
 
-@pytest.mark.parametrize("name", ["CURRENT", "bundles/A/manifest.json"])
+@pytest.mark.parametrize("name", ["ACTIVATION", "bundles/A/manifest.json"])
 def test_small_file_of_a_store_is_refused_if_it_is_over_one_mebibyte(origin: Store, store: Store, name: str) -> None:
     (origin.root / name).write_bytes(b"A" * (2 << 20))
     with pytest.raises(StoreError, match=f"/{name}: expected at most 1,048,576 bytes, found more"):
@@ -141,7 +141,7 @@ def keys(tmp_path: Path) -> Pair:
 def test_signature_is_checked_before_other_files_are_downloaded(
     web: WebServer, origin: Store, keys: Pair, tmp_path: Path
 ) -> None:
-    from index_builder.signing import read_signing_key, sign_manifest
+    from service.bundle.signing_key import read_signing_key, sign_manifest
 
     store = open_store(web.url, keys.public, tmp_path / "cache")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/manifest.sig: expected a signature for .*public"):
@@ -203,7 +203,7 @@ def test_version_that_a_process_has_open_is_never_removed_from_the_cache(store: 
 
 def test_download_stops_with_an_error_when_the_service_shuts_down(web: WebServer, store: Store) -> None:
     store.close()
-    with pytest.raises(StoreError, match=f"^{web.url}: the download was stopped because the service is shutting down"):
+    with pytest.raises(StoreError, match=f"^{web.url}: the copy was stopped because the service is shutting down"):
         store.open("A")
     assert cached(store) == []
 

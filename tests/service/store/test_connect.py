@@ -27,7 +27,10 @@ SECOND = timedelta(seconds=1)
     ("url", "name"),
     [
         ("https://user:secret@host:8443/store/", "https://host:8443/store"),
-        ("https://user:sec/r@et@host/store", "https://host/store"),
+        ("https://user:sec@ret@host/store", "https://host/store"),
+        ("https://user:secret@host/a@b", "https://host/a@b"),
+        ("https://user:secret@host/a:b@c", "https://host/a:b@c"),
+        ("https://user:secret@[::1]:80/store", "https://[::1]:80/store"),
         ("s3://token@bucket/store?secret=1#x", "s3://bucket/store"),
         ("s3://bucket/a@b/c:d@e", "s3://bucket/a@b/c:d@e"),
         ("http://host:80/a@b", "http://host:80/a@b"),
@@ -43,20 +46,21 @@ def test_store_name_does_not_contain_the_credentials_in_its_url(url: str, name: 
     assert without_credentials(url) == name
 
 
-@pytest.mark.parametrize("password", ["hush%40hush", "hush/hush", "hush@hush"])
-def test_credentials_in_a_url_are_sent_to_the_server_and_never_printed(
-    web: WebServer, tmp_path: Path, error_of: Callable[..., str], password: str
+@pytest.mark.parametrize("path", ["store", "store@other.example", "a:b@other.example/c"])
+@pytest.mark.parametrize("password", ["hush%40hush", "hush%2Fhush", "hush@hush", "hush:hush"])
+def test_credentials_in_a_url_are_sent_to_its_host_and_never_printed(
+    web: WebServer, tmp_path: Path, error_of: Callable[..., str], password: str, path: str
 ) -> None:
     web.denied = True
-    url = f"http://jane:{password}@127.0.0.1:{web.port}/store"
+    url = f"http://jane:{password}@127.0.0.1:{web.port}/{path}"
     line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
-    assert f"http://127.0.0.1:{web.port}/store/CURRENT: expected an answer, found: 401 Unauthorized; check" in line
+    assert f"http://127.0.0.1:{web.port}/{path}/ACTIVATION: expected an answer, found: 401 Unauthorized; check" in line
     assert "jane" not in line
     assert "hush" not in line
     assert not [path for path in tmp_path.rglob("*") if "hush" in str(path)]
     assert web.authorization is not None
     sent = base64.b64decode(web.authorization.removeprefix("Basic ")).decode()
-    assert sent == "jane:" + password.replace("%40", "@")
+    assert sent == "jane:" + password.replace("%40", "@").replace("%2F", "/")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,26 @@ def test_every_url_scheme_selects_its_obstore_client(
 
 def test_web_server_client_keeps_percent_encoding_and_its_url_contains_no_password() -> None:
     assert repr(connect("https://jane:hush@host/my%20store", SECOND)) == 'HTTPStore("https://host/my%20store")'
+
+
+@pytest.mark.parametrize("url", ["https://jane:hush/hush@host/store", "s3://jane:hush@b:c/store", "s4://x:hush/y@z"])
+def test_url_with_an_ambiguous_password_is_refused_and_not_printed(
+    tmp_path: Path, error_of: Callable[..., str], url: str
+) -> None:
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    assert f"{url[:2]}" in line
+    assert "write / : @ ? and # inside a password as %2F %3A %40 %3F and %23" in line
+    assert "hush" not in line
+
+
+@pytest.mark.parametrize("url", ["https://host/store?sig=hush", "az://container/store?sig=hush", "s3://bucket/a#hush"])
+def test_url_with_a_query_is_refused_because_the_query_would_be_lost(
+    tmp_path: Path, error_of: Callable[..., str], url: str
+) -> None:
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    name = url.partition("?")[0].partition("#")[0]
+    assert f"{name}: expected a URL without ? and #, found one with " in line
+    assert "hush" not in line
 
 
 @pytest.mark.parametrize("scheme", ["s4", "ftp"])
@@ -197,7 +221,7 @@ os.wait()
 def test_store_at_a_url_is_refused_without_a_home_folder_and_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", _no_home)
-    with pytest.raises(StoreError, match="expected a home folder for downloaded bundles, found none; choose"):
+    with pytest.raises(StoreError, match="expected a home folder for copies of bundles, found none; choose"):
         open_store("s3://bucket/store")
 
 

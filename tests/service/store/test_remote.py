@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from service.errors import StoreError, UnknownVersionError
+from service.errors import ActivationConflictError, StoreError, UnknownVersionError
 from service.store.locations import open_store
 from service.store.object_folder import ObjectFolder
 from service.store.store import Store
@@ -119,16 +120,69 @@ def test_activation_and_rollback_write_the_same_files_as_in_a_local_store(
     for version in "ABC":
         publish(store, origin.path(version), version)
         store.activate(version)
-    assert (remote.read("HISTORY"), remote.read("CURRENT")) == (b"A\nB\nC\n", b"C\n")
-    assert [store.rollback(), store.rollback()] == ["B", "A"]
+    assert (remote.read("HISTORY"), remote.read("CURRENT")) == (None, b"C\n")
+    assert [store.rollback().version, store.rollback().version] == ["B", "A"]
     with pytest.raises(StoreError, match="no version was current before"):
         store.rollback()
-    assert (remote.read("HISTORY"), store.current()) == (b"A\n", "A")
-    remote.write("CURRENT", b"../A\n")
-    with pytest.raises(StoreError, match="CURRENT: expected a version's name; run `recollect activate`"):
+    assert (remote.read("CURRENT"), store.current()) == (b"A\n", "A")
+    assert [(entry.generation, entry.from_, entry.to) for entry in store.log()] == [
+        (1, None, "A"),
+        (2, "A", "B"),
+        (3, "B", "C"),
+        (4, "C", "B"),
+        (5, "B", "A"),
+    ]
+    remote.write("ACTIVATION", b"{}")
+    with pytest.raises(
+        StoreError, match="ACTIVATION: expected an activation record, found .*; run `recollect activate`"
+    ):
         store.current()
-    store.activate("B")
-    assert store.current() == "B"
+    assert store.activate("B").generation == 6
+
+
+def test_old_store_at_a_url_gets_generations_from_its_next_activation_on(
+    url: str, origin: Store, tmp_path: Path
+) -> None:
+    store, remote = open_store(url, None, tmp_path / "cache"), ObjectFolder(url)
+    for version in "AB":
+        publish(store, origin.path(version), version)
+    remote.write("HISTORY", b"A\nB\n")
+    remote.write("CURRENT", b"B\n")
+    assert (store.current(), store.log()) == ("B", [])
+    record = store.rollback()
+    assert (record.generation, record.version, store.current()) == (1, "A", "A")
+
+
+def test_activations_at_the_same_time_get_different_generations(url: str, origin: Store, tmp_path: Path) -> None:
+    for version in "AB":
+        publish(open_store(url, None, tmp_path / "cache"), origin.path(version), version)
+
+    def activate(version: str) -> list[int]:
+        store = open_store(url, None, tmp_path / "cache")
+        return [store.activate(version).generation for _ in range(5)]
+
+    with ThreadPoolExecutor(2) as pool:
+        generations = list(pool.map(activate, "AB"))
+    assert sorted(sum(generations, [])) == list(range(1, 11))
+    assert [entry.generation for entry in open_store(url, None, tmp_path / "cache").log()] == list(range(1, 11))
+
+
+def test_activation_is_reported_as_replaced_if_the_server_has_no_conditional_writes(
+    url: str, origin: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_in_any_case(self: ObjectFolder, name: str, content: bytes, tag: str | None) -> bool:
+        self.write(name, content)
+        if name == "ACTIVATION":
+            other = json.loads(content) | {"version": "B", "by": "ann@host"}
+            self.write(name, json.dumps(other).encode())
+        return True
+
+    store = open_store(url, None, tmp_path / "cache")
+    for version in "AB":
+        publish(store, origin.path(version), version)
+    monkeypatch.setattr(ObjectFolder, "_write_if_unchanged", write_in_any_case)
+    with pytest.raises(ActivationConflictError, match="ann@host activated B at the same time, which replaced the"):
+        store.activate("A")
 
 
 def test_missing_bucket_and_missing_store_and_missing_current_file_have_different_errors(
@@ -161,7 +215,7 @@ def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(
     line = error_of("versions", *flags)
     assert f"{web.url}/bundles: expected an answer, found: 501 Not Implemented; check the URL" in line
     line = error_of("activate", "B", *flags)
-    assert f"{web.url}/HISTORY: expected an answer, found: 501 Not Implemented; check the URL" in line
+    assert f"{web.url}/ACTIVATION: expected an answer, found: 501 Not Implemented; check the URL" in line
 
 
 def test_web_server_without_a_store_is_reported_as_no_store(tmp_path: Path) -> None:
@@ -203,7 +257,7 @@ def test_server_keeps_serving_while_the_store_is_unreachable_and_swaps_later(
     try:
         unreadable = server.wait_for("store_unreadable")
         assert unreadable["serving"] == "v3"
-        assert f"{web.url}/CURRENT: expected an answer, found: " in unreadable["error"]
+        assert f"{web.url}/ACTIVATION: expected an answer, found: " in unreadable["error"]
         assert "Connection refused" in unreadable["error"]
         assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).json()["version"] == "v3"
         origin.activate("v5")

@@ -55,10 +55,6 @@ def temporary_files(store: Store) -> list[str]:
     return [str(path) for path in store.root.rglob(".*")]
 
 
-def history(store: Store) -> list[str]:
-    return (store.root / "HISTORY").read_text().split()
-
-
 def test_bundle_is_listed_only_after_it_is_published(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
     store = Store(tmp_path / "new" / "store")
     with store.incoming() as folder:
@@ -138,60 +134,6 @@ def test_full_disk_is_reported_while_a_bundle_is_written_and_leaves_no_files(sto
     assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
-def test_each_rollback_activates_the_version_before_in_the_history(store: Store) -> None:
-    for version in "ABC":
-        store.activate(version)
-    assert [store.rollback(), store.rollback(), store.current()] == ["B", "A", "A"]
-    with pytest.raises(StoreError, match="no version was current before; choose one with `recollect activate`"):
-        store.rollback()
-    assert store.current() == "A"
-
-
-def test_version_that_was_activated_twice_is_in_the_history_twice(store: Store) -> None:
-    for version in "ABA":
-        store.activate(version)
-    assert [store.rollback(), store.rollback()] == ["B", "A"]
-
-
-def test_activation_of_the_current_version_leaves_the_history_unchanged(store: Store) -> None:
-    for version in "AABB":
-        store.activate(version)
-    assert history(store) == ["A", "B"]
-
-
-def test_rollback_skips_versions_whose_bundle_was_removed(store: Store) -> None:
-    for version in "ABC":
-        store.activate(version)
-    store.path("B").rename(store.root / "removed")
-    assert store.rollback() == "A"
-    assert history(store) == ["A"]
-
-
-def test_rollback_never_activates_the_version_that_is_already_current(store: Store) -> None:
-    for version in "CABA":
-        store.activate(version)
-    store.path("B").rename(store.root / "removed")
-    assert store.rollback() == "C"
-
-
-@pytest.mark.parametrize(
-    ("lines", "current", "rolled_back"),
-    [("A B", "A", None), ("A B", "C", "B"), ("B A C", "A", "B"), ("", "C", None), ("A B A", "B", "A")],
-    ids=["activating", "rolling back", "activating after two", "no history", "activating again"],
-)
-def test_store_is_valid_after_a_crash_between_writing_the_files_history_and_current(
-    store: Store, lines: str, current: str, rolled_back: str | None
-) -> None:
-    (store.root / "HISTORY").write_text(lines.replace(" ", "\n"))
-    (store.root / "CURRENT").write_text(f"{current}\n")
-    if rolled_back is None:
-        with pytest.raises(StoreError, match="no version was current before"):
-            store.rollback()
-        assert store.current() == current
-    else:
-        assert store.rollback() == store.current() == rolled_back
-
-
 def test_version_with_a_broken_manifest_is_not_activated(store: Store) -> None:
     store.activate("A")
     (store.path("B") / MANIFEST).write_text("{}")
@@ -200,7 +142,7 @@ def test_version_with_a_broken_manifest_is_not_activated(store: Store) -> None:
     (store.path("C") / MANIFEST).write_bytes((store.path("A") / MANIFEST).read_bytes())
     with pytest.raises(BundleError, match="expected version C, manifest says A"):
         store.activate("C")
-    assert (store.current(), history(store)) == ("A", ["A"])
+    assert (store.current(), len(store.log())) == ("A", 1)
 
 
 def test_error_for_an_unknown_version_lists_the_latest_versions(store: Store) -> None:
@@ -220,16 +162,6 @@ def test_missing_store_and_missing_versions_and_missing_current_file_have_differ
         Store(tmp_path).require_current()
     with pytest.raises(StoreError, match="no version is current; `recollect activate` one of: A, B, C"):
         store.require_current()
-
-
-@pytest.mark.parametrize("content", [b"", b"../A\n", b"\xff\xfe", b"A\nB\n"])
-def test_damaged_current_file_is_reported_and_the_next_activation_repairs_it(store: Store, content: bytes) -> None:
-    store.activate("B")
-    (store.root / "CURRENT").write_bytes(content)
-    with pytest.raises(StoreError, match="CURRENT: expected a version's name; run `recollect activate`"):
-        store.current()
-    store.activate("B")
-    assert store.current() == "B"
 
 
 def test_folders_whose_name_is_not_a_version_name_are_not_listed(store: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 from service.errors import NotReadyError
 from service.predictor.predictor import Predictor
 from service.store.store import Store
-from service.versions.model_manager import Leases
+from service.versions.leases import Leases
 from tests.service.http_helpers import copy_store
 
 
@@ -45,11 +45,26 @@ def test_current_version_stays_open_even_without_leases() -> None:
     assert not current.closed
 
 
+def test_previous_version_stays_open_as_the_standby_until_the_next_swap() -> None:
+    first, second, third = Closeable(), Closeable(), Closeable()
+    leases = leases_of(first, second)
+    assert leases.close_unused() == 0
+    leases.replace(cast(Predictor, third))
+    assert (leases.close_unused(), first.closed, second.closed) == (1, True, False)
+    leases.exchange_with_standby()
+    assert leases.lease().predictor is second
+    assert (leases.close_unused(), third.closed) == (0, False)
+    assert leases.retire_standby()
+    assert not leases.retire_standby()
+    assert (leases.close_unused(), third.closed) == (1, True)
+
+
 def test_retired_version_is_closed_after_its_last_lease_is_released() -> None:
     old, new = Closeable(), Closeable()
     leases = leases_of(old)
     first, second = leases.lease(), leases.lease()
     leases.replace(cast(Predictor, new))
+    leases.retire_standby()
     assert leases.lease().predictor is new
     first.release()
     assert (leases.close_unused(), old.closed) == (0, False)
@@ -66,6 +81,7 @@ def test_second_lease_from_share_keeps_the_version_open_after_the_first_is_relea
     shared = lease.share()
     lease.release()
     leases.replace(cast(Predictor, Closeable()))
+    leases.retire_standby()
     assert leases.close_unused() == 0
     assert shared.predictor is old
     shared.release()
@@ -81,6 +97,7 @@ def test_released_lease_cannot_be_shared_and_its_second_release_does_nothing() -
     with pytest.raises(ValueError, match="found a released lease"):
         lease.share()
     leases.replace(cast(Predictor, Closeable()))
+    leases.retire_standby()
     assert leases.close_unused() == 0
     other.release()
     assert leases.close_unused() == 1

@@ -1,0 +1,163 @@
+"""The desired state of a store: reads the activation record, and replaces it on an activation or a rollback.
+
+Three files are written in this order: ACTIVATION, CURRENT, LOG. The first write changes the current version. If one of
+the later writes fails or the process is killed, the next action completes the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from service.bundle.signing_key import SigningKey
+from service.errors import ActivationConflictError, StoreError, UnknownVersionError
+from service.store.activation_check import is_signed, sign_record
+from service.store.activation_record import (
+    ACTIVATION,
+    CURRENT,
+    HISTORY,
+    ActivationRecord,
+    activated,
+    parse_activation,
+    record_without_file,
+    rolled_back,
+)
+from service.store.audit_log import LOG, LogEntry, last_generation, missing_line, parse_log
+from service.store.control_files import MAX_LOG_BYTES, ControlFiles
+
+
+class DesiredState:
+    """The desired state of one store.
+
+    Args:
+        files: The store's small files.
+
+    Attributes:
+        signing_key: Private key that signs new records; None: new records are not signed.
+    """
+
+    def __init__(self, files: ControlFiles) -> None:
+        self._files = files
+        self.signing_key: SigningKey | None = None
+
+    def record(self) -> ActivationRecord | None:
+        """The activation record; None if no version is current.
+
+        Raises:
+            StoreError: If the record is damaged.
+        """
+        return self._parse(self._files.read(ACTIVATION))
+
+    def log(self) -> list[LogEntry]:
+        """All activations and rollbacks, oldest first.
+
+        Raises:
+            StoreError: If the activation record is damaged.
+        """
+        return parse_log(self._read_log(), self.record())
+
+    def activate(self, version: str, by: str, why: str, expected_generation: int | None) -> ActivationRecord:
+        """Make a version current; see `Store.activate`."""
+
+        def choose(content: bytes | None) -> ActivationRecord:
+            before = self._before(content, or_from_log=True)
+            generation = before.generation if before else 0
+            if expected_generation not in (None, generation):
+                raise ActivationConflictError(
+                    f"{self._files.name}: expected generation {expected_generation}, found {generation}; "
+                    "see `recollect log`"
+                )
+            record = activated(before, version, by, why)
+            # A signature must not cover a history that another program may have written.
+            return record if self._trusts(before) else record.model_copy(update={"previous": ()})
+
+        return self._replace(choose)
+
+    def rollback(self, is_published: Callable[[str], bool], by: str, why: str) -> ActivationRecord:
+        """Make the previous version current that is still published; see `Store.rollback`."""
+
+        def choose(content: bytes | None) -> ActivationRecord:
+            before = self._before(content)
+            if before is not None and not self._trusts(before):
+                raise StoreError(
+                    f"{self._files.name}/{ACTIVATION}: expected a record that the signing key signed, found another "
+                    "one, so its previous version is not trusted; run `recollect activate VERSION --sign PRIVATE`"
+                )
+            if before is not None:
+                for target, version in reversed(list(enumerate(before.previous))):
+                    if version != before.version and is_published(version):
+                        return rolled_back(before, target, by, why)
+            raise UnknownVersionError(
+                f"{self._files.name}: no version was current before; choose one with `recollect activate`"
+            )
+
+        return self._replace(choose)
+
+    def _replace(self, choose: Callable[[bytes | None], ActivationRecord]) -> ActivationRecord:
+        """Write the record that `choose` returns for the content of ACTIVATION, then CURRENT and LOG."""
+        with self._files.exclusive():
+            record = self._write_record(choose)
+            try:
+                self._files.update(CURRENT, lambda _: f"{record.version}\n".encode())
+                self._append_to_log(record)
+            except (OSError, StoreError) as error:
+                raise StoreError(
+                    f"{record.version} is current, but {CURRENT} and {LOG} could not be completed: {error}; "
+                    "the next activation completes them"
+                ) from error
+        return record
+
+    def _write_record(self, choose: Callable[[bytes | None], ActivationRecord]) -> ActivationRecord:
+        records: list[ActivationRecord] = []
+
+        def change(content: bytes | None) -> bytes:
+            record = choose(content)
+            records.append(sign_record(record, self.signing_key) if self.signing_key else record)
+            return records[-1].file_content()
+
+        self._files.update(ACTIVATION, change)
+        written, found = records[-1], self.record()
+        if found is not None and found.generation == written.generation and found != written:
+            raise ActivationConflictError(  # only at a URL whose server does not support conditional writes
+                f"{self._files.name}: {found.by} activated {found.version} at the same time, which replaced the "
+                f"activation of {written.version}; see `recollect log`"
+            )
+        return written
+
+    def _trusts(self, before: ActivationRecord | None) -> bool:
+        """Whether the next record may continue the history of a record: if it is not signed, or this one is too."""
+        return self.signing_key is None or before is None or is_signed(before, self.signing_key.verify_keys)
+
+    def _before(self, content: bytes | None, or_from_log: bool = False) -> ActivationRecord | None:
+        """The record that the next record replaces, after its line was appended to the log if it was missing.
+
+        Its generation is at least the last one in the log, so that no generation is used twice, even if ACTIVATION was
+        damaged or removed.
+
+        Args:
+            content: Content of ACTIVATION.
+            or_from_log: If the record is damaged, return the last state in the log.
+        """
+        entries = parse_log(self._read_log())
+        try:
+            before = self._parse(content)
+        except StoreError:
+            if not or_from_log:
+                raise
+            before = None
+        if before is None:
+            return ActivationRecord(generation=entries[-1].generation, version=entries[-1].to) if entries else None
+        self._append_to_log(before)
+        return before.model_copy(update={"generation": max(before.generation, last_generation(entries))})
+
+    def _parse(self, content: bytes | None) -> ActivationRecord | None:
+        if content is not None:
+            return parse_activation(content, f"{self._files.name}/{ACTIVATION}")
+        return record_without_file(
+            self._files.read(CURRENT), self._files.read(HISTORY), f"{self._files.name}/{CURRENT}"
+        )
+
+    def _append_to_log(self, record: ActivationRecord) -> None:
+        self._files.append(LOG, lambda content: missing_line(content, record))
+
+    def _read_log(self) -> bytes | None:
+        return self._files.read(LOG, MAX_LOG_BYTES)

@@ -1,0 +1,255 @@
+"""With public keys, bundles of a store in a folder are opened from a private, checked copy."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+
+import recollect
+from service.bundle.signing_key import read_signing_key, sign_manifest
+from service.errors import BundleError, StoreError
+from service.store.folder_source import FolderSource
+from service.store.store import Store
+from tests.keys import Pair, write_pair
+from tests.service.http_helpers import copy_store, flip_bit, serving
+
+REPOSITORY = Path(__file__).parents[3]
+LABELS = "value_indices.npy"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Pair:
+    return write_pair(tmp_path)
+
+
+@pytest.fixture
+def store(origin: Store, keys: Pair, tmp_path: Path) -> Store:
+    """The folder of the fixture `origin`, with signed bundles and their public key."""
+    for version in origin.versions():
+        sign_manifest(origin.path(version), read_signing_key(keys.private))
+    return Store(origin.root, keys.public, tmp_path / "cache")
+
+
+def cached(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("*/bundles/*"))
+
+
+def overwrite(folder: Path) -> int:
+    """Overwrite the data of all large files of a bundle in place, and return their number."""
+    paths = [path for path in folder.iterdir() if path.suffix in (".npy", ".faiss")]
+    for path in paths:
+        with path.open("r+b") as file:
+            file.seek(128)
+            file.write(b"\1" * (path.stat().st_size - 128))
+    return len(paths)
+
+
+def test_file_that_is_overwritten_after_its_check_does_not_change_an_open_bundle(store: Store) -> None:
+    bundle = store.open("A")
+    values, uid = np.array(bundle.value_indices), bundle.labels.uids[1]
+    assert overwrite(store.path("A")) > 10
+    np.testing.assert_array_equal(bundle.value_indices, values)
+    assert bundle.labels.uids[1] == uid
+
+
+def test_answers_of_a_server_do_not_change_when_the_files_of_its_bundle_are_overwritten(
+    light_versions: Path, tmp_path: Path, keys: Pair
+) -> None:
+    root = copy_store(light_versions, tmp_path / "light")
+    sign_manifest(root / "bundles" / "v3", read_signing_key(keys.private))
+    query = {"query": "bread", "explain": True}
+    with serving(root, "--verify-key", str(keys.public), "--cache-mb", "0") as server:
+        before = httpx.post(f"{server.url}/predict", json=query).json()
+        overwrite(root / "bundles" / "v3")
+        assert httpx.post(f"{server.url}/predict", json=query).raise_for_status().json() == before
+
+
+def test_bundle_without_public_keys_is_opened_in_place(origin: Store, tmp_path: Path) -> None:
+    store = Store(origin.root, None, tmp_path / "cache")
+    assert store.open("A").folder == store.path("A")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("change", [flip_bit, Path.unlink, lambda path: path.write_bytes(b"")])
+def test_error_names_the_changed_file_of_the_store_and_no_copy_is_kept(
+    store: Store, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    change(store.path("A") / LABELS)
+    with pytest.raises(BundleError, match=f"^{store.path('A') / LABELS}: expected"):
+        store.open("A")
+    assert cached(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("file", [LABELS, "manifest.json"])
+def test_link_or_pipe_that_replaces_a_file_during_the_copy_is_refused(store: Store, file: str) -> None:
+    path, source = store.path("A") / file, FolderSource(store.root)
+    content = path.read_bytes()
+    path.rename(store.root / "elsewhere")
+    path.symlink_to(store.root / "elsewhere")
+    with pytest.raises(BundleError, match="found a link"):
+        list(source.pieces(f"bundles/A/{file}"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BundleError, match="found a device or a pipe"):
+        list(source.pieces(f"bundles/A/{file}"))
+    path.unlink()
+    path.write_bytes(content)
+    assert b"".join(source.pieces(f"bundles/A/{file}")) == content
+
+
+def test_stores_with_the_same_folder_share_one_copy(store: Store, keys: Pair, tmp_path: Path) -> None:
+    first = store.open("A").folder
+    written = (first / LABELS).stat().st_ino
+    (tmp_path / "link").symlink_to(store.root)
+    again = Store(tmp_path / "link", keys.public, tmp_path / "cache").open("A").folder
+    assert (again, (again / LABELS).stat().st_ino) == (first, written)
+
+
+def test_damaged_copy_is_replaced(store: Store, tmp_path: Path) -> None:
+    folder = store.open("A").folder
+    flip_bit(folder / LABELS)
+    assert store.open("A").folder == folder
+    assert (folder / LABELS).read_bytes() == (store.path("A") / LABELS).read_bytes()
+
+
+def test_version_that_was_published_anew_is_copied_again(
+    store: Store, keys: Pair, write_bundle: Callable[..., Path]
+) -> None:
+    assert store.open("A").manifest.metrics == {"recall_labels": 1.0}
+    shutil.rmtree(store.path("A"))
+    sign_manifest(write_bundle(store.bundles / "A", "A", metrics={}), read_signing_key(keys.private))
+    assert store.open("A").manifest.metrics == {}
+
+
+def test_old_copies_are_removed_but_not_the_current_version_and_the_versions_opened_last(
+    store: Store, tmp_path: Path
+) -> None:
+    for version in "ABCDE":
+        store.open(version)
+        gc.collect()
+    assert cached(tmp_path / "cache") == ["A", "C", "D", "E"]
+
+
+def test_copy_that_is_cancelled_leaves_no_files(store: Store, tmp_path: Path) -> None:
+    def cancel() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        store.open("A", cancel)
+    assert cached(tmp_path / "cache") == []
+    store.close()
+    with pytest.raises(StoreError, match=f"^{store.name}: the copy was stopped because the service is shutting down"):
+        store.open("A")
+    assert cached(tmp_path / "cache") == []
+
+
+def test_bundle_larger_than_the_free_disk_space_is_not_copied(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
+    with pytest.raises(StoreError, match=r"expected .* bytes of free space in .*, found 1,000; .* --bundle-cache"):
+        store.open("A")
+    assert cached(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize(("max_bytes", "file"), [(1_000, "manifest.json"), (20_000, "instance_keys.faiss")])
+def test_write_error_during_a_copy_gives_one_message_and_leaves_no_files(
+    store: Store, keys: Pair, tmp_path: Path, write_bundle: Callable[..., Path], max_bytes: int, file: str
+) -> None:
+    large = write_bundle(store.bundles / "F", "F", np.eye(3, 4096, dtype="f"), np.eye(2, 4096, dtype="f"))
+    sign_manifest(large, read_signing_key(keys.private))
+    program = (
+        "import resource, sys, recollect\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({max_bytes}, {max_bytes}))\n"
+        "sys.exit(recollect.main(sys.argv[1:]))"
+    )
+    command = ["verify", "F", "--store", store.root, "--verify-key", keys.public, "--bundle-cache", tmp_path / "cache"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"recollect verify: {large / file}: expected to write a copy in {tmp_path}/cache/")
+    assert done.stderr.endswith("found: File too large; free some space, or choose another --bundle-cache\n")
+    assert cached(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_cache_that_other_users_can_write_to_is_refused(store: Store, tmp_path: Path, mode: int) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(mode)
+    message = f"^{cache}: expected a folder that only user .* can write to, found owner .* and mode {mode:04o}; .*chmod"
+    with pytest.raises(StoreError, match=message):
+        store.open("A")
+    assert list(cache.iterdir()) == []
+    cache.chmod(0o700)
+    assert store.open("A").manifest.version == "A"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_cache_folder_of_another_user_is_refused(store: Store, tmp_path: Path, level: int) -> None:
+    bundle = store.open("A").folder
+    folder = [tmp_path / "cache", bundle.parents[1], bundle.parents[0]][level]
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(StoreError, match=f"^{folder}: expected a folder that only user 0 can write to, found owner 65"):
+        store.open("A")
+
+
+def test_copy_that_another_user_could_write_to_is_made_again(store: Store) -> None:
+    folder = store.open("A").folder
+    before = (folder / LABELS).stat().st_ino
+    keep = (folder / LABELS).open("rb")  # so that the number of the file is not used again
+    (folder / LABELS).chmod(0o666)
+    assert store.open("A").folder == folder
+    after = (folder / LABELS).stat()
+    assert (after.st_ino != before, after.st_mode & 0o022) == (True, 0)
+    keep.close()
+
+
+def test_new_cache_folders_are_private(store: Store, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = store.open("A").folder
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "cache", folder.parents[1], folder.parents[0]):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert not folder.stat().st_mode & 0o022
+
+
+def test_cache_that_cannot_be_created_gives_a_clear_message(store: Store, keys: Pair, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/cache: expected a folder for copies of bundles, found: Not a dir.*"):
+        Store(store.root, keys.public, tmp_path / "file" / "cache").open("A")
+
+
+def test_commands_and_the_python_api_open_the_copy(store: Store, keys: Pair, tmp_path: Path, built: object) -> None:
+    root = copy_store(built.store, tmp_path / "real")  # type: ignore[attr-defined]
+    (bundle,) = (root / "bundles").iterdir()
+    sign_manifest(bundle, read_signing_key(keys.private))
+    model = recollect.open(root, verify_key=keys.public, bundle_cache=tmp_path / "cache")
+    assert model.predictor.bundle.folder.is_relative_to(tmp_path / "cache")
+    flags = ("--store", str(root), "--verify-key", str(keys.public), "--bundle-cache", str(tmp_path / "another"))
+    assert recollect.main(["verify", "current", *flags]) == 0
+    assert cached(tmp_path / "another") == [bundle.name]
+
+
+def test_copy_shares_the_disk_blocks_of_the_store_if_the_file_system_can_do_this(store: Store, tmp_path: Path) -> None:
+    source, target = FolderSource(store.root), tmp_path / "clone"
+    with target.open("wb") as file:
+        if not source.clone(f"bundles/A/{LABELS}", file.fileno()):
+            pytest.skip("this file system cannot share disk blocks between files (no FICLONE)")
+    content = target.read_bytes()
+    flip_bit(store.path("A") / LABELS)
+    assert target.read_bytes() == content

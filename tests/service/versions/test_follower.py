@@ -1,0 +1,230 @@
+"""Swaps of a running replica: abandoned openings, the standby, generations, and too little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.errors import InsufficientMemoryError, NotServedError, StoreError
+from service.store.store import Store
+from service.telemetry.metrics import Metrics
+from service.versions.activation import Activation
+from service.versions.desired_version import DesiredVersion
+from service.versions.model_manager import ModelManager
+from service.versions.opening import Opener
+from service.versions.replicas import replicas_of, reports
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, answers_with, serving
+from tests.service.light_stores import until_serves
+from tests.service.redis_server import until
+
+POLLS = ("--poll-seconds", "0.05")
+
+# Program of a server in which an opening of v5 ends only after a file exists. With `pauses`, the opening calls the
+# throttle meanwhile, as between two steps of a long opening.
+SLOW = """
+import time
+from pathlib import Path
+from service.versions import opening
+open_version = opening.Opener.open
+def open_slowly(self, version, recent_queries=(), throttle=None, **named):
+    opened = open_version(self, version, recent_queries, throttle, **named)
+    Path({gate!r} + "-reached").touch()
+    while version == "v5" and not Path({gate!r}).exists():
+        if {pauses}:
+            throttle.pause()
+        time.sleep(0.01)
+    return opened
+opening.Opener.open = open_slowly
+"""
+
+
+@contextlib.contextmanager
+def slow_replica(store: Path, gate: Path, pauses: bool) -> Iterator[tuple[Server, Activation]]:
+    """A replica that opens v5 now, and goes on opening it until the file `gate` exists."""
+    with serving(store, *POLLS, prelude=SLOW.format(gate=str(gate), pauses=pauses)) as server:
+        gate.with_name("gate-reached").unlink()  # from the opening of v3 at the start
+        activation = Activation(Store(store), None)
+        activation.activate("v5")
+        until(lambda: [(each.state, each.generation) for each in reports(activation.replicas)] == [("opening", 2)])
+        until(gate.with_name("gate-reached").exists)
+        yield server, activation
+
+
+class Answers:
+    """Asks the server again and again in a thread, and collects the versions that answer."""
+
+    def __init__(self, url: str) -> None:
+        self.versions: list[str] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, args=(url,))
+
+    def _ask(self, url: str) -> None:
+        with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
+            while not self._stopped.is_set():
+                self.versions.append(client.post("/predict", json={"query": "bread"}).json()["version"])
+
+    def __enter__(self) -> Answers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("pauses", [True, False], ids=["between two steps", "at its end"])
+def test_version_that_is_rolled_back_while_it_opens_never_answers(store: Path, tmp_path: Path, pauses: bool) -> None:
+    gate = tmp_path / "gate"
+    with slow_replica(store, gate, pauses) as (server, activation), Answers(server.url) as answers:
+        record = activation.rollback()
+        if not pauses:
+            gate.touch()
+        (report,) = activation.wait(record, PATIENCE_SECONDS)
+        assert (report.version, report.generation) == ("v3", 3)
+        abandoned = server.wait_for("opening_abandoned")
+        assert (abandoned["version"], abandoned["generation"]) == ("v5", 2)
+        gate.touch()
+        count = len(answers.versions)
+        until(lambda: len(answers.versions) > count + 20)
+        assert server.events("bundle_swapped") == []
+    assert set(answers.versions) == {"v3"}
+
+
+def test_opening_continues_if_the_same_version_is_activated_again(store: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with slow_replica(store, gate, pauses=True) as (server, activation):
+        record = activation.activate("v5")
+        gate.touch()
+        (report,) = activation.wait(record, PATIENCE_SECONDS)
+        assert (report.version, report.generation) == ("v5", 3)
+        assert server.events("opening_abandoned") == []
+        assert len(server.events("bundle_swapped")) == 1
+
+
+def test_wait_does_not_mistake_an_earlier_activation_of_the_same_version_for_this_one(
+    store: Path, tmp_path: Path
+) -> None:
+    add_version(store, "v3", "v7", answers_with(7))
+    with slow_replica(store, tmp_path / "gate", pauses=False) as (_, activation):
+        record = activation.activate("v3")  # the replica still serves v3 from generation 1, and opens v5
+        with pytest.raises(NotServedError, match=r"serves v3: it has not opened the new version yet \(generation 2\)"):
+            activation.wait(record, 0.3)
+        (tmp_path / "gate").touch()
+        assert [report.generation for report in activation.wait(record, PATIENCE_SECONDS)] == [3]
+
+
+def test_replica_reports_that_it_opens_a_version_until_the_version_is_open(store: Path, tmp_path: Path) -> None:
+    shorter = "from service.versions import reporter\nreporter.REPORT_SECONDS = 0.05\n"
+    slow = SLOW.format(gate=str(tmp_path / "gate"), pauses=False)
+    with serving(store, *POLLS, prelude=shorter + slow):
+        activation = Activation(Store(store), None)
+        record = activation.activate("v5")
+        (report,) = until(lambda: [each for each in reports(activation.replicas) if each.generation == 2])
+        assert (report.version, report.state) == ("v3", "opening")
+        for path in (store / "replicas").iterdir():
+            path.unlink()
+        until(lambda: [each.state for each in reports(activation.replicas)] == ["opening"])  # it reports again
+        (tmp_path / "gate").touch()
+        assert [each.version for each in activation.wait(record, PATIENCE_SECONDS)] == ["v5"]
+
+
+def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(store: Path) -> None:
+    with serving(store, *POLLS) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+        activation = Activation(Store(store), None)
+        activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+        encoder = store / "bundles" / "v3" / "encoder.onnx"
+        encoder.unlink()
+        encoder.write_bytes(b"no encoder")  # v3 cannot be opened any more
+        activation.wait(activation.rollback(), PATIENCE_SECONDS)
+        assert len(client.post("/predict", json={"query": "bread"}).json()["labels"]) == 3
+        activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+        assert [event["version"] for event in server.events("bundle_swapped")] == ["v5", "v3", "v5"]
+
+
+def test_replica_refuses_a_generation_that_goes_backwards_and_serves_the_next_activation(store: Path) -> None:
+    with serving(store, *POLLS) as server, httpx.Client(base_url=server.url) as client:
+        before = (store / "ACTIVATION").read_bytes()
+        Store(store).activate("v5")
+        until_serves(client, "v5")
+        (store / "ACTIVATION").write_bytes(before)
+        refused = server.wait_for("store_unreadable")
+        assert "expected generation 2 or a later one, found generation 1 (v3)" in refused["error"]
+        assert client.get("/version").json()["version"] == "v5"
+        assert Store(store).activate("v3").generation == 3
+        until_serves(client, "v3")
+
+
+def test_record_with_the_same_generation_and_another_version_is_refused(store: Path) -> None:
+    desired = DesiredVersion(Store(store))
+    assert desired.require().version == "v3"
+    path = store / "ACTIVATION"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": "v5"}))
+    with pytest.raises(StoreError, match="expected v3 for generation 1, found v5; run `recollect activate`"):
+        desired.read()
+
+
+def test_replica_that_cannot_open_the_current_version_does_not_start_and_changes_nothing(store: Path) -> None:
+    (store / "bundles" / "v3" / "encoder.onnx").write_bytes(b"no encoder")
+    before = (store / "ACTIVATION").read_bytes()
+    opened = Store(store)
+    replicas = replicas_of(opened, None)
+    manager = ModelManager(Opener(opened, threads=1), replicas, Metrics(), 60)
+    with pytest.raises(Exception, match="encoder.onnx: expected"):
+        manager.open_current()
+    assert (store / "ACTIVATION").read_bytes() == before
+    assert replicas.seen() == []
+
+
+def test_standby_is_closed_if_memory_is_short(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def require_memory(manifest: Any, *_: object) -> None:
+        calls.append(manifest.version)
+        raise InsufficientMemoryError("too little memory")
+
+    manager = ModelManager(Opener(Store(store), threads=1), replicas_of(Store(store), None), Metrics(), 0.02)
+    manager.open_current()
+    lease = manager.lease()
+    manager.follow()
+    try:
+        Store(store).activate("v5")
+        until(lambda: manager.version() == "v5")
+        assert lease.predictor.bundle.labels.uids
+        monkeypatch.setattr("service.versions.follower.require_memory", require_memory)
+        lease.release()
+        until(lambda: not hasattr(lease.predictor, "bundle"))
+        assert set(calls) == {"v3"}
+    finally:
+        manager.close()
+
+
+def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwise(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_version(store, "v3", "v7", answers_with(7))
+    manager = ModelManager(Opener(Store(store), threads=1), replicas_of(Store(store), None), Metrics(), 0.02)
+    manager.open_current()
+    with manager.lease() as standby:
+        pass
+    manager.follow()
+    try:
+        Store(store).activate("v5")
+        until(lambda: manager.version() == "v5")
+
+        def require_memory(manifest: Any, *_: object) -> None:
+            if hasattr(standby, "bundle"):
+                raise InsufficientMemoryError("too little memory")
+
+        monkeypatch.setattr("service.versions.opening.require_memory", require_memory)
+        Store(store).activate("v7")
+        until(lambda: manager.version() == "v7")
+        assert not hasattr(standby, "bundle")
+    finally:
+        manager.close()
