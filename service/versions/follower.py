@@ -204,13 +204,18 @@ class Follower:
             self._leases.retire_standby()
             self._close_unused()
         throttle = Throttle(self._load, self._cancelled) if self._leases.current else None
+
+        def open_version() -> Predictor:
+            share_with = self._leases.open_predictors()
+            return self._opener.open(version, self._recent_queries(), throttle, share_with=share_with)
+
         try:
-            return self._opener.open(version, self._recent_queries(), throttle, self._leases.open_predictors())
+            return open_version()
         except InsufficientMemoryError:
             if not self._leases.retire_standby():
                 raise
             self._close_unused()
-            return self._opener.open(version, self._recent_queries(), throttle, self._leases.open_predictors())
+            return open_version()
 
     def _require_still_desired(self, record: ActivationRecord) -> ActivationRecord:
         """Read the desired version again. Return the newest record if it names the same version.
