@@ -23,7 +23,7 @@ from loadtests.in_process import measure_timings
 from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
 from loadtests.processes import cpu_model, cpu_seconds, steal_seconds
 from loadtests.replica import Replica, ReplicaError, replica
-from loadtests.swaps import add_changed_version, swap_storm, two_versions
+from loadtests.swaps import add_changed_version, copied_versions, swap_storm
 from loadtests.workload import sample_texts
 from service.errors import ServiceError
 from service.store.store import Store
@@ -31,6 +31,8 @@ from service.threads import ThreadBudget
 
 _QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
 _WARM_SECONDS = 2.0
+# Versions that are activated in turn.
+_VERSIONS = 3
 # Requests per second under light load.
 _LIGHT_RATE = 20
 # Request rate of the steady load, as a share of the rate at saturation.
@@ -80,8 +82,8 @@ class Measured:
             the time when the request was due.
         swap_p99_ms: Like `steady_p99_ms`, during continuous version swaps; the higher figure of the two kinds of swaps.
         swaps: Number of all version swaps.
-        shared_swaps: Swaps between two versions with equal files; None if they were not measured.
-        changed_swaps: Swaps between two versions without equal files; None if they were not measured.
+        shared_swaps: Swaps between versions with equal files; None if they were not measured.
+        changed_swaps: Swaps between versions without equal files; None if they were not measured.
         errors: Number of lost requests, of requests that were never sent, of answers with another status than 200, and
             of answers that name two versions.
         steal_seconds: CPU time that the hypervisor gave to other virtual machines during the benchmark.
@@ -131,7 +133,7 @@ def main(arguments: list[str]) -> int:
     try:
         clients = [int(number) for number in options.clients.split(",")] if options.clients else []
         ThreadBudget.of(options.workers, options.threads).apply()  # child processes inherit the same limits
-        with two_versions(options.store) as (store, versions):
+        with copied_versions(options.store, _VERSIONS) as (store, versions):
             bench = Bench(store, versions, options, serve_flags)
             measured = bench.measure()
             if clients:
@@ -143,11 +145,11 @@ def main(arguments: list[str]) -> int:
 
 
 class Bench:
-    """Measures a store with two versions.
+    """Measures a store with several versions.
 
     Args:
         store: The store.
-        versions: The two versions of the store. The first is the current version.
+        versions: The versions of the store. The first is the current version.
         options: `seconds`, `threads`, `workers` and `swap`.
         serve_flags: Other flags of `recollect serve`.
     """
@@ -177,8 +179,9 @@ class Bench:
             if self._swap != "changed":
                 shared = self._swaps(server, rate, self._versions, steady_p99)
             if self._swap != "shared":
-                others = [self._versions[0], add_changed_version(self._store, self._versions[0])]
-                changed = self._swaps(server, rate, others, steady_p99)
+                first = self._versions[0]
+                others = [add_changed_version(self._store, first, number) for number in range(1, len(self._versions))]
+                changed = self._swaps(server, rate, [first, *others], steady_p99)
         served_cpu = 1e3 * cpu / len(saturated)
         light_p50, light_p99 = latency_percentiles(light, 50, 99)
         measured_swaps = [figures for figures in (shared, changed) if figures]

@@ -1,4 +1,4 @@
-"""Swap versions under load: make a store with two versions, swap once, or swap in a loop."""
+"""Swap versions under load: make a store with several versions, swap once, or swap in a loop."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ENDINGS = {".onnx": b"\x32\x00", ".json": b" ", ".faiss": b"\0", ".npy": b"\0"}
 
 
 @contextlib.contextmanager
-def two_versions(store: Path) -> Iterator[tuple[Store, list[str]]]:
-    """Make a temporary store with two copies of a store's current version. The first copy is the current version.
+def copied_versions(store: Path, count: int) -> Iterator[tuple[Store, list[str]]]:
+    """Make a temporary store with copies of a store's current version. The first copy is the current version.
 
-    The second copy returns one label fewer by default, so that the answers of the two versions differ.
+    Each further copy returns one label fewer by default, so that the answers of the versions differ.
 
     Raises:
         StoreError: If the store has no current version.
@@ -39,27 +39,32 @@ def two_versions(store: Path) -> Iterator[tuple[Store, list[str]]]:
     version = source.require_current()
     manifest = source.manifest(version)
     most = min(manifest.defaults.top_k, manifest.counts.labels)
-    names = [f"{version[:60]}-{letter}" for letter in "ab"]
+    names = [f"{version[:56]}-copy{number}" for number in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Store(Path(folder))
-        for name, top_k in zip(names, (most, max(1, most - 1)), strict=True):
-            _copy_version(source.path(version), copy.bundles / name, top_k)
+        for number, name in enumerate(names):
+            _copy_version(source.path(version), copy.bundles / name, max(1, most - number))
         copy.activate(names[0])
         yield copy, names
 
 
-def add_changed_version(store: Store, version: str) -> str:
+def add_changed_version(store: Store, version: str, number: int) -> str:
     """Copy a version within its store and change every file of the copy, so that the versions share no component.
+
+    Args:
+        store: The store.
+        version: The version to copy.
+        number: Copies with different numbers, at least 1, have no equal files either.
 
     Returns:
         The name of the copy. The copy gives the same answers.
     """
-    name = f"{version[:56]}-changed"
+    name = f"{version[:55]}-change{number}"
     folder = store.bundles / name
     _copy_version(store.path(version), folder, store.manifest(version).defaults.top_k)
     for file in BUNDLE_FILES:
         with (folder / file).open("ab") as opened:
-            opened.write(_ENDINGS[Path(file).suffix])
+            opened.write(number * _ENDINGS[Path(file).suffix])
     files = {file: info.model_dump() for file, info in describe_files(folder).items()}
     _change_manifest(folder, files=files)
     return name
@@ -97,6 +102,7 @@ def swap_to(store: Store, version: str, address: Address) -> None:
 def swap_storm(store: Store, versions: list[str], address: Address) -> Iterator[list[float]]:
     """Swap versions in a loop while the `with` block runs; yield the seconds of each finished swap.
 
+    Use three versions or more: a server may keep the previous version open, and then swaps back without any work.
     A swap lasts from the activation of a version until the server serves this version.
 
     Raises:
