@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from index_builder.faiss_index import Keys, build_index, lists, select_units, write_index
 from index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
 from service.bundle.manifest import IndexInfo, Point
-from service.predictor.searcher import KeyIndex
+from service.predictor.searcher import KeyIndex, OpenIndex
 from service.settings import Device
 
 # Number of keys in the sample, and number of queries in every measurement.
@@ -172,7 +172,7 @@ class Trial:
         self.top_b = min(top_b, info.keys)
         self._exact = exact_neighbours(keys, queries, self.top_b)
         self._bytes_per_key = path.stat().st_size / info.keys
-        self._index = KeyIndex(path, info)
+        self._index = KeyIndex(OpenIndex(path), info)
         self.lists, self._reachable = self._index.lists, reachable_share(self._index.index)
 
     def measure(self, effort: int, refine: float) -> Point:

@@ -20,7 +20,7 @@ from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import Check, Point, Precision
 from service.model import open_model
-from service.predictor.golden import GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import Values, cast_votes, rank
 from service.settings import Device
@@ -131,7 +131,9 @@ def verify(
     checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
     size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     checks.append(check("indexes, bytes", size, most=settings.memory_budget))
-    checks.append(check(GOLDEN_CHECK, agreement(predictor, read_golden(folder)), least=_GOLDEN_SHARE[precision]))
+    checks.append(
+        check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
+    )
     checks.append(check("open, seconds", opened))
     changes = quality_changes(memory, predictor)
     checks.append(check(f"worst cosine on left-out texts ({precision})", changes["left_out_worst_cosine"]))

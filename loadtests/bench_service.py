@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from typing import Any
 from loadtests.client import Reply
 from loadtests.in_process import measure_timings
 from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
-from loadtests.processes import cpu_seconds
+from loadtests.processes import cpu_model, cpu_seconds, steal_seconds
 from loadtests.replica import Replica, ReplicaError, replica
-from loadtests.swaps import swap_storm, two_versions
+from loadtests.swaps import add_changed_version, copied_versions, swap_storm
 from loadtests.workload import sample_texts
 from service.errors import ServiceError
 from service.store.store import Store
@@ -30,12 +31,35 @@ from service.threads import ThreadBudget
 
 _QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
 _WARM_SECONDS = 2.0
+# Versions that are activated in turn.
+_VERSIONS = 3
 # Requests per second under light load.
 _LIGHT_RATE = 20
 # Request rate of the steady load, as a share of the rate at saturation.
 _STEADY_SHARE = 0.6
 # The server checks this often for a new version. The wait is short, so that mainly the opening of versions takes time.
 _POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class SwapFigures:
+    """Figures of continuous version swaps at the rate of the steady load.
+
+    Attributes:
+        p99_ms: 99th percentile of the latencies.
+        ratio: `p99_ms` divided by `steady_p99_ms`.
+        count: Number of swaps.
+        median_seconds: Median duration of a swap, from the activation until the server serves the version.
+        max_seconds: Longest duration of a swap.
+        errors: As in `Measured`.
+    """
+
+    p99_ms: float
+    ratio: float
+    count: int
+    median_seconds: float
+    max_seconds: float
+    errors: int
 
 
 @dataclass(frozen=True)
@@ -56,10 +80,15 @@ class Measured:
         saturated_qps: Answered requests per second at saturation.
         steady_p99_ms: 99th percentile of the latencies at a constant rate of 60% of saturation. A latency counts from
             the time when the request was due.
-        swap_p99_ms: Like `steady_p99_ms`, during continuous version swaps.
-        swaps: Number of version swaps during `swap_p99_ms`.
+        swap_p99_ms: Like `steady_p99_ms`, during continuous version swaps; the higher figure of the two kinds of swaps.
+        swaps: Number of all version swaps.
+        shared_swaps: Swaps between versions with equal files; None if they were not measured.
+        changed_swaps: Swaps between versions without equal files; None if they were not measured.
         errors: Number of lost requests, of requests that were never sent, of answers with another status than 200, and
             of answers that name two versions.
+        steal_seconds: CPU time that the hypervisor gave to other virtual machines during the benchmark.
+        cpu: Name of the machine's CPU.
+        cpu_flags: Instruction sets of the CPU that matter for speed.
     """
 
     raw_cpu_ms: float
@@ -75,7 +104,12 @@ class Measured:
     steady_p99_ms: float
     swap_p99_ms: float
     swaps: int
+    shared_swaps: SwapFigures | None
+    changed_swaps: SwapFigures | None
     errors: int
+    steal_seconds: float
+    cpu: str
+    cpu_flags: list[str]
 
 
 def main(arguments: list[str]) -> int:
@@ -85,6 +119,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=0, help="see `recollect serve`")
     parser.add_argument("--workers", type=int, default=1, help="see `recollect serve`")
     parser.add_argument(
+        "--swap",
+        choices=["shared", "changed", "both"],
+        default="both",
+        help="swap between versions with equal files, between versions without equal files, or both; default: both",
+    )
+    parser.add_argument(
         "--clients",
         help="numbers of clients, for example 1,8,64; for each number, also measure the gain from encoding several "
         "queries together",
@@ -93,7 +133,7 @@ def main(arguments: list[str]) -> int:
     try:
         clients = [int(number) for number in options.clients.split(",")] if options.clients else []
         ThreadBudget.of(options.workers, options.threads).apply()  # child processes inherit the same limits
-        with two_versions(options.store) as (store, versions):
+        with copied_versions(options.store, _VERSIONS) as (store, versions):
             bench = Bench(store, versions, options, serve_flags)
             measured = bench.measure()
             if clients:
@@ -105,17 +145,17 @@ def main(arguments: list[str]) -> int:
 
 
 class Bench:
-    """Measures a store with two versions.
+    """Measures a store with several versions.
 
     Args:
         store: The store.
-        versions: The two versions of the store. The first is the current version.
-        options: `seconds`, `threads` and `workers`.
+        versions: The versions of the store. The first is the current version.
+        options: `seconds`, `threads`, `workers` and `swap`.
         serve_flags: Other flags of `recollect serve`.
     """
 
     def __init__(self, store: Store, versions: list[str], options: argparse.Namespace, serve_flags: list[str]) -> None:
-        self._store, self._versions, self._seconds = store, versions, options.seconds
+        self._store, self._versions, self._seconds, self._swap = store, versions, options.seconds, options.swap
         budget = ThreadBudget.of(options.workers, options.threads)
         self._threads = budget.threads * budget.workers
         self._settings = {"threads": options.threads, "workers": options.workers, "cache_mb": 0}
@@ -125,6 +165,7 @@ class Bench:
 
     def measure(self) -> Measured:
         """Measure all figures of the output."""
+        steal_before = steal_seconds()
         in_process = measure_timings(self._store.root, _QUERIES, self._threads, self._seconds / 2, 1 / _LIGHT_RATE)
         with replica(self._store.root, self._serve_flags, poll_seconds=_POLL_SECONDS, **self._settings) as server:
             self._closed_loop(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
@@ -133,10 +174,18 @@ class Bench:
             saturated, duration, cpu = self._closed_loop(server, _CLIENTS, self._seconds)
             rate = _STEADY_SHARE * len(saturated) / duration
             steady = self._open_loop(server, rate)
-            with swap_storm(self._store, self._versions, server.address) as swaps:
-                swapped = self._open_loop(server, rate)
+            (steady_p99,) = latency_percentiles(steady, 99)
+            shared, changed = None, None
+            if self._swap != "changed":
+                shared = self._swaps(server, rate, self._versions, steady_p99)
+            if self._swap != "shared":
+                first = self._versions[0]
+                others = [add_changed_version(self._store, first, number) for number in range(1, len(self._versions))]
+                changed = self._swaps(server, rate, [first, *others], steady_p99)
         served_cpu = 1e3 * cpu / len(saturated)
         light_p50, light_p99 = latency_percentiles(light, 50, 99)
+        measured_swaps = [figures for figures in (shared, changed) if figures]
+        cpu_name, cpu_flags = cpu_model()
         return Measured(
             raw_cpu_ms=round(in_process.cpu_ms, 3),
             raw_alone_cpu_ms=round(in_process.alone_cpu_ms, 3),
@@ -148,10 +197,15 @@ class Bench:
             light_p99_ms=light_p99,
             light_paced_p50_ms=latency_percentiles(paced, 50)[0],
             saturated_qps=round(len(saturated) / duration, 1),
-            steady_p99_ms=latency_percentiles(steady, 99)[0],
-            swap_p99_ms=latency_percentiles(swapped, 99)[0],
-            swaps=len(swaps),
-            errors=sum(bool(each.error) for each in (*light, *paced, *saturated, *steady, *swapped)),
+            steady_p99_ms=steady_p99,
+            swap_p99_ms=max(figures.p99_ms for figures in measured_swaps),
+            swaps=sum(figures.count for figures in measured_swaps),
+            shared_swaps=shared,
+            changed_swaps=changed,
+            errors=_errors([*light, *paced, *saturated, *steady]) + sum(figures.errors for figures in measured_swaps),
+            steal_seconds=round(steal_seconds() - steal_before, 2),
+            cpu=cpu_name,
+            cpu_flags=cpu_flags,
         )
 
     def print_batching_gain(self, clients: list[int]) -> None:
@@ -180,11 +234,28 @@ class Bench:
         unsent = open_loop(self._load(server, exchanges.append), rate, self._seconds, _CONNECTIONS)
         return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
 
+    def _swaps(self, server: Replica, rate: float, versions: list[str], steady_p99: float) -> SwapFigures:
+        with swap_storm(self._store, versions, server.address) as seconds:
+            exchanges = self._open_loop(server, rate)
+        (p99,) = latency_percentiles(exchanges, 99)
+        return SwapFigures(
+            p99_ms=p99,
+            ratio=round(p99 / steady_p99, 3),
+            count=len(seconds),
+            median_seconds=round(statistics.median(seconds), 3),
+            max_seconds=round(max(seconds), 3),
+            errors=_errors(exchanges),
+        )
+
     def _load(self, server: Replica, record: Callable[[Exchange], Any]) -> Load:
         def request(number: int) -> tuple[str, bytes]:
             return "/predict", self._bodies[number % len(self._bodies)]
 
         return Load(server.address, request, _judge, record)
+
+
+def _errors(exchanges: list[Exchange]) -> int:
+    return sum(bool(exchange.error) for exchange in exchanges)
 
 
 def _judge(number: int, reply: Reply) -> str:

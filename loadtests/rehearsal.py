@@ -23,7 +23,7 @@ from typing import Any
 from loadtests.deployment import Deployment, MissingProgramError, deployed
 from loadtests.replica import ReplicaError
 from loadtests.stages import STAGE_NAMES, stages_by_name
-from loadtests.swaps import two_versions
+from loadtests.swaps import copied_versions
 from service.errors import ServiceError
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         stages_by_name(options.stages.split(","))
         with (
-            two_versions(options.store) as (store, _),
+            copied_versions(options.store, 2) as (store, _),
             tempfile.TemporaryDirectory() as folder,
             deployed(store.root, Path(folder), serve_flags) as deployment,
         ):

@@ -22,7 +22,7 @@ from loadtests.in_process import measure_memory
 from loadtests.load import Exchange, Load, closed_loop
 from loadtests.processes import Memory, memory
 from loadtests.replica import Replica, ReplicaError, replica
-from loadtests.swaps import swap_to, two_versions
+from loadtests.swaps import copied_versions, swap_to
 from loadtests.workload import sample_texts, zipf_ranks
 from service.errors import ServiceError
 from service.store.store import Store
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     options, serve_flags = parser.parse_known_args(arguments)
     errors: list[str] = []
     try:
-        with two_versions(options.store) as (store, versions):
+        with copied_versions(options.store, 3) as (store, versions):
             open_at_once = [measure_memory(store.root, versions[:count]) for count in range(3)]
             with replica(store.root, serve_flags, poll_seconds=_POLL_SECONDS) as server:
                 load = _load(server, store, versions, errors)

@@ -19,7 +19,9 @@ import numpy as np
 from jaxtyping import Int
 
 from service.bundle.arrays import map_array, map_offsets, map_positions
-from service.bundle.integrity import check_files, read_manifest
+from service.bundle.components import Components
+from service.bundle.files import table_files
+from service.bundle.integrity import read_manifest
 from service.bundle.manifest import Manifest
 from service.bundle.signing import VerifyKeys
 from service.bundle.strings import StringTable
@@ -50,11 +52,12 @@ class LabelTable:
 class Bundle:
     """An open bundle: its manifest and its mapped arrays.
 
-    The predictor opens the encoder and the indexes from `folder`.
+    The predictor opens the encoder and the indexes from `components`.
     """
 
     folder: Path
     manifest: Manifest
+    components: Components
     value_indptr: Int[np.ndarray, " offset"]
     value_indices: Int[np.ndarray, " pair"]
     voter_indptr: Int[np.ndarray, " voter_offset"]
@@ -64,54 +67,65 @@ class Bundle:
     instance_texts: StringTable
 
 
-def open_bundle(folder: Path, verify_keys: VerifyKeys | None = None, pause: Callable[[], None] | None = None) -> Bundle:
+def open_bundle(
+    folder: Path,
+    verify_keys: VerifyKeys | None = None,
+    pause: Callable[[], None] | None = None,
+    share_with: Iterable[Bundle] = (),
+) -> Bundle:
     """Check the integrity of a bundle, then map its files.
 
     Args:
         folder: Folder of the bundle.
         verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
-        pause: Called between the steps of the checks, so that a caller can slow them down; None runs them at full
-            speed.
+        pause: Called between the steps, so that a caller can slow them down; None runs them at full speed.
+        share_with: Other open bundles. Files that equal one of their files are neither hashed nor mapped again.
 
     Raises:
         BundleError: If the signature, the manifest or any file is not the published one.
     """
     manifest = read_manifest(folder, verify_keys)
-    check_files(folder, manifest, pause)
+    components = Components(folder, manifest, [each.components for each in share_with], pause)
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
-    counts = map_array(folder / "label_counts.npy", "int32", labels)
-    return Bundle(
+    counts = components.open(map_array, "label_counts.npy", "int32", labels)
+    bundle = Bundle(
         folder=folder,
         manifest=manifest,
-        value_indptr=map_offsets(folder / "value_indptr.npy", instances, pairs),
-        value_indices=map_positions(folder / "value_indices.npy", pairs, labels),
-        voter_indptr=_map_voter_offsets(folder, counts, pairs),
-        voter_indices=map_positions(folder / "voter_indices.npy", pairs, instances),
+        components=components,
+        value_indptr=components.open(map_offsets, "value_indptr.npy", instances, pairs),
+        value_indices=components.open(map_positions, "value_indices.npy", pairs, labels),
+        voter_indptr=components.open(map_offsets, "voter_indptr.npy", labels, pairs),
+        voter_indices=components.open(map_positions, "voter_indices.npy", pairs, instances),
         labels=LabelTable(
-            uids=StringTable.open(folder, "label_uids", labels),
-            texts=StringTable.open(folder, "label_texts", labels),
+            uids=_open_table(components, "label_uids", labels),
+            texts=_open_table(components, "label_texts", labels),
             counts=counts,
-            order=map_positions(folder / "label_order.npy", labels, labels),
+            order=components.open(map_positions, "label_order.npy", labels, labels),
         ),
-        instance_uids=StringTable.open(folder, "instance_uids", instances),
-        instance_texts=StringTable.open(folder, "instance_texts", instances),
+        instance_uids=_open_table(components, "instance_uids", instances),
+        instance_texts=_open_table(components, "instance_texts", instances),
     )
+    _check_voters(bundle)
+    return bundle
 
 
-def _map_voter_offsets(folder: Path, counts: Int[np.ndarray, " label"], pairs: int) -> Int[np.ndarray, " voter_offset"]:
-    """Map the offsets of the voters of each label; voters are the instances that vote for the label.
+def _open_table(components: Components, name: str, rows: int) -> StringTable:
+    utf8_file, offsets_file = table_files(name)
+    utf8 = components.open(map_array, utf8_file, "uint8")
+    return StringTable(utf8, components.open(map_offsets, offsets_file, rows, len(utf8)))
+
+
+def _check_voters(bundle: Bundle) -> None:
+    """Check the offsets of the voters of each label; voters are the instances that vote for the label.
 
     Raises:
-        BundleError: If the offsets are not valid, or a label's number of voters is not its number of training
-            instances.
+        BundleError: If a label's number of voters is not its number of training instances.
     """
-    path = folder / "voter_indptr.npy"
-    offsets = map_offsets(path, len(counts), pairs)
+    offsets, counts = bundle.voter_indptr, bundle.labels.counts
     wrong = np.diff(offsets) != counts
     if wrong.any():
         label = int(wrong.argmax())
         raise BundleError(
-            f"{path}: row {label}: expected {counts[label]:,} voters, the number in label_counts.npy, found "
-            f"{offsets[label + 1] - offsets[label]:,}; build the bundle again"
+            f"{bundle.folder / 'voter_indptr.npy'}: row {label}: expected {counts[label]:,} voters, the number in "
+            f"label_counts.npy, found {offsets[label + 1] - offsets[label]:,}; build the bundle again"
         )
-    return offsets

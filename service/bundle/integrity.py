@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,17 +39,21 @@ def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manife
     return parse_manifest(content, path)
 
 
-def describe_files(folder: Path, pause: Callable[[], None] | None = None) -> dict[str, FileInfo]:
-    """The SHA-256 and size of each file of a bundle.
+def describe_files(
+    folder: Path, pause: Callable[[], None] | None = None, names: Collection[str] = BUNDLE_FILES
+) -> dict[str, FileInfo]:
+    """The SHA-256 and size of files of a bundle.
 
     Args:
         folder: Folder of the bundle.
         pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
+        names: Names of the files.
     """
 
     def describe(name: str) -> tuple[str, FileInfo]:
-        digest, size, buffer = hashlib.sha256(), 0, bytearray(_STEP_BYTES)
+        digest, size = hashlib.sha256(), 0
         with (folder / name).open("rb", buffering=0) as file:
+            buffer = bytearray(min(_STEP_BYTES, os.fstat(file.fileno()).st_size + 1))
             while read := file.readinto(buffer):
                 digest.update(memoryview(buffer)[:read])
                 size += read
@@ -58,9 +62,9 @@ def describe_files(folder: Path, pause: Callable[[], None] | None = None) -> dic
         return name, FileInfo(sha256=digest.hexdigest(), size=size)
 
     if pause is not None:
-        return dict(map(describe, sorted(BUNDLE_FILES)))
+        return dict(map(describe, sorted(names)))
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        return dict(pool.map(describe, sorted(BUNDLE_FILES)))
+        return dict(pool.map(describe, sorted(names)))
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
@@ -80,22 +84,23 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def check_files(folder: Path, manifest: Manifest, pause: Callable[[], None] | None = None) -> None:
-    """Compare the files of a bundle with its manifest: first the names and sizes, then the checksums.
+def check_contents(
+    folder: Path, manifest: Manifest, names: Collection[str], pause: Callable[[], None] | None = None
+) -> None:
+    """Compare the checksums of files of a bundle with its manifest.
 
     Args:
         folder: Folder of the bundle.
         manifest: Manifest of the bundle.
+        names: Names of the files.
         pause: As in `describe_files`.
 
     Raises:
-        BundleError: If a file is missing, unexpected, a link, or has another size or content.
+        BundleError: If a file has another content.
     """
-    check_sizes(folder, manifest)
-    found = describe_files(folder, pause)
-    for name, expected in manifest.files.items():
-        if found[name] != expected:
+    for name, found in describe_files(folder, pause, names).items():
+        if found != (expected := manifest.files[name]):
             raise BundleError(
-                f"{folder / name}: expected SHA-256 {expected.sha256[:12]}..., found {found[name].sha256[:12]}...; "
+                f"{folder / name}: expected SHA-256 {expected.sha256[:12]}..., found {found.sha256[:12]}...; "
                 "the file was altered: build the bundle again"
             )

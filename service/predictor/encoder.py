@@ -11,10 +11,12 @@ import onnxruntime
 from jaxtyping import Float
 from tokenizers import Encoding, Tokenizer
 
-from service.bundle.manifest import EncoderInfo
+from service.bundle.bundle import Bundle
+from service.bundle.manifest import EncoderInfo, Precision
 from service.errors import opening
 from service.settings import Device
 
+TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
 # Number of texts in one batch of the encoder. The texts of a batch have similar lengths, so that padding costs little.
 # An int8 encoder gets one text at a time: a batch has one scale for its activations, so the vector of a text would
 # depend on the other texts of the batch. In int8, batches are not faster anyway, because int8 runs on the CPU.
@@ -42,23 +44,32 @@ class QueryEncoder:
         cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
-    def __init__(self, folder: Path, info: EncoderInfo, threads: int, device: Device = "cpu") -> None:
-        self._pad_id = info.pad_id
+    def __init__(
+        self, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device = "cpu"
+    ) -> None:
+        self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
         self._batch_rows = _BATCH_ROWS[info.precision]
-        with opening(folder / "tokenizer.json") as path:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(info.max_length)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads sleep
-        options.log_severity_level = 3
-        with opening(folder / "encoder.onnx") as path:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device, info))
-        missing = device != "cpu" and _CUDA not in self._session.get_providers()
+        missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
-        self.dim: int = self._session.get_outputs()[0].shape[-1]
+        self.dim: int = session.get_outputs()[0].shape[-1]
+
+    @classmethod
+    def of(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> QueryEncoder:
+        """Open the encoder of a bundle.
+
+        Raises:
+            BundleError: If the tokenizer or the graph does not open.
+        """
+        info, components = bundle.manifest.encoder, bundle.components
+        tokenizer = components.open(open_tokenizer, TOKENIZER, info.max_length)
+        session = components.open(open_session, GRAPH, info.precision, threads, device)
+        return cls(tokenizer, session, info, device)
+
+    @classmethod
+    def open(cls, folder: Path, info: EncoderInfo, threads: int) -> QueryEncoder:
+        """Open an encoder that is not part of a bundle yet."""
+        tokenizer = open_tokenizer(folder / TOKENIZER, info.max_length)
+        return cls(tokenizer, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(texts))
@@ -84,7 +95,35 @@ class QueryEncoder:
         return vectors
 
 
-def _providers(device: Device, info: EncoderInfo) -> list[str]:
+def open_tokenizer(path: Path, max_length: int) -> Tokenizer:
+    """Open a tokenizer that truncates texts after `max_length` tokens.
+
+    Raises:
+        BundleError: If the file is not a tokenizer.
+    """
+    with opening(path):
+        tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    return tokenizer
+
+
+def open_session(path: Path, precision: Precision, threads: int, device: Device) -> onnxruntime.InferenceSession:
+    """Open an ONNX graph on a device. The session never reads the file again.
+
+    Raises:
+        BundleError: If the file is not an ONNX graph.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads sleep
+    options.log_severity_level = 3
+    with opening(path):
+        return onnxruntime.InferenceSession(str(path), options, providers=_providers(device, precision))
+
+
+def _providers(device: Device, precision: Precision) -> list[str]:
     """The ONNX Runtime providers to use: the GPU if it is requested and supported, then the CPU."""
-    wanted = [_CPU] if device == "cpu" or info.precision == "int8" else [_CUDA, _CPU]
+    wanted = [_CPU] if device == "cpu" or precision == "int8" else [_CUDA, _CPU]
     return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

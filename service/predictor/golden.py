@@ -37,19 +37,19 @@ def write_golden(folder: Path, queries: list[GoldenQuery]) -> None:
     (folder / GOLDEN).write_bytes(_QUERIES.dump_json(queries, indent=1) + b"\n")
 
 
-def read_golden(folder: Path) -> list[GoldenQuery]:
-    """Read the golden queries of a bundle.
+def read_golden(path: Path) -> list[GoldenQuery]:
+    """Read the golden queries of a bundle from the file `golden.json`.
 
     Raises:
         BundleError: If the file does not contain golden queries.
     """
     try:
-        return _QUERIES.validate_json((folder / GOLDEN).read_bytes())
+        return _QUERIES.validate_json(path.read_bytes())
     except ValidationError as error:
         problem = error.errors()[0]
         found = problem["msg"] + (" at " + ".".join(map(str, problem["loc"])) if problem["loc"] else "")
         raise BundleError(
-            f"{folder / GOLDEN}: expected golden queries with their labels, found: {found}; build the bundle again"
+            f"{path}: expected golden queries with their labels, found: {found}; build the bundle again"
         ) from None
 
 
@@ -64,13 +64,13 @@ def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) 
         BundleError: If the golden queries cannot be read.
         WrongAnswersError: If the fraction is less than the bound in the manifest.
     """
-    folder, checks = predictor.bundle.folder, predictor.manifest.checks
-    share = agreement(predictor, read_golden(folder), pause)
+    bundle, checks = predictor.bundle, predictor.manifest.checks
+    share = agreement(predictor, bundle.components.open(read_golden, GOLDEN), pause)
     least = {each.name: each.least for each in checks}.get(GOLDEN_CHECK) or 0.0
     if share < least:
         raise WrongAnswersError(
-            f"{folder / GOLDEN}: expected at least {least:.1%} of its labels among the answers, found {share:.1%}; "
-            "build the bundle again"
+            f"{bundle.folder / GOLDEN}: expected at least {least:.1%} of its labels among the answers, "
+            f"found {share:.1%}; build the bundle again"
         )
     return share
 

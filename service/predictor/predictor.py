@@ -111,32 +111,37 @@ class Predictor:
         self._threads = threads
         self.bundle = bundle
         self.manifest = bundle.manifest
-        self.encoder = QueryEncoder(bundle.folder, bundle.manifest.encoder, threads, device)
+        self.encoder = QueryEncoder.of(bundle, threads, device)
         self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
         self._check_shapes()
         self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher)
+        bundle.components.release_unused()
 
     @classmethod
-    def open(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> Predictor:
+    def open(
+        cls, bundle: Bundle, threads: int, device: Device = "cpu", pause: Callable[[], None] | None = None
+    ) -> Predictor:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
-        the reasons.
+        the reasons. `pause` is called between the steps, so that a caller can slow them down.
 
         Raises:
             BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
         """
         predictor = cls(bundle, threads, device)
-        predictor.warm_up()
+        predictor.warm_up(pause)
         return predictor
 
     def close(self) -> None:
         """Free the encoder and the indexes, and unmap the files of the bundle, in the calling thread.
 
-        After this, only `manifest` can be used.
+        Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
+        components = self.bundle.components
         del self.bundle, self.encoder, self.searcher, self.values, self.exhaustive
+        components.close()
 
     @property
     def version(self) -> str:
@@ -164,20 +169,22 @@ class Predictor:
                     "rebuild with `recollect build`"
                 )
 
-    def warm_up(self) -> None:
+    def warm_up(self, pause: Callable[[], None] | None = None) -> None:
         """Answer some training queries of the bundle, so that the first real query is fast.
 
         Raises:
             BundleError: If the encoder does not produce unit vectors.
         """
         rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
-        texts = [self.bundle.instance_texts[row] for row in rows.tolist()]
-        if not np.allclose(np.linalg.norm(self.encode(texts), axis=1), 1, atol=1e-3):
-            raise BundleError(
-                f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
-                "build the bundle again"
-            )
-        self.predict(texts, resolve_options(self.defaults))
+        for text in [self.bundle.instance_texts[row] for row in rows.tolist()]:
+            if not np.allclose(np.linalg.norm(self.encode([text]), axis=1), 1, atol=1e-3):
+                raise BundleError(
+                    f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
+                    "build the bundle again"
+                )
+            self.predict([text], resolve_options(self.defaults))
+            if pause is not None:
+                pause()
 
     def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
         """Encode queries as unit vectors."""

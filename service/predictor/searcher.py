@@ -7,7 +7,6 @@ keys finds almost none of them.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,24 +38,42 @@ class Neighbours:
     keys: Int[np.ndarray, "query top_b"]
 
 
+class OpenIndex:
+    """One memory-mapped faiss index, and a copy of it on the GPU if a GPU is used.
+
+    Attributes:
+        on_gpu: The copy on the GPU; None if the GPU is not used.
+        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
+
+    Raises:
+        BundleError: If the file is not a faiss index.
+    """
+
+    def __init__(self, path: Path, device: Device = "cpu") -> None:
+        with opening(path):
+            self.faiss: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        self.file_name = path.name
+        self.on_gpu: GpuIndex | None = None
+        self.cpu_reason = ""
+        if device != "cpu":
+            try:
+                self.on_gpu = GpuIndex(self.faiss)
+            except NoGpuError as error:
+                self.cpu_reason = str(error)
+
+
 class KeyIndex:
-    """One memory-mapped faiss index with its search effort, and a copy of it on the GPU if a GPU is used.
+    """An open index with its search effort.
 
     Attributes:
         cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
-    def __init__(self, path: Path, info: IndexInfo, device: Device = "cpu") -> None:
-        with opening(path):
-            self.index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-        self._info = info
-        self._on_gpu: GpuIndex | None = None
-        self.cpu_reason = ""
-        if device != "cpu":
-            try:
-                self._on_gpu = GpuIndex(self.index)
-            except NoGpuError as error:
-                self.cpu_reason = f"{path.name} ({info.factory}): {error}"
+    def __init__(self, opened: OpenIndex, info: IndexInfo) -> None:
+        self._opened, self._info = opened, info
+        self.index: Any = opened.faiss
+        reason = opened.cpu_reason
+        self.cpu_reason = f"{opened.file_name} ({info.factory}): {reason}" if reason else ""
         self.keys: int = self.index.ntotal
         self.shape: tuple[int, int] = (self.index.ntotal, self.index.d)
         self.lists: int = getattr(unwrapped(self.index), "nlist", 0)
@@ -76,9 +93,7 @@ class KeyIndex:
 
     def at(self, info: IndexInfo) -> KeyIndex:
         """The same open faiss index with another search effort."""
-        other = copy.copy(self)
-        other._info = info
-        return other
+        return KeyIndex(self._opened, info)
 
     def _search_gpu(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
@@ -87,11 +102,11 @@ class KeyIndex:
 
         Return None if the index is not on the GPU, the search exceeds the GPU's limits, or GPU memory is full.
         """
-        inner = getattr(parameters, "index_params", parameters)
-        if self._on_gpu is None or not self._on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
+        inner, on_gpu = getattr(parameters, "index_params", parameters), self._opened.on_gpu
+        if on_gpu is None or not on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
             return None
         try:
-            return self._on_gpu.search(vectors, top_b, parameters)
+            return on_gpu.search(vectors, top_b, parameters)
         except RuntimeError:
             return None
 
@@ -133,9 +148,9 @@ class Searcher:
     """Searches both kinds of keys: instance keys and label keys."""
 
     def __init__(self, bundle: Bundle, device: Device = "cpu") -> None:
-        index = bundle.manifest.index
-        self.instances = KeyIndex(bundle.folder / "instance_keys.faiss", index.instances, device)
-        self.labels = KeyIndex(bundle.folder / "label_keys.faiss", index.labels, device)
+        info, components = bundle.manifest.index, bundle.components
+        self.instances = KeyIndex(components.open(OpenIndex, "instance_keys.faiss", device), info.instances)
+        self.labels = KeyIndex(components.open(OpenIndex, "label_keys.faiss", device), info.labels)
 
     @property
     def cpu_reasons(self) -> list[str]:

@@ -158,6 +158,11 @@ class Batcher:
         return len(self._running)
 
     @property
+    def load(self) -> float:
+        """The share of the threads that compute a batch, from 0 to 1."""
+        return 1 - len(self._idle) / len(self._threads)
+
+    @property
     def queries_waiting(self) -> int:
         return self._queries_waiting
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -86,7 +86,7 @@ class CachedBundles:
         with self._cache.incoming() as folder:
             return self._copy_manifest(version, folder)
 
-    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
+    def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
         """Copy a published version if it is not cached, check the files of the copy, then map them.
 
         If the cached bundle is damaged, it is copied again, once.
@@ -94,6 +94,7 @@ class CachedBundles:
         Args:
             version: The version.
             pause: Called between the steps, so that a caller can slow them down.
+            share_with: Other open bundles of the store; see `open_bundle`.
 
         Raises:
             StoreError: If the version is not published, cannot be copied, or does not fit on the disk, or other users
@@ -101,11 +102,13 @@ class CachedBundles:
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
         try:
-            return self._open(version, pause)
+            return self._open(version, pause, share_with)
         except _DamagedCopyError:
-            return self._open(version, pause, again=True)
+            return self._open(version, pause, share_with, again=True)
 
-    def _open(self, version: str, pause: Callable[[], None] | None, again: bool = False) -> Bundle:
+    def _open(
+        self, version: str, pause: Callable[[], None] | None, share_with: Sequence[Bundle], again: bool = False
+    ) -> Bundle:
         folder = self._cache.bundles / check_version(version)
         with contextlib.ExitStack() as in_use:
             with self._cache.copy_lock(self._wait):
@@ -113,7 +116,7 @@ class CachedBundles:
                 in_use.callback(os.close, self._cache.lock_in_use(version))
             try:
                 with self._errors_name_source(folder, version):
-                    bundle = self._verification.open(folder, version, pause)
+                    bundle = self._verification.open(folder, version, pause, share_with)
             except BundleError as error:
                 if not copied:
                     raise _DamagedCopyError from None

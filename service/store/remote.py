@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -67,8 +67,8 @@ class RemoteStore(Store):
     def manifest(self, version: str) -> Manifest:
         return self._copies.manifest(version)
 
-    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        return self._copies.open(version, pause)
+    def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
+        return self._copies.open(version, pause, share_with)
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:

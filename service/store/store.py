@@ -15,7 +15,7 @@ import contextlib
 import functools
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.bundle.bundle import Bundle
@@ -183,8 +183,13 @@ class Store:
         """
         return self._verification.read_manifest(self.path(version), version)
 
-    def open(self, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        """Check the files of a published version, then map them into memory. `pause` is called between the steps.
+    def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
+        """Check the files of a published version, then map them into memory.
+
+        Args:
+            version: Name of the version.
+            pause: Called between the steps.
+            share_with: Other open bundles of this store; see `open_bundle`.
 
         Raises:
             StoreError: If the version is not published.
@@ -192,9 +197,9 @@ class Store:
         """
         folder = self.path(version)
         if self.verify_keys is None:
-            return self._verification.open(folder, version, pause)
+            return self._verification.open(folder, version, pause, share_with)
         check_sizes(folder, self.manifest(version))  # a bundle with a missing file is refused before it is copied
-        return self._copies.open(version, pause)
+        return self._copies.open(version, pause, share_with)
 
     def accepts(self, bundle: Bundle) -> bool:
         """Whether one of the present public keys accepts the signature of an open bundle."""

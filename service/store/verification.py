@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.bundle.bundle import Bundle, open_bundle
@@ -23,13 +23,19 @@ class Verification:
     def __init__(self, keys: ReloadedFile[VerifyKeys] | None) -> None:
         self._keys = keys
 
-    def open(self, folder: Path, version: str, pause: Callable[[], None] | None = None) -> Bundle:
-        """Check all files of a bundle, then map them into memory.
+    def open(
+        self,
+        folder: Path,
+        version: str,
+        pause: Callable[[], None] | None = None,
+        share_with: Sequence[Bundle] = (),
+    ) -> Bundle:
+        """Check the files of a bundle, then map them into memory. The arguments are as in `open_bundle`.
 
         Raises:
             BundleError: If a file is not the published file, is not signed, or belongs to another version.
         """
-        bundle = open_bundle(folder, self._current_keys(), pause)
+        bundle = open_bundle(folder, self._current_keys(), pause, share_with)
         _check_version_of(bundle.manifest, version, folder)
         return bundle
 

@@ -51,7 +51,6 @@ class Follower:
         metrics: Records the swaps.
         announcements: The generation that Redis announces, or None.
         poll_seconds: Seconds between two checks of `desired`.
-        is_busy: Function that returns whether requests arrive at the moment.
         recent_queries: Function that returns queries with which a new version is warmed up.
     """
 
@@ -64,12 +63,12 @@ class Follower:
         metrics: Metrics,
         announcements: Announcements | None,
         poll_seconds: float,
-        is_busy: Callable[[], bool],
         recent_queries: Callable[[], Sequence[str]],
     ) -> None:
         self._opener, self._desired, self._leases, self._reporter = opener, desired, leases, reporter
         self._metrics, self._announcements = metrics, announcements
-        self._is_busy, self._recent_queries = is_busy, recent_queries
+        self._recent_queries = recent_queries
+        self._load: Callable[[], float] = lambda: 0.0
         self._lock = threading.Lock()
         self._target: ActivationRecord | None = None
         self._served: ActivationRecord | None = None
@@ -101,7 +100,9 @@ class Follower:
             with contextlib.suppress(CancelledWorkError):  # another version was activated meanwhile
                 self._serve(record)
 
-    def start(self) -> None:
+    def start(self, load: Callable[[], float]) -> None:
+        """Follow the desired version until `stop`; `load` is the share of the computing threads that are busy."""
+        self._load = load
         self._reader.start()
         self._swapper.start()
 
@@ -206,14 +207,19 @@ class Follower:
         if self._opener.device != "cpu":  # the memory check does not know the memory of the GPU
             self._leases.retire_standby()
             self._close_unused()
-        throttle = Throttle(self._is_busy, self._cancelled) if self._leases.current else None
+        throttle = Throttle(self._load, self._cancelled) if self._leases.current else None
+
+        def open_version() -> Predictor:
+            share_with = self._leases.open_predictors()
+            return self._opener.open(version, self._recent_queries(), throttle, share_with=share_with)
+
         try:
-            return self._opener.open(version, self._recent_queries(), throttle)
+            return open_version()
         except InsufficientMemoryError:
             if not self._leases.retire_standby():
                 raise
             self._close_unused()
-            return self._opener.open(version, self._recent_queries(), throttle)
+            return open_version()
 
     def _require_still_desired(self, record: ActivationRecord) -> ActivationRecord:
         """Read the desired version again. Return the newest record if it names the same version.

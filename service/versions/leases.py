@@ -121,6 +121,11 @@ class Leases:
                 self._retired.append(standby)
         return standby is not None
 
+    def open_predictors(self) -> list[Predictor]:
+        """The predictors of the current version and of the standby."""
+        with self._lock:
+            return [version.predictor for version in (self.current, self.standby) if version is not None]
+
     def close_unused(self) -> int:
         """Close the retired versions without leases, and return their number."""
         with self._lock:

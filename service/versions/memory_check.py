@@ -7,7 +7,7 @@ the kernel kill the process that serves the current version.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,17 +33,18 @@ _CGROUP_V1 = _GroupFiles(
 )
 
 
-def require_memory(manifest: Manifest, processes: int = 1) -> None:
+def require_memory(manifest: Manifest, processes: int = 1, share_with: Sequence[Manifest] = ()) -> None:
     """Refuse to open a version for which too little memory is free.
 
     Args:
         manifest: The manifest of the version.
         processes: Processes that open the version at the same time.
+        share_with: The manifests of the versions that are open and share their equal files.
 
     Raises:
         InsufficientMemoryError: If less is free than the processes need.
     """
-    needed, free = processes * private_bytes(manifest), free_bytes()
+    needed, free = processes * private_bytes(manifest, share_with), free_bytes()
     if free < needed:
         raise InsufficientMemoryError(
             f"version {manifest.version}: expected {needed / 1e6:,.0f} MB of free memory to open it, "
@@ -51,10 +52,18 @@ def require_memory(manifest: Manifest, processes: int = 1) -> None:
         )
 
 
-def private_bytes(manifest: Manifest) -> int:
-    """An upper estimate of the private memory of one open bundle: memory that is not backed by files."""
-    encoder, tokenizer = manifest.files["encoder.onnx"].size, manifest.files["tokenizer.json"].size
-    return int(_ENCODER_FACTOR * encoder + _TOKENIZER_FACTOR * tokenizer) + _CONSTANT_BYTES
+def private_bytes(manifest: Manifest, share_with: Sequence[Manifest] = ()) -> int:
+    """An upper estimate of the private memory that opening a bundle adds: memory that is not backed by files.
+
+    An encoder or a tokenizer that an open bundle shares adds nothing.
+    """
+    alike = [each for each in share_with if each.encoder == manifest.encoder]
+
+    def added(name: str) -> int:
+        return 0 if any(each.files[name] == manifest.files[name] for each in alike) else manifest.files[name].size
+
+    private = _ENCODER_FACTOR * added("encoder.onnx") + _TOKENIZER_FACTOR * added("tokenizer.json")
+    return int(private) + _CONSTANT_BYTES
 
 
 def free_bytes(root: Path = Path("/")) -> int:

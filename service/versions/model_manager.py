@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
+from collections.abc import Callable
 from datetime import datetime
 
 from service.bundle.manifest import Manifest
@@ -19,8 +19,6 @@ from service.versions.reporter import Reporter
 
 # Number of recent queries that warm up the next version. These queries stay in memory and are never written to disk.
 _RECENT_QUERIES = 16
-# Opening a version is throttled until no query has arrived for this number of seconds.
-_BUSY_SECONDS = 1.0
 
 
 class ModelManager:
@@ -45,7 +43,6 @@ class ModelManager:
         self._metrics = metrics
         self._leases = Leases()
         self._recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
-        self._last_query_at = -_BUSY_SECONDS
         self._draining = threading.Event()
         self._reporter = Reporter(replicas, self._leases, metrics)
         self._follower = Follower(
@@ -56,7 +53,6 @@ class ModelManager:
             metrics,
             announcements,
             poll_seconds,
-            self._is_busy,
             lambda: [*self._recent_queries],
         )
 
@@ -104,11 +100,14 @@ class ModelManager:
     def record(self, query: str) -> None:
         """Store a query, to warm up the next version with it."""
         self._recent_queries.append(query)
-        self._last_query_at = time.monotonic()
 
-    def follow(self) -> None:
-        """Follow the desired version in background threads, until `close`."""
-        self._follower.start()
+    def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
+        """Follow the desired version in background threads, until `close`.
+
+        Args:
+            load: Function that returns the share of the computing threads that are busy; it paces the opening.
+        """
+        self._follower.start(load)
 
     def wake(self) -> None:
         """Check the desired version now."""
@@ -126,6 +125,3 @@ class ModelManager:
         self.drain()
         self._follower.stop()
         self._reporter.stop()
-
-    def _is_busy(self) -> bool:
-        return time.monotonic() - self._last_query_at < _BUSY_SECONDS

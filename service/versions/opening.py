@@ -35,7 +35,13 @@ class Opener:
     device: Device = "cpu"
     workers: int = 1
 
-    def open(self, version: str, recent_queries: Sequence[str] = (), throttle: Throttle | None = None) -> Predictor:
+    def open(
+        self,
+        version: str,
+        recent_queries: Sequence[str] = (),
+        throttle: Throttle | None = None,
+        share_with: Sequence[Predictor] = (),
+    ) -> Predictor:
         """Open a version and check that it may be served.
 
         Args:
@@ -43,6 +49,8 @@ class Opener:
             recent_queries: Queries that the new version answers once before it is used, so that the pages that queries
                 need are in memory.
             throttle: Slows the opening down while another version answers requests; None at the start of a process.
+            share_with: Open predictors of other versions. The new version shares their equal files instead of opening
+                them again. The predictors must stay open during the call; later, each may be closed.
 
         Raises:
             StoreError: If the store does not contain the version.
@@ -52,8 +60,10 @@ class Opener:
             CancelledWorkError: If the throttle is cancelled.
         """
         pause = throttle.pause if throttle else None
-        require_memory(self.store.manifest(version), self.workers if throttle else 1)
-        predictor = Predictor.open(self.store.open(version, pause), self.threads, self.device)
+        open_manifests = [predictor.manifest for predictor in share_with]
+        require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
+        bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
+        predictor = Predictor.open(bundle, self.threads, self.device, pause)
         check_golden(predictor, pause)
         for query in recent_queries:
             with contextlib.suppress(Exception):  # only a warm-up: ignore a failing query

@@ -29,7 +29,7 @@ from index_builder.errors import BuildError
 from index_builder.faiss_index import build_index, write_index
 from index_builder.recall import exact_neighbours
 from service.bundle.manifest import IndexInfo, Point
-from service.predictor.searcher import KeyIndex
+from service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, enriched, near, random_keys, recall_of
 
 KINDS = ["auto", "flat", "ivf", "hnsw"]
@@ -202,12 +202,15 @@ def test_measurement_raises_the_effort_until_the_recall_no_longer_grows(tmp_path
     info, points = written.info, list(measure_curve(written))
     exact = exact_neighbours(keys, queries, top_b)
     for each in points:
-        served = KeyIndex(path, info.model_copy(update={"effort": each.effort, "refine": each.refine}))
+        served = KeyIndex(OpenIndex(path), info.model_copy(update={"effort": each.effort, "refine": each.refine}))
         assert each.recall == recall_of(served, keys, queries, exact)
         assert (each.factory, each.keys) == (info.factory, 3_000)
         assert each.bytes_per_key == path.stat().st_size / 3_000
     thorough = info.model_copy(update={"effort": 3_000, "refine": max(each.refine for each in points)})
-    assert max(each.recall for each in points) >= recall_of(KeyIndex(path, thorough), keys, queries, exact) - 0.002
+    assert (
+        max(each.recall for each in points)
+        >= recall_of(KeyIndex(OpenIndex(path), thorough), keys, queries, exact) - 0.002
+    )
 
 
 def test_measurement_raises_the_effort_even_if_more_candidates_do_not_raise_the_recall(tmp_path: Path) -> None:
@@ -264,7 +267,7 @@ def test_index_auto_compares_families_on_a_sample_and_builds_the_best_on_all_key
         *(chosen.factory, chosen.effort, chosen.refine),
         3_000,
     )
-    served = KeyIndex(tmp_path / "keys.faiss", info)
+    served = KeyIndex(OpenIndex(tmp_path / "keys.faiss"), info)
     assert recall_of(served, keys, near(keys, 50), exact_neighbours(keys, near(keys, 50), 20)) == chosen.recall
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 

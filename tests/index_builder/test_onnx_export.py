@@ -35,7 +35,7 @@ def export(encoder: Encoder, folder: Path, precision: Precision, texts: list[str
     """Export an encoder and open it as the service does."""
     info = describe_encoder(encoder, precision)
     export_encoder(encoder, folder, info, Sample(texts, encoder.encode(texts, info.max_length)))
-    return QueryEncoder(folder, info, threads=1)
+    return QueryEncoder.open(folder, info, threads=1)
 
 
 def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
@@ -91,7 +91,7 @@ def test_served_vectors_equal_those_of_the_trained_encoder(built: Any) -> None:
     encoder = load_checkpoint(built.run / "checkpoint", "cpu")
     folder = built.store / "bundles" / built.version
     info = EncoderInfo(name="minilm", pooling="mean", precision="fp32", max_length=128, pad_id=0)
-    served = QueryEncoder(folder, info, threads=1)
+    served = QueryEncoder.open(folder, info, threads=1)
     vectors = served.encode(served.tokenise(TEXTS))
     assert cosines(vectors, encoder.encode(TEXTS, 128)).min() >= 0.999999
 

@@ -20,7 +20,7 @@ from index_builder.settings import BuildSettings, EvaluateSettings
 from index_builder.verify import check, encode_sample, format_checks, golden_queries
 from service.bundle.manifest import Check, Manifest
 from service.model import open_model
-from service.predictor.golden import agreement, read_golden
+from service.predictor.golden import GOLDEN, agreement, read_golden
 from service.store.store import Store
 from tests.conftest import TOPICS
 from tests.service.http_helpers import add_version, copy_store, rehash
@@ -91,7 +91,7 @@ def test_golden_agreement_falls_when_an_index_is_tampered_with(built: Any, tmp_p
     store = copy_store(built.store, tmp_path / "store")
     add_version(store, built.version, "tampered", reverse_keys)
     good, bad = (open_model(store, version).predictor for version in (built.version, "tampered"))
-    golden = read_golden(store / "bundles" / built.version)
+    golden = read_golden(store / "bundles" / built.version / GOLDEN)
     assert len(golden) == 28
     assert agreement(good, golden) == 1
     assert agreement(bad, golden) < 0.95

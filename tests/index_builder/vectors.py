@@ -8,7 +8,7 @@ import numpy as np
 
 from index_builder.faiss_index import Keys, build_index, write_index
 from index_builder.recall import recall
-from service.predictor.searcher import KeyIndex, Neighbours
+from service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
 from trainer.data.split import LabelSets
 from trainer.label_keys import LabelKeys
 
@@ -44,7 +44,7 @@ def opened(keys: Keys, kind: str, folder: Path) -> KeyIndex:
     """Build and write an index, and open its file as the service does."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
-    return KeyIndex(folder / "keys.faiss", info)
+    return KeyIndex(OpenIndex(folder / "keys.faiss"), info)
 
 
 def recall_of(index: KeyIndex, keys: Keys, queries: np.ndarray, exact: Neighbours) -> float:

@@ -104,6 +104,18 @@ def answers_with(top_k: int) -> Callable[[Path, dict[str, Any]], None]:
     return change
 
 
+def with_changed_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """A change to a copied version: every file gets other bytes at its end, and opens as before.
+
+    A server opens such a version completely; it shares equal files with the version that it serves.
+    """
+    endings = {".onnx": b"\x32\x00", ".json": b" ", ".faiss": b"\0", ".npy": b"\0"}
+    for name in manifest["files"]:
+        with (folder / name).open("ab") as file:
+            file.write(endings[Path(name).suffix])
+    rehash(folder, manifest)
+
+
 def relabel(uids: list[str]) -> Callable[[Path, dict[str, Any]], None]:
     """A change to a copied version: the labels get other uids."""
 

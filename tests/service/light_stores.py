@@ -14,6 +14,7 @@ from tests.service.http_helpers import (
     copy_store,
     light_encoder,
     make_first,
+    with_changed_files,
 )
 
 # For each version, the number of labels in an answer.
@@ -21,11 +22,15 @@ TOP_K = {"v3": 3, "v5": 5}
 
 
 def light_store(source: Path, version: str, to: Path) -> Path:
-    """Write a store with versions v3 and v5 of a real bundle, with a tiny encoder; v3 is current."""
+    """Write a store with versions v3 and v5 of a real bundle, with a tiny encoder; v3 is current.
+
+    The versions have no equal files.
+    """
     store = copy_store(source, to)
     add_version(store, version, "light", light_encoder)
-    for name, top_k in TOP_K.items():
-        add_version(store, "light", name, answers_with(top_k))
+    add_version(store, "light", "changed", with_changed_files)
+    for name, source_version in (("v3", "light"), ("v5", "changed")):
+        add_version(store, source_version, name, answers_with(TOP_K[name]))
     make_first(store, "v3")
     return store
 

@@ -420,4 +420,22 @@ def test_time_in_the_queue_of_a_dropped_request_is_measured(start_batcher: Any) 
         await asyncio.to_thread(batcher.close)
         assert b'recollect_stage_seconds_count{stage="queue"} 1.0' in metrics.exposition()
 
+
+def test_load_is_the_share_of_threads_that_compute(start_batcher: Any) -> None:
+    async def until_load(batcher: Batcher, load: float) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while batcher.load != load:
+                await asyncio.sleep(0.001)
+
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher(threads=2)
+        await until_load(batcher, 0)
+        answers = []
+        for load in (0.5, 1.0, 1.0):
+            answers.append(batcher.submit(gate.lease(), ["bread"], OPTIONS, best_uids))
+            await until_load(batcher, load)
+        gate.open.set()
+        await asyncio.gather(*answers)
+        await until_load(batcher, 0)
+
     asyncio.run(ask())

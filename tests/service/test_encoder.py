@@ -81,5 +81,5 @@ def test_truncation_and_padding_settings_in_the_tokenizer_file_are_ignored(
     content["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    other = QueryEncoder(tmp_path, predictor.manifest.encoder, threads=1)
+    other = QueryEncoder.open(tmp_path, predictor.manifest.encoder, threads=1)
     assert other.tokenise(TEXTS) == encoder.tokenise(TEXTS)

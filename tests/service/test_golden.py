@@ -29,7 +29,7 @@ QUERY = "How doctors treat high blood pressure"
 def test_written_golden_queries_are_read_back_unchanged(tmp_path: Path) -> None:
     golden = [GoldenQuery(query='a "tax"\n on bread', labels=["1", "音楽"]), GoldenQuery(query="", labels=["x"])]
     write_golden(tmp_path, golden)
-    assert read_golden(tmp_path) == golden
+    assert read_golden(tmp_path / GOLDEN) == golden
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_written_golden_queries_are_read_back_unchanged(tmp_path: Path) -> None:
 def test_error_for_a_file_without_golden_queries_names_the_file(tmp_path: Path, content: bytes, found: str) -> None:
     (tmp_path / GOLDEN).write_bytes(content)
     with pytest.raises(BundleError) as refused:
-        read_golden(tmp_path)
+        read_golden(tmp_path / GOLDEN)
     expected = f"{tmp_path / GOLDEN}: expected golden queries with their labels, found: {found}"
     assert str(refused.value).startswith(expected)
     assert str(refused.value).endswith("; build the bundle again")
@@ -60,7 +60,7 @@ def test_error_for_a_file_without_golden_queries_names_the_file(tmp_path: Path, 
 
 
 def test_answers_of_the_real_bundle_contain_all_golden_labels(predictor: Predictor) -> None:
-    golden = read_golden(predictor.bundle.folder)
+    golden = read_golden(predictor.bundle.folder / GOLDEN)
     assert {len(each.labels) for each in golden} == {4}
     assert agreement(predictor, golden) == check_golden(predictor) == 1
 

@@ -14,7 +14,7 @@ from service.bundle.manifest import IndexInfo
 from service.options import resolve_options
 from service.predictor.gpu import GpuIndex, NoGpuError
 from service.predictor.predictor import Predictor
-from service.predictor.searcher import KeyIndex
+from service.predictor.searcher import KeyIndex, OpenIndex
 from service.store.store import Store
 from service.versions.opening import Opener
 
@@ -87,7 +87,7 @@ def test_gpu_search_finds_the_same_keys_as_the_cpu_search(
 ) -> None:
     path = written(keys, factory, tmp_path)
     info = IndexInfo(kind=kind, factory=factory, keys=5_000, effort=effort)
-    there, here = KeyIndex(path, info, "cuda"), KeyIndex(path, info)
+    there, here = KeyIndex(OpenIndex(path, "cuda"), info), KeyIndex(OpenIndex(path), info)
     assert there.cpu_reason == ""
     for top_b in (1, 200, 3_000):  # the last number exceeds the limit of a GPU
         first, second = there.search(keys[:50], top_b), here.search(keys[:50], top_b)
@@ -98,7 +98,7 @@ def test_gpu_search_finds_the_same_keys_as_the_cpu_search(
 @needs_gpu
 def test_graph_index_runs_on_the_cpu(keys: np.ndarray, tmp_path: Any) -> None:
     info = IndexInfo(kind="hnsw", factory="HNSW16", keys=5_000, effort=64)
-    index = KeyIndex(written(keys, "HNSW16", tmp_path), info, "cuda")
+    index = KeyIndex(OpenIndex(written(keys, "HNSW16", tmp_path), "cuda"), info)
     assert "faiss cannot copy the index to the GPU" in index.cpu_reason
     assert index.search(keys[:1], 5).keys[0, 0] == 0
 

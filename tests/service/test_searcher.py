@@ -15,7 +15,7 @@ from index_builder.faiss_index import build_index, write_index
 from index_builder.recall import exact_neighbours
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import IndexInfo
-from service.predictor.searcher import KeyIndex, Neighbours, Searcher, merge
+from service.predictor.searcher import KeyIndex, Neighbours, OpenIndex, Searcher, merge
 from tests.index_builder.vectors import recall_of
 
 INSTANCES, LABELS, DIM = 60, 25, 8
@@ -120,7 +120,7 @@ class Built(NamedTuple):
 
     def opened(self, **changes: float) -> KeyIndex:
         """The same index, opened with another search effort."""
-        return KeyIndex(self.path, self.info.model_copy(update=changes))
+        return KeyIndex(OpenIndex(self.path), self.info.model_copy(update=changes))
 
     def faiss_index(self, effort: int, refine: float) -> Any:
         """The faiss index with parameters set by `faiss.ParameterSpace` instead of passed to each search."""

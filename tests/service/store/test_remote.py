@@ -17,7 +17,15 @@ from service.errors import ActivationConflictError, StoreError, UnknownVersionEr
 from service.store.locations import open_store
 from service.store.object_folder import ObjectFolder
 from service.store.store import Store
-from tests.service.http_helpers import add_version, answers_with, copy_store, flip_bit, light_encoder, serving
+from tests.service.http_helpers import (
+    add_version,
+    answers_with,
+    copy_store,
+    flip_bit,
+    light_encoder,
+    serving,
+    with_changed_files,
+)
 from tests.service.store.servers import TIMEOUT_SECONDS, WebServer, publish
 
 REPOSITORY = Path(__file__).parents[3]
@@ -223,7 +231,8 @@ def test_server_keeps_serving_while_the_new_version_is_damaged_and_swaps_after_i
 ) -> None:
     origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))
     origin.activate("v3")
-    add_version(origin.root, "v5", "damaged", lambda folder, _: flip_bit(folder / "label_keys.faiss"))
+    add_version(origin.root, "v5", "damaged", with_changed_files)  # the server shares none of its files with v3
+    flip_bit(origin.path("damaged") / "label_keys.faiss")
     web = WebServer(origin.root)
     with web.running(), serving(web.url, *POLL, "--bundle-cache", str(tmp_path / "cache")) as server:
         origin.activate("damaged")
