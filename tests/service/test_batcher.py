@@ -213,6 +213,7 @@ def test_panic_in_a_library_fails_its_request_and_neither_ends_the_thread_nor_ke
         assert await batcher.submit(lease, ["next"], OPTIONS, best_uids) == ["next"]
         lease.release()
         gate.leases.replace(cast(Predictor, Gate()))
+        gate.leases.retire_standby()
         while gate.leases.close_unused() == 0:  # until the thread has released its share
             await asyncio.sleep(0.01)
         assert gate.closed
@@ -295,6 +296,7 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
             future.cancel()
         lease.release()
         old.leases.replace(cast(Predictor, new))
+        old.leases.retire_standby()
         assert (old.leases.close_unused(), old.closed) == (0, False)
         old.open.set()
         while old.leases.close_unused() == 0:
