@@ -160,7 +160,7 @@ class Batcher:
     @property
     def load(self) -> float:
         """The share of the threads that compute a batch, from 0 to 1."""
-        return 1 - len(self._idle) / len(self._threads)
+        return self.busy_threads / self.threads
 
     @property
     def queries_waiting(self) -> int:
