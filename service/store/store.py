@@ -20,7 +20,7 @@ from pathlib import Path
 
 from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.integrity import check_files, check_sizes
+from service.bundle.integrity import check_contents, check_sizes
 from service.bundle.manifest import Manifest, check_version
 from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey
@@ -283,7 +283,8 @@ class Store:
             manifest = self._verification.read_manifest(copy, version)
             for name in manifest.files:
                 shutil.copyfile(folder / name, copy / name)
-            check_files(copy, manifest)
+            check_sizes(copy, manifest)
+            check_contents(copy, manifest, manifest.files)
             self.publish(copy, version)
 
     def size_bytes(self, version: str) -> int:
