@@ -43,6 +43,7 @@ SERVICE_ORDER = (
     "authenticated",
     "reloaded_file",
     "telemetry",
+    "storage",
     "store",
     "predictor",
     "model",
@@ -185,7 +186,7 @@ def test_cycle_check_finds_cycles_through_any_kind_of_import(tmp_path: Path, mon
 
 def test_the_service_opens_bundles_only_in_the_store_module_which_checks_signatures() -> None:
     opening = {module_name(path) for path in sources("service") if "open_bundle" in names(path)}
-    assert opening == {"service.store.verification"}
+    assert opening == {"service.storage.verification"}
 
 
 def test_only_commands_and_the_index_builder_read_private_keys() -> None:

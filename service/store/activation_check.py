@@ -13,9 +13,9 @@ from service.bundle.signing import VerifyKeys
 from service.bundle.signing_key import SigningKey
 from service.errors import StoreError
 from service.reloaded_file import ReloadedFile
+from service.storage.bundle_cache import BundleCache
+from service.storage.control_files import FolderFiles
 from service.store.activation_record import ActivationRecord
-from service.store.bundle_cache import BundleCache
-from service.store.control_files import FolderFiles
 
 SEEN = "GENERATION"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from service.bundle.signing_key import SigningKey
 from service.errors import ActivationConflictError, StoreError, UnknownVersionError
+from service.storage.control_files import MAX_LOG_BYTES, ControlFiles
 from service.store.activation_check import is_signed, sign_record
 from service.store.activation_record import (
     ACTIVATION,
@@ -22,7 +23,6 @@ from service.store.activation_record import (
     rolled_back,
 )
 from service.store.audit_log import LOG, LogEntry, last_generation, missing_line, parse_log
-from service.store.control_files import MAX_LOG_BYTES, ControlFiles
 
 
 class DesiredState:

@@ -20,11 +20,11 @@ from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST
 from service.bundle.manifest import FileInfo, Manifest, check_version, is_version
 from service.errors import BundleError, StoreError
+from service.storage.bundle_cache import BundleCache, default_cache
+from service.storage.bundle_folder import INCOMING, already_published
+from service.storage.cached_bundles import BundleSource
+from service.storage.object_folder import ObjectFolder
 from service.store.activation_record import ACTIVATION, CURRENT
-from service.store.bundle_cache import BundleCache, default_cache
-from service.store.bundle_folder import INCOMING, already_published
-from service.store.cached_bundles import BundleSource
-from service.store.object_folder import ObjectFolder
 from service.store.store import Store, copy_manifest
 
 # A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of

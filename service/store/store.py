@@ -26,16 +26,16 @@ from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey
 from service.errors import BundleError, StoreError, UnknownVersionError
 from service.reloaded_file import ReloadedFile
+from service.storage.bundle_cache import BundleCache, default_cache
+from service.storage.bundle_folder import BundleFolder
+from service.storage.cached_bundles import BundleSource, CachedBundles
+from service.storage.control_files import ControlFiles, FolderFiles
+from service.storage.folder_source import FolderSource
+from service.storage.verification import Verification
 from service.store.activation_check import ActivationCheck
 from service.store.activation_record import ACTIVATION, ActivationRecord, default_author
 from service.store.audit_log import LogEntry
-from service.store.bundle_cache import BundleCache, default_cache
-from service.store.bundle_folder import BundleFolder
-from service.store.cached_bundles import BundleSource, CachedBundles
-from service.store.control_files import ControlFiles, FolderFiles
 from service.store.desired_state import DesiredState
-from service.store.folder_source import FolderSource
-from service.store.verification import Verification
 
 
 class Store:

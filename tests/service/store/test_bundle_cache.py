@@ -16,7 +16,7 @@ import pytest
 
 from service.bundle.files import MANIFEST, SIGNATURE
 from service.errors import BundleError, StoreError
-from service.store.bundle_cache import default_cache
+from service.storage.bundle_cache import default_cache
 from service.store.locations import open_store
 from service.store.store import Store
 from tests.keys import Pair, write_pair

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from service.errors import StoreError
-from service.store.connect import connect, without_credentials
+from service.storage.connect import connect, without_credentials
+from service.storage.object_folder import ObjectFolder
 from service.store.locations import open_store
-from service.store.object_folder import ObjectFolder
 from tests.service.store.servers import WebServer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -172,7 +172,7 @@ def test_http_without_tls_is_used_only_if_the_endpoint_url_is_http(url: str, mon
 def test_download_that_stalls_ends_with_an_error(
     web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.object_folder._READ_TIMEOUT", SECOND / 4)
+    monkeypatch.setattr("service.storage.object_folder._READ_TIMEOUT", SECOND / 4)
     web.paused_file = "instance_keys.faiss"
     folder = ObjectFolder(web.url)
     with pytest.raises(StoreError, match="instance_keys.faiss: expected an answer, found: .*; check the URL"):

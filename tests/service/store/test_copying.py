@@ -13,9 +13,9 @@ import pytest
 from service.bundle.files import MANIFEST
 from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, StoreError
+from service.storage.object_folder import ObjectFolder
 from service.store.copying import copy_version
 from service.store.locations import open_store
-from service.store.object_folder import ObjectFolder
 from service.store.store import Store
 from tests.keys import write_pair
 from tests.service.http_helpers import flip_bit
@@ -28,7 +28,7 @@ import os, signal, sys
 from pathlib import Path
 from service.store.copying import copy_version
 from service.store.locations import open_store
-from service.store.object_folder import ObjectFolder
+from service.storage.object_folder import ObjectFolder
 import shutil
 done = 0
 def counted(method):

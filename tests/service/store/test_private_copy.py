@@ -18,7 +18,7 @@ import pytest
 import recollect
 from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import BundleError, StoreError
-from service.store.folder_source import FolderSource
+from service.storage.folder_source import FolderSource
 from service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import copy_store, flip_bit, serving

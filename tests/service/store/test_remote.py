@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from service.errors import ActivationConflictError, StoreError, UnknownVersionError
+from service.storage.object_folder import ObjectFolder
 from service.store.locations import open_store
-from service.store.object_folder import ObjectFolder
 from service.store.store import Store
 from tests.service.http_helpers import (
     add_version,

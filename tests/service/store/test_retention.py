@@ -17,9 +17,9 @@ from service.bundle.files import MANIFEST
 from service.bundle.manifest import Manifest
 from service.errors import StoreError
 from service.redis_client import RedisClient
+from service.storage.object_folder import ObjectFolder
 from service.store import remote
 from service.store.locations import open_store
-from service.store.object_folder import ObjectFolder
 from service.store.retention import protect, protected, prune, unprotect
 from service.store.store import Store
 from service.versions import replicas as registry

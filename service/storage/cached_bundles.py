@@ -21,8 +21,8 @@ from service.bundle.bundle import Bundle
 from service.bundle.files import MANIFEST, SIGNATURE
 from service.bundle.manifest import Manifest, check_version
 from service.errors import BundleError, StoreError
-from service.store.bundle_cache import BundleCache
-from service.store.verification import Verification
+from service.storage.bundle_cache import BundleCache
+from service.storage.verification import Verification
 
 _LOCK_POLL_SECONDS = 0.1
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from service.errors import ActivationConflictError, StoreError
-from service.store.connect import connect, require_scheme, without_credentials
-from service.store.control_files import MAX_LOG_BYTES, MAX_SMALL_BYTES
+from service.storage.connect import connect, require_scheme, without_credentials
+from service.storage.control_files import MAX_LOG_BYTES, MAX_SMALL_BYTES
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from service.bundle.files import MANIFEST
 from service.errors import StoreError
-from service.store.bundle_folder import BundleFolder, try_lock
+from service.storage.bundle_folder import BundleFolder, try_lock
 
 # Number of versions that stay in the cache in addition to the current version: the versions that were opened last. They
 # make a rollback possible without a download.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.errors import StoreError
-from service.store.bundle_folder import INCOMING, flush, folder_lock
+from service.storage.bundle_folder import INCOMING, flush, folder_lock
 
 # Size limits of a file, because a server could send an endless one.
 MAX_SMALL_BYTES, MAX_LOG_BYTES = 1 << 20, 64 << 20
