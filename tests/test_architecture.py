@@ -44,6 +44,7 @@ SERVICE_ORDER = (
     "reloaded_file",
     "telemetry",
     "store",
+    "canary",
     "predictor",
     "model",
     "redis_client",
