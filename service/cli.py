@@ -11,6 +11,7 @@ from service.settings import (
     CopySettings,
     LogSettings,
     PredictSettings,
+    PromoteSettings,
     ProtectSettings,
     PruneSettings,
     RedisSettings,
@@ -74,10 +75,16 @@ def versions(settings: VersionsSettings) -> None:
         record = None
         _print_error(str(error))
     current, generation = (record.version, record.generation) if record else (None, None)
+    canary = record.canary if record else None
     published = store.versions()
     kept = protected(store)
     for version in published:
-        row: dict[str, Any] = {"version": version, "current": version == current, "protected": version in kept}
+        row: dict[str, Any] = {
+            "version": version,
+            "current": version == current,
+            "canary": canary is not None and version == canary.version,
+            "protected": version in kept,
+        }
         try:
             manifest = store.manifest(version)
         except BundleError as error:
@@ -94,10 +101,13 @@ def versions(settings: VersionsSettings) -> None:
             }
         rows.append(row)
     if settings.json_:
-        _print_line(json.dumps({"current": current, "generation": generation, "versions": rows}))
+        shown = canary.model_dump(mode="json") if canary else None
+        _print_line(json.dumps({"current": current, "generation": generation, "canary": shown, "versions": rows}))
         return
     for row in rows:
-        _print_line(("* " if row["current"] else "  ") + f"{row['version']}  " + _summary(row))
+        mark = "* " if row["current"] else "~ " if row["canary"] else "  "
+        trial = f"  ({canary})" if canary and row["canary"] else ""
+        _print_line(f"{mark}{row['version']}  {_summary(row)}{trial}")
 
 
 def log(settings: LogSettings) -> None:
@@ -111,13 +121,27 @@ def log(settings: LogSettings) -> None:
         _print_error(f"{store.name}: no activation is logged yet")
     for entry in entries:
         change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
+        if entry.canary:
+            change = f"{entry.to}, {entry.canary.version} as {entry.canary}"
         why = f"  {entry.why}" if entry.why else ""
         _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
 
 
 def activate(settings: ActivateSettings) -> None:
+    from service.store.activation_record import canary_of
+
     activation = _activation(settings)
-    _report_switch(settings, activation, activation.activate(settings.version, settings.by, settings.why))
+    if settings.canary is None and not settings.shadow:
+        record = activation.activate(settings.version, settings.by, settings.why)
+    else:
+        canary = canary_of(settings.version, settings.canary, settings.shadow)
+        record = activation.start_canary(canary, settings.by, settings.why)
+    _report_switch(settings, activation, record)
+
+
+def promote(settings: PromoteSettings) -> None:
+    activation = _activation(settings)
+    _report_switch(settings, activation, activation.promote(settings.by, settings.why, settings.force))
 
 
 def rollback(settings: RollbackSettings) -> None:
@@ -205,8 +229,9 @@ def _activation(settings: SwitchSettings) -> Activation:
 def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
     if settings.wait:
         for report in activation.wait(record, settings.wait_seconds, settings.replicas):
-            _print_error(f"{report.replica} serves {report.version}")
-    _print_line(record.version)
+            trial = f", and {record.canary.version} as {record.canary}" if record.canary else ""
+            _print_error(f"{report.replica} serves {report.version}{trial}")
+    _print_line(record.canary.version if record.canary else record.version)
 
 
 def _summary(row: dict[str, Any]) -> str:

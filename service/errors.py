@@ -6,7 +6,9 @@ ServiceError
 ├── KeyFileError              a file contains no key of the expected kind
 ├── StoreError                a store is missing or cannot be read, or no version is current
 │   ├── UnknownVersionError       the store does not contain the version, or the name is not a version's name
-│   └── ActivationConflictError   another process changed the current version at the same time
+│   ├── ActivationConflictError   another process changed the current version at the same time
+│   └── CanaryError               a canary cannot be started, or there is no canary to promote
+│       └── CanaryStoppedError        a replica stopped the canary, so it must not be promoted
 ├── QueryError                a query cannot be answered with its options
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
@@ -55,6 +57,14 @@ class UnknownVersionError(StoreError):
 
 
 class ActivationConflictError(StoreError):
+    exit_status = 1
+
+
+class CanaryError(StoreError):
+    pass
+
+
+class CanaryStoppedError(CanaryError):
     exit_status = 1
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.addresses import is_loopback
@@ -29,6 +29,7 @@ Location = Annotated[
 # file with the name `null`.
 NO_WORD = "\0"
 
+_PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
 _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
@@ -39,6 +40,21 @@ MAX_BATCH = 4096
 
 # Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
+
+
+def _parse_percentage(given: object) -> object:
+    """Convert text such as "5%" to a share."""
+    if not isinstance(given, str):
+        return given
+    found = _PERCENTAGE.fullmatch(given.strip())
+    share = float(found[1]) / 100 if found else 0.0
+    if not 0 < share <= 1:
+        raise ValueError("a percentage above 0% and up to 100%, such as 5%")
+    return share
+
+
+# A share in (0, 1]; as text, a percentage.
+Percentage = Annotated[float, BeforeValidator(_parse_percentage), Field(gt=0, le=1)]
 
 
 def require_strong(secret: str, expected: str) -> None:
@@ -142,6 +158,22 @@ class ServeSettings(RedisSettings):
     )
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
+    )
+    canary_window: int = Field(
+        100, ge=10, le=100_000, description="Number of the last requests of a canary by which each replica judges it"
+    )
+    canary_max_errors: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="Maximum difference between the error rate of a canary and that of the current version; "
+        "beyond it, the canary is stopped",
+    )
+    canary_max_slowdown: float = Field(
+        2.0,
+        ge=1,
+        description="Maximum ratio between the latency of a canary (median, 95th percentile) and that of the current "
+        "version; beyond it, the canary is stopped",
     )
     max_connections: int = Field(
         4096,
@@ -278,13 +310,28 @@ class SwitchSettings(RedisSettings):
 
 
 class ActivateSettings(SwitchSettings):
-    """Make a version current."""
+    """Make a version current, or try it on a share of the requests."""
 
     version: CliPositionalArg[str] = Field(description="Version from `recollect versions`")
+    canary: Percentage | None = Field(
+        None,
+        description="Share of the requests that the version answers while the current version stays, such as 5%",
+    )
+    shadow: CliImplicitFlag[bool] = Field(
+        False,
+        description="Only compare the answers of the version with those of the current version, for 10% of the "
+        "requests or for the share in --canary",
+    )
+
+
+class PromoteSettings(SwitchSettings):
+    """Make the canary the current version."""
+
+    force: CliImplicitFlag[bool] = Field(False, description="Promote even a canary that a replica stopped or refused")
 
 
 class RollbackSettings(SwitchSettings):
-    """Make the version current that was current before."""
+    """Remove the canary; without a canary, make the version current that was current before."""
 
 
 class VerifySettings(ServiceSettings):

@@ -45,6 +45,7 @@ SERVICE_ORDER = (
     "telemetry",
     "storage",
     "store",
+    "canary",
     "predictor",
     "model",
     "redis_client",

@@ -18,7 +18,7 @@ from service.http.middleware import BodyLimit, HeadAsGet, RequestContext
 from service.http.problems import ProblemError
 from service.reloaded_file import ReloadedFile
 from service.settings import ServeSettings
-from service.store.activation_record import ActivationRecord
+from service.store.activation_record import ActivationRecord, Canary, canary_of
 from service.store.audit_log import LogEntry
 from service.store.store import Store
 from service.versions.activation import Activation
@@ -45,7 +45,17 @@ class SwitchRequest(BaseModel):
 
 
 class ActivateRequest(SwitchRequest):
+    """Body of an activation. With `canary` or `shadow`, the version is only tried on a share of the requests."""
+
     version: str
+    canary: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="share of the requests")
+    shadow: bool = False
+
+
+class PromoteRequest(SwitchRequest):
+    """Body of a promotion. `force` promotes even a canary that a replica stopped or refused."""
+
+    force: bool = False
 
 
 class VersionRow(BaseModel):
@@ -61,6 +71,7 @@ class Versions(BaseModel):
 
     current: str | None
     generation: int | None
+    canary: Canary | None
     versions: list[VersionRow]
     problem: str | None = Field(None, description="the reason why the current version is not known")
 
@@ -73,14 +84,16 @@ class Switched(BaseModel):
 
     version: str
     generation: int
+    canary: Canary | None = None
     replicas: list[Report] | None = None
 
 
 class Status(BaseModel):
-    """The current version, and the version that each replica serves."""
+    """The current version, the canary, and the version that each replica serves."""
 
     current: str | None
     generation: int | None
+    canary: Canary | None
     replicas: list[Report]
     problem: str | None = None
 
@@ -102,6 +115,7 @@ class AdminRoutes:
     def register(self, app: FastAPI) -> None:
         app.add_api_route("/admin/versions", self.versions)
         app.add_api_route("/admin/activate", self.activate, methods=["POST"])
+        app.add_api_route("/admin/promote", self.promote, methods=["POST"])
         app.add_api_route("/admin/rollback", self.rollback, methods=["POST"])
         app.add_api_route("/admin/log", self.log)
         app.add_api_route("/admin/status", self.status)
@@ -112,15 +126,25 @@ class AdminRoutes:
         record, problem = self._record()
         current, generation = (record.version, record.generation) if record else (None, None)
         rows = [self._row(version, current) for version in self.store.versions()]
-        return Versions(current=current, generation=generation, versions=rows, problem=problem)
+        canary = record.canary if record else None
+        return Versions(current=current, generation=generation, canary=canary, versions=rows, problem=problem)
 
     def activate(self, body: ActivateRequest, request: Request) -> Switched:
-        """Make a version current."""
+        """Make a version current, or try it on a share of the requests."""
         self._require_unsigned(f"recollect activate {body.version} --sign PRIVATE")
-        return self._wait(self.activation.activate(body.version, _author(body, request), body.why), body)
+        by = _author(body, request)
+        if body.canary is None and not body.shadow:
+            return self._wait(self.activation.activate(body.version, by, body.why), body)
+        canary = canary_of(body.version, body.canary, body.shadow)
+        return self._wait(self.activation.start_canary(canary, by, body.why), body)
+
+    def promote(self, body: PromoteRequest, request: Request) -> Switched:
+        """Make the canary current."""
+        self._require_unsigned("recollect promote --sign PRIVATE")
+        return self._wait(self.activation.promote(_author(body, request), body.why, body.force), body)
 
     def rollback(self, body: SwitchRequest, request: Request) -> Switched:
-        """Make the previous current version current again."""
+        """Remove the canary; without a canary, make the previous current version current again."""
         self._require_unsigned("recollect rollback --sign PRIVATE")
         return self._wait(self.activation.rollback(_author(body, request), body.why), body)
 
@@ -133,7 +157,8 @@ class AdminRoutes:
         record, problem = self._record()
         current, generation = (record.version, record.generation) if record else (None, None)
         found = reports(self.activation.replicas)
-        return Status(current=current, generation=generation, replicas=found, problem=problem)
+        canary = record.canary if record else None
+        return Status(current=current, generation=generation, canary=canary, replicas=found, problem=problem)
 
     def settings(self) -> dict[str, Any]:
         """List the effective settings, without secrets."""
@@ -168,7 +193,7 @@ class AdminRoutes:
 
     def _wait(self, record: ActivationRecord, body: SwitchRequest) -> Switched:
         found = self.activation.wait(record, body.wait_seconds, body.replicas) if body.wait_seconds else None
-        return Switched(version=record.version, generation=record.generation, replicas=found)
+        return Switched(version=record.version, generation=record.generation, canary=record.canary, replicas=found)
 
 
 def create_admin(

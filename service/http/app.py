@@ -25,6 +25,7 @@ from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAns
 from service.serving.batcher import Batcher
 from service.serving.pipeline import AnswerPipeline
 from service.serving.rate_limit import RateLimits
+from service.serving.shadow import Shadow
 from service.settings import ServeSettings
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import open_tracer
@@ -51,6 +52,7 @@ def create_app(
     pipeline = AnswerPipeline(
         model_manager=model_manager,
         batcher=batcher,
+        shadow=Shadow(model_manager, batcher, metrics, settings.max_seconds),
         cache=_answer_cache(settings, metrics, redis),
         rate_limits=RateLimits(
             settings.max_batch,

@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response
 from service.errors import (
     ActivationConflictError,
     BundleError,
+    CanaryError,
+    CanaryStoppedError,
     DeadlineError,
     DrainingError,
     NotReadyError,
@@ -60,6 +62,8 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     UnknownVersionError: (404, "unknown_version"),
     ActivationConflictError: (409, None),
     BundleError: (409, "broken_bundle"),
+    CanaryError: (409, "no_canary"),
+    CanaryStoppedError: (409, "canary_stopped"),
     StoreError: (503, "store_unreadable"),
     RedisError: (503, "redis_down"),
     NotServedError: (504, "not_served"),

@@ -34,6 +34,9 @@ from service.versions.model_manager import ModelManager
 # nested lists would block the event loop for half a second, and an error for each of 100,000 unknown fields for 0.3 s.
 _MAX_MEMBERS = 1_000
 
+# A user or a session: while there is a canary, requests with equal keys get the same version.
+_KEY_HEADER = "X-Request-Key"
+
 # Fields of a request body that are arguments of `resolve_options`.
 _OPTIONS = tuple(name for name in AnswerBody.model_fields if name != "timeout_ms")
 
@@ -103,8 +106,9 @@ class Routes:
                 pass
 
         chosen = {name: getattr(body, name) for name in _OPTIONS}
+        key = request.headers.get(_KEY_HEADER) or queries[0]
         version, found = await self.pipeline.answer(
-            AnswerRequest(queries, chosen, body.timeout_ms, request.scope.get("api_key"), disconnected)
+            AnswerRequest(queries, key, chosen, body.timeout_ms, request.scope.get("api_key"), disconnected)
         )
         stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
         headers = {"X-Index-Version": version, "Server-Timing": ", ".join(stages)}

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from service.addresses import start_listening
+from service.canary.breaker import BreakerLimits
 from service.http.admin import create_admin
 from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
@@ -93,6 +94,7 @@ def serve_endpoints(
         metrics,
         settings.poll_seconds,
         Announcements(redis) if redis else None,
+        BreakerLimits(settings.canary_window, settings.canary_max_errors, settings.canary_max_slowdown),
     )
     limit = usable_connections(settings.max_connections)
     app = create_app(model_manager, batcher, settings, metrics, redis, api_keys)

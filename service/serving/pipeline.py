@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from prometheus_client import Counter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from service.errors import DeadlineError, QueryError, QueryTooLargeError, RateLimitError
+from service.errors import DeadlineError, QueryError, QueryTooLargeError, RateLimitError, ServiceError
 from service.options import AnswerOptions, request_cost, resolve_options
 from service.predictor.predictor import Answers
 from service.serving.answer_cache import AnswerCache, answer_keys
 from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits
+from service.serving.shadow import Shadow
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracer
 from service.versions.leases import Lease
@@ -39,6 +42,8 @@ _MAX_RECORDED_CHARACTERS = 1_000
 # After this time, the service starts to check whether the client of a request has disconnected. Most requests are
 # answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
+# The field `score` in JSON. In a text, its second quotation mark would be escaped.
+_SCORE = re.compile(rb'"score":([^,}]+)')
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class AnswerRequest:
 
     Attributes:
         queries: One query, or a batch. The same version answers all queries of a batch.
+        key: Text that decides whether a canary answers the request: equal keys get the same version.
         chosen: Arguments of `resolve_options` that the caller chose.
         timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
         quota: Rate limit of the caller's API key; None if there is no key.
@@ -54,6 +60,7 @@ class AnswerRequest:
     """
 
     queries: list[str]
+    key: str
     chosen: Mapping[str, Any]
     timeout_ms: int | None
     quota: Quota | None
@@ -67,6 +74,11 @@ class JsonAnswers:
     answers: list[bytes]
     milliseconds: Mapping[str, float]
 
+    @property
+    def all_cached(self) -> bool:
+        """Whether all answers were taken from the cache."""
+        return "cache" in self.milliseconds
+
 
 @dataclass(frozen=True)
 class AnswerPipeline:
@@ -75,6 +87,7 @@ class AnswerPipeline:
     Attributes:
         model_manager: Leases the current version.
         batcher: Computes answers on its own threads.
+        shadow: Compares the answers of a shadow.
         cache: Cached answers; None disables the cache.
         rate_limits: Counts the cost of the requests of each API key.
         metrics: Counts dropped requests, rate limits and stages.
@@ -86,6 +99,7 @@ class AnswerPipeline:
 
     model_manager: ModelManager
     batcher: Batcher
+    shadow: Shadow
     cache: AnswerCache | None
     rate_limits: RateLimits
     metrics: Metrics
@@ -95,7 +109,7 @@ class AnswerPipeline:
     max_seconds: float
 
     async def answer(self, request: AnswerRequest) -> tuple[str, JsonAnswers]:
-        """Answer a request with the current version.
+        """Answer a request with the current version, or with the canary if the request belongs to its share.
 
         Returns:
             The version, and its answers.
@@ -112,20 +126,28 @@ class AnswerPipeline:
         """
         self._check_sizes(request.queries)
         seconds = self.max_seconds if request.timeout_ms is None else min(request.timeout_ms / 1000, self.max_seconds)
-        lease = self.model_manager.lease()  # one version answers the whole request
+        lease = self.model_manager.lease(request.key)  # one version answers the whole request
         with lease as predictor:
             options = resolve_options(predictor.defaults, **request.chosen)
             _check_explained_keys(options, len(request.queries))
+            start = time.perf_counter()
             try:
                 async with asyncio.timeout(seconds):
                     await self._charge(request.quota, request.queries, options)
                     found = await self._look_up_or_compute(lease, options, request)
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
+                _record_failure(lease, lease.metrics.deadline)
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; increase timeout_ms (at most "
                     f"{1e3 * self.max_seconds:.0f}), or reduce top_b or the number of queries"
                 ) from None
+            except (ServiceError, ClientDisconnect):  # not a fault of the version
+                raise
+            except Exception:
+                _record_failure(lease, lease.metrics.failed)
+                raise
+            self._record(lease, request, found, time.perf_counter() - start)
             if self.log_queries:
                 self._log_sample(predictor.version, request.queries, found.answers)
             return predictor.version, found
@@ -212,6 +234,21 @@ class AnswerPipeline:
                 raise ClientDisconnect
         return future.result()
 
+    def _record(self, lease: Lease, request: AnswerRequest, found: JsonAnswers, seconds: float) -> None:
+        """Record latency and quality of an answer by version. If there is a shadow, let it answer the request too."""
+        metrics, trial = lease.metrics, lease.trial
+        metrics.answered.inc()
+        metrics.seconds.observe(seconds)
+        for answer in found.answers:
+            if (score := _top_score(answer)) is None:
+                metrics.empty_answers.inc()
+            else:
+                metrics.top_score.observe(score)
+        if trial is not None and not found.all_cached:  # a new version has few cached answers
+            trial.record(lease.predictor.version, seconds)
+            if trial.shadow and trial.includes(request.key):
+                self.shadow.compare_later(trial, request.queries, request.chosen, found.answers)
+
     def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[bytes]) -> None:
         """Log a random sample of queries.
 
@@ -229,3 +266,15 @@ def _check_explained_keys(options: AnswerOptions, queries: int) -> None:
             f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
             f"{options.top_b:,}; reduce top_b or the number of queries"
         )
+
+
+def _record_failure(lease: Lease, outcome: Counter) -> None:
+    outcome.inc()
+    if lease.trial is not None:
+        lease.trial.record(lease.predictor.version, None)
+
+
+def _top_score(answer: bytes) -> float | None:
+    """The score of the first label, without parsing the whole answer; None without labels."""
+    found = _SCORE.search(answer)
+    return float(found[1]) if found else None

@@ -1,7 +1,8 @@
 """The activation record: the version that all replicas of a store must serve, and its generation.
 
-The record is the file ACTIVATION. Only `activate` and `rollback` write it, and each of them raises the generation by 1.
-So two records can be compared: the record with the higher generation is newer, even if both name the same version.
+The record is the file ACTIVATION. Only `activate`, `promote` and `rollback` write it, and each of them raises the
+generation by 1. So two records can be compared: the record with the higher generation is newer, even if both name the
+same version.
 
 A store that was written before this file existed has only CURRENT and HISTORY. It has generation 0.
 """
@@ -17,13 +18,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from service.bundle.manifest import is_version
+from service.bundle.manifest import check_version, is_version
 from service.errors import StoreError
 
 ACTIVATION, CURRENT, HISTORY = "ACTIVATION", "CURRENT", "HISTORY"
 
 # Number of previous versions in a record. More versions would make every check of the record slower.
 _MAX_PREVIOUS = 100
+# Share of the requests that a shadow answers, unless the operator chooses another.
+_SHADOW_SHARE = 0.1
 
 
 def _require_version(name: str) -> str:
@@ -33,6 +36,25 @@ def _require_version(name: str) -> str:
 
 
 Version = Annotated[str, AfterValidator(_require_version)]
+
+
+class Canary(BaseModel):
+    """A version that is tried on a share of the requests while another version is current.
+
+    Attributes:
+        version: The version to try.
+        share: The share of the requests, in (0, 1].
+        shadow: Whether the current version still answers these requests, and the answers are only compared.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    version: Version
+    share: float = Field(gt=0, le=1)
+    shadow: bool = False
+
+    def __str__(self) -> str:
+        return f"{'shadow' if self.shadow else 'canary'} of {100 * self.share:g}%"
 
 
 class ActivationRecord(BaseModel):
@@ -46,7 +68,8 @@ class ActivationRecord(BaseModel):
         version: The version that replicas must serve.
         replaced: The version that was current before this record; None if there was none.
         previous: Versions to which rollbacks return, oldest first.
-        action: The action that wrote the record: `activate` or `rollback`.
+        canary: The version that is tried on a share of the requests, or None.
+        action: The action that wrote the record: `activate`, `canary`, `shadow`, `promote` or `rollback`.
         at: The time of the action; None for generation 0.
         by: The user who started the action, as user@host.
         why: The reason that the user gave.
@@ -60,6 +83,7 @@ class ActivationRecord(BaseModel):
     version: Version
     replaced: Version | None = None
     previous: tuple[Version, ...] = ()
+    canary: Canary | None = None
     action: str = "activate"
     at: datetime | None = None
     by: str = ""
@@ -120,20 +144,42 @@ def record_without_file(current: bytes | None, history: bytes | None, name: str)
 
 
 def activated(before: ActivationRecord | None, version: str, by: str, why: str) -> ActivationRecord:
-    """The record of an activation.
+    """The record of an activation. An activation removes the canary.
 
     An activation of the version that is already current also gets a new generation: replicas that refused the version
     then try it again at once.
     """
-    previous = before.previous if before else ()
-    if before and before.version != version:
-        previous = (*previous, before.version)
-    return _next(before, version, previous, "activate", by, why)
+    return _next(before, version, _previous_of(before, version), "activate", by, why)
+
+
+def canary_started(before: ActivationRecord, canary: Canary, by: str, why: str) -> ActivationRecord:
+    """The record of a canary beside the current version."""
+    action = "shadow" if canary.shadow else "canary"
+    return _next(before, before.version, before.previous, action, by, why, canary)
+
+
+def canary_removed(before: ActivationRecord, by: str, why: str) -> ActivationRecord:
+    """The record of a rollback while there is a canary: it removes the canary and keeps the version."""
+    return _next(before, before.version, before.previous, "rollback", by, why)
+
+
+def promoted(before: ActivationRecord, canary: Canary, by: str, why: str) -> ActivationRecord:
+    """The record that makes the canary current."""
+    return _next(before, canary.version, _previous_of(before, canary.version), "promote", by, why)
 
 
 def rolled_back(before: ActivationRecord, target: int, by: str, why: str) -> ActivationRecord:
     """The record of a rollback to `before.previous[target]`."""
     return _next(before, before.previous[target], before.previous[:target], "rollback", by, why)
+
+
+def canary_of(version: str, share: float | None, shadow: bool) -> Canary:
+    """The canary that an operator asks for. A shadow without a share compares 10% of the requests.
+
+    Raises:
+        StoreError: If `version` is not a version's name.
+    """
+    return Canary(version=check_version(version), share=_SHADOW_SHARE if share is None else share, shadow=shadow)
 
 
 def default_author() -> str:
@@ -145,14 +191,28 @@ def default_author() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def _previous_of(before: ActivationRecord | None, version: str) -> tuple[str, ...]:
+    """The versions to which rollbacks return after `version` becomes current."""
+    if before is None:
+        return ()
+    return before.previous if before.version == version else (*before.previous, before.version)
+
+
 def _next(
-    before: ActivationRecord | None, version: str, previous: tuple[str, ...], action: str, by: str, why: str
+    before: ActivationRecord | None,
+    version: str,
+    previous: tuple[str, ...],
+    action: str,
+    by: str,
+    why: str,
+    canary: Canary | None = None,
 ) -> ActivationRecord:
     return ActivationRecord(
         generation=before.generation + 1 if before else 1,
         version=version,
         replaced=before.version if before else None,
         previous=previous[-_MAX_PREVIOUS:],
+        canary=canary,
         action=action,
         at=datetime.now(UTC),
         by=by,

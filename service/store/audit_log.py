@@ -1,4 +1,4 @@
-"""The audit log of a store: the file LOG with one JSON line for each activation and rollback.
+"""The audit log of a store: the file LOG with one JSON line for each activation, promotion and rollback.
 
 The line of an action is appended after its activation record is written. If the process is killed between the two
 steps, the next action first appends the missing line.
@@ -11,13 +11,13 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.store.activation_record import ActivationRecord, Version
+from service.store.activation_record import ActivationRecord, Canary, Version
 
 LOG = "LOG"
 
 
 class LogEntry(BaseModel):
-    """One activation or rollback."""
+    """One activation, promotion or rollback."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
@@ -26,6 +26,7 @@ class LogEntry(BaseModel):
     action: str
     from_: Version | None = Field(alias="from", description="the version that was current before")
     to: Version = Field(description="the version that became current")
+    canary: Canary | None = Field(None, description="the canary that the action started")
     by: str = Field(description="the user who started the action")
     why: str = Field(description="the reason that the user gave")
 
@@ -62,7 +63,10 @@ def missing_line(content: bytes | None, record: ActivationRecord) -> bytes:
     entry = _entry_of(record)
     if entry is None or entry.generation <= last_generation(parse_log(content)):
         return b""
-    line = json.dumps(entry.model_dump(mode="json", by_alias=True)).encode() + b"\n"
+    line = (
+        json.dumps(entry.model_dump(mode="json", by_alias=True, exclude=None if entry.canary else {"canary"})).encode()
+        + b"\n"
+    )
     return line if not content or content.endswith(b"\n") else b"\n" + line
 
 
@@ -76,6 +80,7 @@ def _entry_of(record: ActivationRecord) -> LogEntry | None:
         action=record.action,
         from_=record.replaced,
         to=record.version,
+        canary=record.canary,
         by=record.by,
         why=record.why,
     )

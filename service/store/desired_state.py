@@ -1,4 +1,4 @@
-"""The desired state of a store: reads the activation record, and replaces it on an activation or a rollback.
+"""The desired state of a store: reads the activation record, and replaces it on each action of an operator.
 
 Three files are written in this order: ACTIVATION, CURRENT, LOG. The first write changes the current version. If one of
 the later writes fails or the process is killed, the next action completes the files.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from service.bundle.signing_key import SigningKey
-from service.errors import ActivationConflictError, StoreError, UnknownVersionError
+from service.errors import ActivationConflictError, CanaryError, StoreError, UnknownVersionError
 from service.storage.control_files import MAX_LOG_BYTES, ControlFiles
 from service.store.activation_check import is_signed, sign_record
 from service.store.activation_record import (
@@ -17,8 +17,12 @@ from service.store.activation_record import (
     CURRENT,
     HISTORY,
     ActivationRecord,
+    Canary,
     activated,
+    canary_removed,
+    canary_started,
     parse_activation,
+    promoted,
     record_without_file,
     rolled_back,
 )
@@ -66,28 +70,60 @@ class DesiredState:
         def choose(content: bytes | None) -> ActivationRecord:
             require_published()
             before = self._before(content, or_from_log=True)
-            generation = before.generation if before else 0
-            if expected_generation not in (None, generation):
-                raise ActivationConflictError(
-                    f"{self._files.name}: expected generation {expected_generation}, found {generation}; "
-                    "see `recollect log`"
-                )
+            self._require_generation(before, expected_generation)
             record = activated(before, version, by, why)
             # A signature must not cover a history that another program may have written.
             return record if self._trusts(before) else record.model_copy(update={"previous": ()})
 
         return self._replace(choose)
 
-    def rollback(self, is_published: Callable[[str], bool], by: str, why: str) -> ActivationRecord:
-        """Make the previous version current that is still published; see `Store.rollback`."""
+    def start_canary(
+        self, canary: Canary, require_published: Callable[[str], object], by: str, why: str
+    ) -> ActivationRecord:
+        """Try a version on a share of the requests; see `Store.start_canary`."""
 
         def choose(content: bytes | None) -> ActivationRecord:
-            before = self._before(content)
-            if before is not None and not self._trusts(before):
-                raise StoreError(
-                    f"{self._files.name}/{ACTIVATION}: expected a record that the signing key signed, found another "
-                    "one, so its previous version is not trusted; run `recollect activate VERSION --sign PRIVATE`"
+            require_published(canary.version)
+            before = self._trusted(content)
+            if before is None:
+                raise CanaryError(
+                    f"{self._files.name}: a canary needs a current version, and no version is current; "
+                    f"run `recollect activate {canary.version}`"
                 )
+            if before.version == canary.version:
+                raise CanaryError(
+                    f"{self._files.name}: the canary must differ from the current version, found {canary.version} for "
+                    "both; choose another version"
+                )
+            return canary_started(before, canary, by, why)
+
+        return self._replace(choose)
+
+    def promote(
+        self, require_published: Callable[[str], object], by: str, why: str, expected_generation: int | None
+    ) -> ActivationRecord:
+        """Make the canary current; see `Store.promote`."""
+
+        def choose(content: bytes | None) -> ActivationRecord:
+            before = self._trusted(content)
+            self._require_generation(before, expected_generation)
+            if before is None or before.canary is None:
+                raise CanaryError(
+                    f"{self._files.name}: expected a canary, found none; "
+                    "start one with `recollect activate VERSION --canary 5%`"
+                )
+            require_published(before.canary.version)
+            return promoted(before, before.canary, by, why)
+
+        return self._replace(choose)
+
+    def rollback(self, is_published: Callable[[str], bool], by: str, why: str) -> ActivationRecord:
+        """Remove the canary, or make the previous version current that is still published; see `Store.rollback`."""
+
+        def choose(content: bytes | None) -> ActivationRecord:
+            before = self._trusted(content)
+            if before is not None and before.canary is not None:
+                return canary_removed(before, by, why)
             if before is not None:
                 for target, version in reversed(list(enumerate(before.previous))):
                     if version != before.version and is_published(version):
@@ -97,6 +133,13 @@ class DesiredState:
             )
 
         return self._replace(choose)
+
+    def _require_generation(self, before: ActivationRecord | None, expected: int | None) -> None:
+        generation = before.generation if before else 0
+        if expected not in (None, generation):
+            raise ActivationConflictError(
+                f"{self._files.name}: expected generation {expected}, found {generation}; see `recollect log`"
+            )
 
     def _replace(self, choose: Callable[[bytes | None], ActivationRecord]) -> ActivationRecord:
         """Write the record that `choose` returns for the content of ACTIVATION, then CURRENT and LOG."""
@@ -132,6 +175,20 @@ class DesiredState:
     def _trusts(self, before: ActivationRecord | None) -> bool:
         """Whether the next record may continue the history of a record: if it is not signed, or this one is too."""
         return self.signing_key is None or before is None or is_signed(before, self.signing_key.verify_keys)
+
+    def _trusted(self, content: bytes | None) -> ActivationRecord | None:
+        """The record that the next record replaces and continues.
+
+        Raises:
+            StoreError: If the next record is signed and this one is not.
+        """
+        before = self._before(content)
+        if before is not None and not self._trusts(before):
+            raise StoreError(
+                f"{self._files.name}/{ACTIVATION}: expected a record that the signing key signed, found another "
+                "one, so its versions are not trusted; run `recollect activate VERSION --sign PRIVATE`"
+            )
+        return before
 
     def _before(self, content: bytes | None, or_from_log: bool = False) -> ActivationRecord | None:
         """The record that the next record replaces, after its line was appended to the log if it was missing.

@@ -1,8 +1,8 @@
 """Retention: which versions of a store are kept, and the removal of all others.
 
-A version is kept if it is one of the newest, current, the target of a rollback, protected, or in use by a replica. All
-conditions are read again right before a version is removed, because another process may activate or protect a version
-meanwhile.
+A version is kept if it is one of the newest, current, the canary, the target of a rollback, protected, or in use by a
+replica. All conditions are read again right before a version is removed, because another process may activate or
+protect a version meanwhile.
 """
 
 from __future__ import annotations
@@ -88,13 +88,14 @@ def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_ru
 
 
 def _desired(store: Store) -> set[str]:
-    """The current version and the version that a rollback makes current."""
+    """The current version, the canary, and the version that a rollback makes current."""
     record = store.activation()
     if record is None:
         return set()
     published = set(store.versions())
     before = [version for version in record.previous if version != record.version and version in published]
-    return {record.version, *before[-1:]}
+    canary = [record.canary.version] if record.canary else []
+    return {record.version, *canary, *before[-1:]}
 
 
 def _change_protected(store: Store, change: Callable[[set[str]], set[str]]) -> None:

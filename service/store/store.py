@@ -3,7 +3,7 @@
     store/   bundles/<version>/   published bundles
              ACTIVATION           the activation record: the current version and its generation
              CURRENT              one line: the current version, for people and scripts
-             LOG                  one JSON line for each activation and rollback
+             LOG                  one JSON line for each activation, promotion and rollback
              PROTECTED            the versions that `recollect prune` must keep, one a line
 
 `remote.py` uses the same file layout at a URL.
@@ -33,7 +33,7 @@ from service.storage.control_files import ControlFiles, FolderFiles
 from service.storage.folder_source import FolderSource
 from service.storage.verification import Verification
 from service.store.activation_check import ActivationCheck
-from service.store.activation_record import ACTIVATION, ActivationRecord, default_author
+from service.store.activation_record import ACTIVATION, ActivationRecord, Canary, default_author
 from service.store.audit_log import LogEntry
 from service.store.desired_state import DesiredState
 
@@ -239,11 +239,33 @@ class Store:
 
         return self._state.activate(version, require_still_published, by or default_author(), why, expected_generation)
 
-    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Make the previous current version current again, and return the new activation record.
+    def start_canary(self, canary: Canary, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Try a version on a share of the requests, and return the new activation record. It replaces another canary.
 
         Raises:
-            StoreError: If there is no previous version.
+            CanaryError: If the version is already current, or no version is current.
+            StoreError, BundleError, ActivationConflictError: As in `activate`.
+        """
+        self.manifest(canary.version)
+        return self._state.start_canary(canary, self.manifest, by or default_author(), why)
+
+    def promote(self, by: str | None = None, why: str = "", expected_generation: int | None = None) -> ActivationRecord:
+        """Make the canary the current version, and return the new activation record.
+
+        Raises:
+            CanaryError: If there is no canary.
+            StoreError, BundleError, ActivationConflictError: As in `activate`.
+        """
+        self.require()
+        return self._state.promote(self.manifest, by or default_author(), why, expected_generation)
+
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Remove the canary, and return the new activation record.
+
+        If there is no canary, make the previous current version current again.
+
+        Raises:
+            StoreError: If there is neither a canary nor a previous version.
             BundleError: If the manifest of the previous version is broken.
             ActivationConflictError: If another process activates a version at the same time.
         """

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from service.settings import SHARED_METRICS
 from service.telemetry.process_memory import process_memory
+from service.telemetry.version_metrics import MetricsByVersion
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -89,6 +93,11 @@ class Metrics:
             "source",
         )
         self.replica_state = gauge("replica_state", "Number of workers in each state.", "livesum", "state")
+        self.canary_stopped = gauge(
+            "canary_stopped",
+            "Number of workers that stopped the canary because of its errors or its latency.",
+            "livesum",
+        )
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
         self.connections = gauge("connections", "Number of open connections.", "livesum")
         self.connections_refused = counter(
@@ -100,6 +109,7 @@ class Metrics:
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
             self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
+        self.by_version = MetricsByVersion(registry)
         self._created: datetime | None = None
 
     def exposition(self) -> bytes:
@@ -107,7 +117,7 @@ class Metrics:
         if not self._shared:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(_OpenVersionsCollector(self.by_version))
         return generate_latest(registry)
 
     def swapped(self, seconds: float) -> None:
@@ -139,6 +149,17 @@ class Metrics:
         self._redis_up.set(up)
         if not up:
             self.redis_errors.inc()
+
+
+class _OpenVersionsCollector(Collector):
+    """Combines the metrics of all workers, without those of versions that are closed."""
+
+    def __init__(self, by_version: MetricsByVersion) -> None:
+        self._by_version = by_version
+        self._workers = multiprocess.MultiProcessCollector(None)  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterator[Metric]:
+        return self._by_version.without_closed(self._workers.collect())  # type: ignore[no-untyped-call]
 
 
 def forget_process(process: int) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from service.errors import NotServedError, RedisError, StoreError
+from service.errors import CanaryStoppedError, NotServedError, RedisError, StoreError
 from service.redis_client import RedisClient
-from service.store.activation_record import ActivationRecord
+from service.store.activation_record import ActivationRecord, Canary
 from service.store.store import Store
 from service.versions.announcements import Announcements
-from service.versions.replicas import Seen, replicas_of
-from service.versions.reports import Report
+from service.versions.replicas import Seen, replicas_of, reports
+from service.versions.reports import CanaryReport, Report
 
 _POLL_SECONDS = 0.1
 # Time between two checks of `wait` whether another version was activated.
@@ -21,6 +21,8 @@ _RECORD_SECONDS = 1.0
 _NO_REPLICA_SECONDS = 3.0
 # A replica without a report counts as lost after this time. If Redis loses its data, all replicas report again sooner.
 _LOST_SECONDS = 5.0
+
+_STOPPED = {"stopped": "stopped", "failed": "refused to open"}
 
 
 class Activation:
@@ -53,17 +55,44 @@ class Activation:
         """
         return self._announce(self._store.activate(version, by, why))
 
-    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Make the version current that was current before; see `Store.rollback`.
+    def start_canary(self, canary: Canary, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Try a version on a share of the requests; see `Store.start_canary`.
 
         Raises:
-            StoreError: If there is no previous version.
+            StoreError, BundleError, RedisError: As in `activate`.
+            CanaryError: If the version is already current, or no version is current.
+        """
+        return self._announce(self._store.start_canary(canary, by, why))
+
+    def promote(self, by: str | None = None, why: str = "", force: bool = False) -> ActivationRecord:
+        """Make the canary the current version; see `Store.promote`.
+
+        Args:
+            by: The user.
+            why: The reason.
+            force: Whether to promote a canary that a replica stopped or refused.
+
+        Raises:
+            CanaryError: If there is no canary.
+            CanaryStoppedError: If a replica stopped or refused the canary.
+            RedisError: As in `activate`, or if the reports cannot be read.
+        """
+        record = self._store.activation()
+        if record is not None and record.canary is not None and not force:
+            self._require_not_stopped(record)
+        return self._announce(self._store.promote(by, why, record.generation if record else None))
+
+    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Remove the canary, or make the version current that was current before; see `Store.rollback`.
+
+        Raises:
+            StoreError: If there is neither a canary nor a previous version.
             RedisError: As in `activate`.
         """
         return self._announce(self._store.rollback(by, why))
 
     def wait(self, record: ActivationRecord, seconds: float, replicas: int | None = None) -> list[Report]:
-        """Wait until every replica serves the version of a record, and return the reports.
+        """Wait until every replica serves the version of a record and has opened its canary, and return the reports.
 
         Args:
             record: The record that the activation wrote.
@@ -110,6 +139,16 @@ class Activation:
                 f"(generation {current.generation}); see `recollect log`"
             )
 
+    def _require_not_stopped(self, record: ActivationRecord) -> None:
+        for report in reports(self.replicas):
+            canary = report.canary
+            if canary is not None and canary.generation == record.generation and canary.error is not None:
+                replica = canary.stopped_by or report.replica
+                raise CanaryStoppedError(
+                    f"{canary.version}: expected an open canary, but {replica} {_STOPPED[canary.state]} it: "
+                    f"{canary.error}; run `recollect rollback`, or `recollect promote --force`"
+                )
+
     def _announce(self, record: ActivationRecord) -> ActivationRecord:
         if self._announcements is not None:
             try:
@@ -132,6 +171,7 @@ class _Rollout:
 
     def __init__(self, record: ActivationRecord, replicas: int | None) -> None:
         self._record, self._replicas = record, replicas
+        self._fact = f"{record.canary.version} is the canary" if record.canary else f"{record.version} is current"
         self._reports: dict[str, Report | None] = {}
         self._lost_since: dict[str, float] = {}
         self._draining: set[str] = set()
@@ -165,14 +205,14 @@ class _Rollout:
 
     def describe(self) -> str:
         """The replicas that do not serve the version, with the reasons."""
-        version, expected = self._record.version, max(len(self.names), self._replicas or 0)
+        expected = max(len(self.names), self._replicas or 0)
         if not self.names:
             return (
-                f"{version} is current, but no replica reports: none is running, none may write to the store's folder, "
+                f"{self._fact}, but no replica reports: none is running, none may write to the store's folder, "
                 "or the replicas share a Redis that --redis-url does not name"
             )
         missing = expected - len(self.serving)
-        lines = [f"{version} is current, but {missing} of {expected} replicas do not serve it:"]
+        lines = [f"{self._fact}, but {missing} of {expected} replicas do not serve it:"]
         lines += [f"  {name} {self._reason(name)}" for name in self._behind()]
         if expected > len(self.names):
             lines.append(f"  only {len(self.names)} of {expected} replicas report")
@@ -184,11 +224,25 @@ class _Rollout:
 
     def _is_serving(self, report: Report) -> bool:
         found = (report.state, report.generation, report.version)
-        return found == ("serving", self._record.generation, self._record.version)
+        if found != ("serving", self._record.generation, self._record.version):
+            return False
+        canary = self._canary_of(report)
+        return self._record.canary is None or (canary is not None and canary.state == "open")
 
     def _has_refused(self, name: str) -> bool:
-        report = self._reports.get(name)
-        return report is not None and report.state == "failed" and report.generation == self._record.generation
+        return self._refusal(self._reports.get(name)) is not None
+
+    def _refusal(self, report: Report | None) -> str | None:
+        """The reason for which a replica refused the version or the canary."""
+        if report is not None and report.state == "failed" and report.generation == self._record.generation:
+            return report.refused.error if report.refused else "unknown reason"
+        canary = self._canary_of(report)
+        return canary.error if canary is not None else None
+
+    def _canary_of(self, report: Report | None) -> CanaryReport | None:
+        """The state of the record's canary in a replica."""
+        canary = report.canary if report else None
+        return canary if canary is not None and canary.generation == self._record.generation else None
 
     def _is_lost(self, name: str) -> bool:
         return name in self._lost_since and time.monotonic() - self._lost_since[name] >= _LOST_SECONDS
@@ -198,8 +252,8 @@ class _Rollout:
         if report is None:
             return "stopped reporting: it was killed, it hangs, or its report is damaged"
         serves = f"serves {report.version}: " if report.version else "serves no version: "
-        if self._has_refused(name) and report.refused is not None:
-            return serves + report.refused.error
+        if (refusal := self._refusal(report)) is not None:
+            return serves + refusal
         if report.generation != self._record.generation:
             return f"{serves}it has not opened the new version yet (generation {report.generation})"
         return f"{serves}it has not opened the new version yet ({report.state})"

@@ -7,6 +7,8 @@ rollback swaps at once.
 
 If a version cannot be served, it is refused: the refusal is logged and reported, and the service keeps the current
 version. A refused version is tried again later, or at once after a new activation.
+
+A canary is opened beside the current version, in the same way. If it becomes the desired version, the swap is at once.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -25,6 +27,7 @@ from service.store.activation_record import ActivationRecord
 from service.telemetry.metrics import Metrics
 from service.versions.announcements import Announcements
 from service.versions.background import BackgroundThread
+from service.versions.canary import CanaryController
 from service.versions.desired_version import DesiredVersion
 from service.versions.leases import Leases
 from service.versions.memory_check import require_memory
@@ -52,6 +55,7 @@ class Follower:
         announcements: The generation that Redis announces, or None.
         poll_seconds: Seconds between two checks of `desired`.
         recent_queries: Function that returns queries with which a new version is warmed up.
+        canary: Runs the trial of the canary.
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class Follower:
         announcements: Announcements | None,
         poll_seconds: float,
         recent_queries: Callable[[], Sequence[str]],
+        canary: CanaryController,
     ) -> None:
+        self._canary = canary
         self._opener, self._desired, self._leases, self._reporter = opener, desired, leases, reporter
         self._metrics, self._announcements = metrics, announcements
         self._recent_queries = recent_queries
@@ -137,16 +143,20 @@ class Follower:
             if record == self._target:
                 return
             self._target = record
-            if self._opening not in (None, record.version):
+            if self._opening is not None and not _names(record, self._opening):
                 self._cancelled.set()
         self._swapper.wake()
 
     def _follow(self) -> None:
         """Bring this process to the desired version, and close versions that are no longer used."""
         target = self._target
-        is_refused = target == self._refused and time.monotonic() < self._retry_at
-        if target is not None and target != self._served and not is_refused and not self._draining:
-            self._try_to_serve(target)
+        if target is not None and not self._draining:
+            self._canary.end_unless_desired(target)
+            is_refused = target == self._refused and time.monotonic() < self._retry_at
+            if target != self._served and not is_refused:
+                self._try_to_serve(target)
+            if self._served is not None and self._served == self._target:
+                self._canary.follow(self._served, self._open_canary)
         self._close_versions()
         self._metrics.refresh()
 
@@ -171,36 +181,65 @@ class Follower:
             CancelledWorkError: If another version was activated meanwhile, or the process drains.
             ServiceError: If the version may not be served.
         """
-        with self._lock:
-            if self._draining or self._target != record:
-                raise CancelledWorkError
-            self._opening, self._cancelled = record.version, threading.Event()
-        try:
-            before, standby = self._leases.current, self._leases.standby
+        with self._abandonable(record.version):
+            before = self._leases.current
             if before is None or before.predictor.version != record.version:
                 self._reporter.opening(record)
                 start = time.monotonic()
-                if standby is not None and self._may_serve(standby.predictor, record.version):
-                    record = self._require_still_desired(record)
-                    self._leases.exchange_with_standby()
-                else:
-                    predictor = self._open(record.version)
-                    try:
-                        record = self._require_still_desired(record)
-                    except CancelledWorkError:
-                        predictor.close()
-                        raise
-                    self._leases.replace(predictor)
+                record = self._swap(record)
                 self._record_swap(record, before.predictor.version if before else None, time.monotonic() - start)
             self._served, self._refused = record, None
             self._reporter.serving(record)
+
+    def _swap(self, record: ActivationRecord) -> ActivationRecord:
+        """Make the version of a record current, and return the newest record. The canary and the standby are open."""
+        for opened, make_current in (
+            (self._leases.canary, self._leases.promote),
+            (self._leases.standby, self._leases.exchange_with_standby),
+        ):
+            if opened is not None and self._may_serve(opened.predictor, record.version):
+                record = self._require_still_desired(record)
+                make_current()
+                return record
+        predictor = self._open(record.version)
+        try:
+            record = self._require_still_desired(record)
+        except CancelledWorkError:
+            predictor.close()
+            raise
+        self._leases.replace(predictor)
+        return record
+
+    def _open_canary(self, version: str) -> Predictor:
+        """Open a version beside the current one.
+
+        Raises:
+            CancelledWorkError: If the canary was removed meanwhile, or the process drains.
+            ServiceError: If the version may not be served.
+        """
+        with self._abandonable(version):
+            predictor = self._open(version)
+            if self._cancelled.is_set():
+                predictor.close()
+                raise CancelledWorkError
+            return predictor
+
+    @contextlib.contextmanager
+    def _abandonable(self, version: str) -> Iterator[None]:
+        """Abandon the opening of a version, with a CancelledWorkError, if the desired record does not name it."""
+        with self._lock:
+            if self._draining or self._target is None or not _names(self._target, version):
+                raise CancelledWorkError
+            self._opening, self._cancelled = version, threading.Event()
+        try:
+            yield
         finally:
             with self._lock:
                 self._opening = None
 
-    def _may_serve(self, standby: Predictor, version: str) -> bool:
-        """Whether the standby is a version and its signature is still accepted: the public keys may have changed."""
-        return standby.version == version and self._opener.store.accepts(standby.bundle)
+    def _may_serve(self, opened: Predictor, version: str) -> bool:
+        """Whether a predictor is of a version whose signature is still accepted: the public keys may have changed."""
+        return opened.version == version and self._opener.store.accepts(opened.bundle)
 
     def _open(self, version: str) -> Predictor:
         """Open a version. If the free memory does not suffice, close the standby first."""
@@ -261,6 +300,11 @@ class Follower:
     def _close_unused(self) -> None:
         if self._leases.close_unused():
             _return_freed_memory()
+
+
+def _names(record: ActivationRecord, version: str) -> bool:
+    """Whether a version is the version or the canary of a record."""
+    return version == record.version or (record.canary is not None and version == record.canary.version)
 
 
 def _return_freed_memory() -> None:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from datetime import datetime
 
 from service.bundle.manifest import Manifest
+from service.canary.breaker import BreakerLimits
+from service.canary.trial import Trial
 from service.telemetry.metrics import Metrics
 from service.versions.announcements import Announcements
+from service.versions.canary import CanaryController
 from service.versions.desired_version import DesiredVersion
 from service.versions.follower import Follower
 from service.versions.leases import Lease, Leases
@@ -30,6 +33,7 @@ class ModelManager:
         metrics: Records the swaps.
         poll_seconds: Seconds between two checks of the desired version; `wake` starts a check at once.
         announcements: The generation that Redis announces, if the replicas share a Redis.
+        canary_limits: When a canary is stopped; None means the default limits.
     """
 
     def __init__(
@@ -39,9 +43,10 @@ class ModelManager:
         metrics: Metrics,
         poll_seconds: float,
         announcements: Announcements | None = None,
+        canary_limits: BreakerLimits | None = None,
     ) -> None:
         self._metrics = metrics
-        self._leases = Leases()
+        self._leases = Leases(metrics.by_version)
         self._recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
         self._draining = threading.Event()
         self._reporter = Reporter(replicas, self._leases, metrics)
@@ -54,6 +59,7 @@ class ModelManager:
             announcements,
             poll_seconds,
             lambda: [*self._recent_queries],
+            CanaryController(self._leases, replicas, self._reporter, metrics, canary_limits or BreakerLimits()),
         )
 
     def open_current(self) -> None:
@@ -69,15 +75,20 @@ class ModelManager:
             self._reporter.stop()
             raise
 
-    def lease(self) -> Lease:
+    def lease(self, key: str | None = None) -> Lease:
         """Take a lease of the current version: `with manager.lease() as predictor`.
 
-        The version stays open until the lease is released.
+        The version stays open until the lease is released. If a request with this key belongs to the share of a canary,
+        the lease is one of the canary.
 
         Raises:
             NotReadyError: If no version is open yet.
         """
-        return self._leases.lease()
+        return self._leases.lease(key)
+
+    def lease_canary(self, trial: Trial) -> Lease | None:
+        """Take a lease of the canary; None if its trial has ended."""
+        return self._leases.lease_canary(trial)
 
     def serving(self) -> tuple[Manifest, datetime]:
         """The manifest of the version that this process serves, and the time since which it serves this version.

@@ -91,7 +91,8 @@ def versions_in_use(replicas: Replicas, store: Store) -> set[str]:
     found = reports(replicas)
     generations = {report.generation for report in found}
     opened = {entry.to for entry in store.log() if entry.generation in generations}
-    return opened | {report.version for report in found if report.version is not None}
+    canaries = {report.canary.version for report in found if report.canary is not None}
+    return opened | canaries | {report.version for report in found if report.version is not None}
 
 
 class FolderReplicas:

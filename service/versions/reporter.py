@@ -12,7 +12,7 @@ from service.telemetry.metrics import Metrics
 from service.versions.background import BackgroundThread
 from service.versions.leases import Leases
 from service.versions.replicas import REPORT_SECONDS, Replicas
-from service.versions.reports import Refusal, Report, State, replica_name, shorten
+from service.versions.reports import CanaryReport, Refusal, Report, State, replica_name, shorten
 
 
 class Reporter:
@@ -30,6 +30,7 @@ class Reporter:
         self._state: State = "opening"
         self._generation: int | None = None
         self._refused: Refusal | None = None
+        self._canary: CanaryReport | None = None
         self._draining = False
         self._thread = BackgroundThread("follow-report", self._report, REPORT_SECONDS, "report_unwritable")
 
@@ -53,6 +54,13 @@ class Reporter:
         refused = Refusal(version=record.version, error=shorten(error), at=datetime.now(UTC))
         self._change("failed", record.generation, refused)
 
+    def canary(self, report: CanaryReport | None) -> None:
+        with self._lock:
+            if report == self._canary:
+                return
+            self._canary = report
+        self._thread.wake()
+
     def draining(self) -> None:
         with self._lock:
             self._draining = True
@@ -70,6 +78,7 @@ class Reporter:
         with self._lock:
             state: State = "draining" if self._draining else self._state
             generation, refused, current = self._generation, self._refused, self._leases.current
+            canary = self._canary
         self._replicas.report(
             Report(
                 replica=replica_name(),
@@ -78,5 +87,6 @@ class Reporter:
                 generation=generation,
                 since=current.since if current else None,
                 refused=refused,
+                canary=canary,
             )
         )

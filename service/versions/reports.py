@@ -25,6 +25,28 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
+CanaryState = Literal["opening", "open", "failed", "stopped"]
+
+
+class CanaryReport(BaseModel):
+    """The state of the canary in one replica."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: Version
+    generation: int = Field(description="generation of the activation record that started the canary")
+    state: CanaryState = Field(
+        description="opening; open: it answers its share of the requests; failed: the replica refused to open it; "
+        "stopped: a circuit breaker stopped it"
+    )
+    error: str | None = Field(None, description="the reason if the canary is failed or stopped")
+    stopped_by: str | None = Field(None, description="the replica whose circuit breaker stopped the canary")
+
+    def stops(self, version: str, generation: int) -> bool:
+        """Whether this report stops the canary of a generation."""
+        return (self.state, self.version, self.generation) == ("stopped", version, generation)
+
+
 class Refusal(BaseModel):
     """A version that a replica refused to serve, and the reason."""
 
@@ -51,6 +73,7 @@ class Report(BaseModel):
     refused: Refusal | None = Field(
         None, description="the current version, if the replica refused to serve it, with the reason"
     )
+    canary: CanaryReport | None = Field(None, description="the canary, if there is one")
 
 
 def parse_report(content: bytes, replica: str) -> Report | None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import recollect
-from service.settings import ENV_PREFIX, ActivateSettings, ServeSettings
+from service.settings import ENV_PREFIX, ActivateSettings, PromoteSettings, ServeSettings
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
@@ -60,7 +60,7 @@ def test_every_setting_named_in_a_deploy_file_exists(path: Path) -> None:
 def test_every_flag_named_in_the_runbook_exists() -> None:
     flags = set(re.findall(r"`--([a-z-]+)", RUNBOOK))
     assert flags
-    known = ServeSettings.model_fields | ActivateSettings.model_fields
+    known = ServeSettings.model_fields | ActivateSettings.model_fields | PromoteSettings.model_fields
     assert flags <= {name.replace("_", "-") for name in known}
 
 

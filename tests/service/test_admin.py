@@ -53,7 +53,7 @@ def test_admin_activation_waits_until_every_replica_serves_the_version_and_rollb
     assert [(replica["state"], replica["generation"]) for replica in status["replicas"]] == [("serving", 2)]
     assert admin.post("/admin/rollback", json={"wait_seconds": PATIENCE_SECONDS}).json()["version"] == "v3"
     again = admin.post("/admin/activate", json={"version": "v5", "by": "ann@host", "why": "fixed"}).json()
-    assert again == {"version": "v5", "generation": 4, "replicas": None}
+    assert again == {"version": "v5", "generation": 4, "canary": None, "replicas": None}
     log = admin.get("/admin/log").json()["log"]
     assert [(entry["generation"], entry["from"], entry["to"]) for entry in log] == [
         (1, None, "v3"),

@@ -28,12 +28,14 @@ class Gate:
     The predictor waits until `open` is set, and records its batches.
     """
 
+    version = "v1"
+
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.closed = False
         self.checkpoints = 0
         self.started, self.open = threading.Semaphore(0), threading.Event()
-        self.leases = Leases()
+        self.leases = Leases(Metrics().by_version)
         self.leases.replace(cast(Predictor, self))
 
     def lease(self) -> Lease:

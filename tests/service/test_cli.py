@@ -141,7 +141,7 @@ def test_versions_lists_broken_bundles_with_their_problem(
     assert ran.out.splitlines()[0].startswith("* v1  28 instances")
     assert "broken: " in ran.out.splitlines()[-1]
     broken = json.loads(Ran(capsys, "versions", "--store", store, "--json").out)["versions"][-1]
-    assert set(broken) == {"version", "current", "problem"}
+    assert set(broken) == {"version", "current", "canary", "protected", "problem"}
 
 
 def test_activate_and_rollback_change_the_current_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

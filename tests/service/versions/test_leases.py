@@ -12,6 +12,7 @@ import pytest
 from service.errors import NotReadyError
 from service.predictor.predictor import Predictor
 from service.store.store import Store
+from service.telemetry.metrics import Metrics
 from service.versions.leases import Leases
 from tests.service.http_helpers import copy_store
 
@@ -21,12 +22,15 @@ class Closeable:
 
     closed = False
 
+    def __init__(self, version: str = "v1") -> None:
+        self.version = version
+
     def close(self) -> None:
         self.closed = True
 
 
 def leases_of(*predictors: Closeable) -> Leases:
-    leases = Leases()
+    leases = Leases(Metrics().by_version)
     for predictor in predictors:
         leases.replace(cast(Predictor, predictor))
     return leases
@@ -34,7 +38,7 @@ def leases_of(*predictors: Closeable) -> Leases:
 
 def test_no_version_can_be_leased_before_the_first_one_is_open() -> None:
     with pytest.raises(NotReadyError):
-        Leases().lease()
+        Leases(Metrics().by_version).lease()
 
 
 def test_current_version_stays_open_even_without_leases() -> None:
