@@ -39,7 +39,7 @@ def demo(settings: DemoSettings) -> None:
         return
     from service.addresses import bind, url
     from service.process.server import serve
-    from service.settings import ServeSettings
+    from service.serve_settings import ServeSettings
 
     with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from service.settings import (
+from service.command_settings import (
     ActivateSettings,
     CopySettings,
     LogSettings,
@@ -14,15 +14,14 @@ from service.settings import (
     PromoteSettings,
     ProtectSettings,
     PruneSettings,
-    RedisSettings,
     RollbackSettings,
-    ServeSettings,
-    ServiceSettings,
     SwitchSettings,
     UnprotectSettings,
     VerifySettings,
     VersionsSettings,
 )
+from service.serve_settings import ServeSettings
+from service.settings import RedisSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from service.redis_client import RedisClient

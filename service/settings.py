@@ -1,23 +1,19 @@
-"""Settings of the service: environment variable, flag, default and help text of each setting."""
+"""Settings of a store and of a shared Redis, and how each setting gets its environment variable, flag and help text."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.addresses import is_loopback
 from service.errors import SettingsError
-from service.options import Lambda, Temperature, TopB, TopK
 
 ENV_PREFIX = "RECOLLECT_"
 
 Device = Literal["auto", "cpu", "cuda"]
-Access = Literal["public", "key", "off"]
 
 # The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
 # the URL.
@@ -29,32 +25,11 @@ Location = Annotated[
 # file with the name `null`.
 NO_WORD = "\0"
 
-_PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
-_ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
-
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
-# Largest value of --max-batch.
-MAX_BATCH = 4096
-
 # Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
-
-
-def _parse_percentage(given: object) -> object:
-    """Convert text such as "5%" to a share."""
-    if not isinstance(given, str):
-        return given
-    found = _PERCENTAGE.fullmatch(given.strip())
-    share = float(found[1]) / 100 if found else 0.0
-    if not 0 < share <= 1:
-        raise ValueError("a percentage above 0% and up to 100%, such as 5%")
-    return share
-
-
-# A share in (0, 1]; as text, a percentage.
-Percentage = Annotated[float, BeforeValidator(_parse_percentage), Field(gt=0, le=1)]
 
 
 def require_strong(secret: str, expected: str) -> None:
@@ -121,307 +96,6 @@ class RedisSettings(ServiceSettings):
         description="Secret of all replicas that Redis does not hold, at least 16 characters; authenticates the "
         "content in Redis (default: replicas do not share cached answers through Redis)",
     )
-
-
-class ServeSettings(RedisSettings):
-    """Answer queries over HTTP with the current version of the store."""
-
-    verify_activations: CliImplicitFlag[bool] = Field(
-        False,
-        description="Follow only activations that are signed by one of the private keys of --verify-key, and never an "
-        "older activation than one seen before",
-    )
-    host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
-    tls_cert: Path | None = Field(
-        None,
-        description="File with the TLS certificate and its chain in PEM format; needs --tls-key, and is loaded again "
-        "when it changes (default: no TLS)",
-    )
-    tls_key: Path | None = Field(
-        None, description="File with the private key of --tls-cert in PEM format, without a password"
-    )
-    workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
-    threads: int = Field(
-        0,
-        ge=0,
-        description="Number of threads of each worker; "
-        "each thread computes one batch of queries at a time (0 for the number of cores divided by --workers)",
-    )
-    device: Device = Field(
-        "cpu",
-        description="Device for encoding and searching: cpu; "
-        "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
-    )
-    poll_seconds: float = Field(
-        0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
-    )
-    drain_seconds: float = Field(
-        20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
-    )
-    canary_window: int = Field(
-        100, ge=10, le=100_000, description="Number of the last requests of a canary by which each replica judges it"
-    )
-    canary_max_errors: float = Field(
-        0.02,
-        ge=0,
-        le=1,
-        description="Maximum difference between the error rate of a canary and that of the current version; "
-        "beyond it, the canary is stopped",
-    )
-    canary_max_slowdown: float = Field(
-        2.0,
-        ge=1,
-        description="Maximum ratio between the latency of a canary (median, 95th percentile) and that of the current "
-        "version; beyond it, the canary is stopped",
-    )
-    max_connections: int = Field(
-        4096,
-        ge=1,
-        description="Maximum number of open connections of each worker; further connections get status 503, except for "
-        "the paths /health and /metrics",
-    )
-    max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
-    max_query_bytes: int = Field(
-        8192, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
-    )
-    max_batch: int = Field(64, ge=1, le=MAX_BATCH, description="Maximum number of queries in one request")
-    max_queue: int = Field(
-        256,
-        ge=1,
-        description="Maximum number of queries that wait for a thread, where an expensive query counts as several; "
-        "requests beyond this limit get status 503 at once",
-    )
-    max_seconds: float = Field(
-        30.0,
-        gt=0,
-        le=600,
-        description="Maximum seconds for the answer to a request, also if the request asks for a later deadline; "
-        "a request that takes longer gets status 504",
-    )
-    hang_seconds: float = Field(
-        60.0,
-        gt=0,
-        le=3600,
-        description="Seconds after which a running batch counts as hung: the process reports that it is not ready, "
-        "and is replaced 30 seconds later; more than --max-seconds",
-    )
-    encode_together: int = Field(
-        32,
-        ge=1,
-        le=4096,
-        description="Maximum number of queries that are encoded together, from one or several requests",
-    )
-    cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
-    cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
-    api_keys: Path | None = Field(
-        None,
-        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND]; read again on changes (default: "
-        "requests need no API key)",
-    )
-    rate_limit: float = Field(
-        0.0,
-        ge=0,
-        description="Maximum queries a second of an API key for which the file of API keys sets no limit, where an "
-        "expensive query counts as several; "
-        "all replicas together enforce it with --redis-url, otherwise each replica enforces it alone (0 for no limit)",
-    )
-    cors_origins: str = Field(
-        "", description="Web origins whose pages may send requests, such as https://a.example,https://b.example"
-    )
-    admin_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of the admin interface (default: no admin interface)"
-    )
-    admin_host: str = Field(
-        "127.0.0.1", description="Address of the admin interface; an address other than loopback needs --admin-token"
-    )
-    admin_token: SecretStr | None = Field(None, description="Token for the admin interface; at least 16 characters")
-    admin_token_file: Path | None = Field(
-        None, description="File with the token for the admin interface, instead of --admin-token; read again on changes"
-    )
-    docs: Access = Field(
-        "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
-    )
-    metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
-    log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
-    access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
-
-    @property
-    def origins(self) -> list[str]:
-        """The web origins whose pages may send requests."""
-        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
-
-
-class PredictSettings(ServiceSettings):
-    """Answer one query without a server."""
-
-    text: CliPositionalArg[str] = Field(description="Text of the query")
-    version: str = Field("current", description="Version to use")
-    lambda_: Lambda | None = Field(
-        None,
-        validation_alias="lambda",
-        description="Weight of instances against labels, from 0 to 1 (default: from the bundle)",
-    )
-    temperature: Temperature | None = Field(
-        None, description="Temperature of the softmax over the retrieved keys (default: from the bundle)"
-    )
-    top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
-    top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
-    explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
-    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
-
-
-class VersionsSettings(ServiceSettings):
-    """List the versions in a store, oldest first."""
-
-    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
-
-
-class LogSettings(ServiceSettings):
-    """List all activations and rollbacks of a store, the newest last: time in UTC, generation, versions and user."""
-
-    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
-
-
-class SwitchSettings(RedisSettings):
-    """Settings of the commands that change the current version of a store."""
-
-    sign: Path | None = Field(
-        None,
-        description="File with an Ed25519 private key in PEM format, without a passphrase; signs the activation "
-        "(default: no signature)",
-    )
-    wait: CliImplicitFlag[bool] = Field(
-        False, description="Wait until every replica serves the version; if a replica does not, fail and print its name"
-    )
-    wait_seconds: float = Field(
-        60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas (with --wait)"
-    )
-    replicas: int | None = Field(
-        None,
-        ge=1,
-        description="Number of replicas that must serve the version (with --wait); every worker process is a replica "
-        "(default: all replicas that reported in the last minute)",
-    )
-    by: str | None = Field(
-        None, min_length=1, max_length=200, description="User, for the log (default: user and host name)"
-    )
-    why: str = Field("", max_length=1000, description="Reason, for the log")
-
-
-class ActivateSettings(SwitchSettings):
-    """Make a version current, or try it on a share of the requests."""
-
-    version: CliPositionalArg[str] = Field(description="Version from `recollect versions`")
-    canary: Percentage | None = Field(
-        None,
-        description="Share of the requests that the version answers while the current version stays, such as 5%",
-    )
-    shadow: CliImplicitFlag[bool] = Field(
-        False,
-        description="Only compare the answers of the version with those of the current version, for 10% of the "
-        "requests or for the share in --canary",
-    )
-
-
-class PromoteSettings(SwitchSettings):
-    """Make the canary the current version."""
-
-    force: CliImplicitFlag[bool] = Field(False, description="Promote even a canary that a replica stopped or refused")
-
-
-class RollbackSettings(SwitchSettings):
-    """Remove the canary; without a canary, make the version current that was current before."""
-
-
-class VerifySettings(ServiceSettings):
-    """Check a version: signature, manifest, SHA-256 of every file, and answers to its golden queries."""
-
-    version: CliPositionalArg[str] = Field(
-        description="Version from `recollect versions`, or the word current for the current version"
-    )
-
-
-class PruneSettings(RedisSettings):
-    """Remove old versions from a store.
-
-    The current version, the target of a rollback, protected versions, and versions that a replica serves or opens are
-    kept. With --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder.
-    """
-
-    keep: int = Field(ge=1, description="Number of the newest versions to keep in any case")
-    dry_run: CliImplicitFlag[bool] = Field(False, description="Print the versions to remove, but remove nothing")
-
-
-class ProtectSettings(ServiceSettings):
-    """Protect a version: `recollect prune` keeps it."""
-
-    version: CliPositionalArg[str] = Field(
-        description="Version from `recollect versions`, or the word current for the current version"
-    )
-
-
-class UnprotectSettings(ServiceSettings):
-    """Remove the protection of a version."""
-
-    version: CliPositionalArg[str] = Field(description="A protected version")
-
-
-class CopySettings(ServiceSettings):
-    """Copy a version to another store, and verify every file on the way. The copy does not become current.
-
-    A copy that was interrupted can be started again. A version that the other store contains is never overwritten.
-    """
-
-    version: CliPositionalArg[str] = Field(
-        description="Version from `recollect versions`, or the word current for the current version"
-    )
-    to: Location = Field(description="Store that receives the version: a folder, or a URL such as s3://bucket/store")
-
-
-def require_consistent(settings: ServeSettings) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        SettingsError: With the names of the settings, without secrets.
-    """
-    token, port = settings.admin_token, settings.admin_port
-    has_token = token is not None or settings.admin_token_file is not None
-    if token is not None:
-        require_strong(token.get_secret_value(), "--admin-token: expected")
-    if token is not None and settings.admin_token_file is not None:
-        raise SettingsError("--admin-token: expected only one of --admin-token and --admin-token-file, found both")
-    if has_token and port is None:
-        raise SettingsError("--admin-token: needs --admin-port, which is not set")
-    if not has_token and port is not None and not is_loopback(settings.admin_host):
-        raise SettingsError(
-            f"--admin-host {settings.admin_host}: needs --admin-token, which is not set, because other machines can "
-            "reach this address"
-        )
-    for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
-        if access == "key" and settings.api_keys is None:
-            raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
-    if settings.verify_activations and settings.verify_key is None:
-        raise SettingsError("--verify-activations: needs --verify-key, which is not set")
-    if settings.redis_secret is not None and settings.redis_url is None:
-        raise SettingsError("--redis-secret: needs --redis-url, which is not set")
-    if port and port == settings.port:
-        raise SettingsError(f"--admin-port must differ from --port (both are {port})")
-    if settings.hang_seconds <= settings.max_seconds:
-        raise SettingsError(
-            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a batch may run "
-            f"until the deadline of its requests; found {settings.hang_seconds:g}"
-        )
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
-        raise SettingsError(f"{given}: needs {missing}, which is not set")
-    for origin in settings.origins:
-        if not _ORIGIN.fullmatch(origin):
-            raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")
-    if settings.rate_limit and settings.api_keys is None:
-        raise SettingsError(
-            "--rate-limit: needs --api-keys, which is not set, because the limit applies to each API key"
-        )
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

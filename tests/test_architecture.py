@@ -39,6 +39,8 @@ SERVICE_ORDER = (
     "options",
     "addresses",
     "settings",
+    "serve_settings",
+    "command_settings",
     "threads",
     "authenticated",
     "reloaded_file",

@@ -17,12 +17,12 @@ from service.http.admin_guard import AdminGuard
 from service.http.middleware import BodyLimit, HeadAsGet, RequestContext
 from service.http.problems import ProblemError
 from service.reloaded_file import ReloadedFile
-from service.settings import ServeSettings
+from service.serve_settings import ServeSettings
 from service.store.activation_record import ActivationRecord, Canary, canary_of
 from service.store.audit_log import LogEntry
 from service.store.store import Store
 from service.versions.activation import Activation
-from service.versions.model_manager import ModelManager
+from service.versions.open_versions import OpenVersions
 from service.versions.replicas import reports
 from service.versions.reports import Report
 
@@ -200,12 +200,12 @@ def create_admin(
     store: Store,
     activation: Activation,
     settings: ServeSettings,
-    model_manager: ModelManager,
+    versions: OpenVersions,
     token_file: ReloadedFile[SecretStr] | None = None,
 ) -> ASGIApp:
     """Compose the admin application of this replica. `token_file` replaces the token in the settings."""
     layers = [
-        Middleware(RequestContext, model_manager, None, settings.access_log),
+        Middleware(RequestContext, versions, None, settings.access_log),
         Middleware(AdminGuard, lambda: token_file.content if token_file else settings.admin_token),
         Middleware(BodyLimit, _MAX_BODY_BYTES),
         Middleware(HeadAsGet),

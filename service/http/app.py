@@ -21,12 +21,12 @@ from service.http.schemas import Problem
 from service.options import max_request_cost
 from service.redis_client import RedisClient
 from service.reloaded_file import ReloadedFile
+from service.serve_settings import ServeSettings
 from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
 from service.serving.batcher import Batcher
 from service.serving.pipeline import AnswerPipeline
 from service.serving.rate_limit import RateLimits
 from service.serving.shadow import Shadow
-from service.settings import ServeSettings
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import open_tracer
 from service.versions.model_manager import ModelManager
@@ -50,9 +50,9 @@ def create_app(
     """Compose the application, which starts and closes the batcher, and closes the model manager when it ends."""
     tracer = open_tracer()
     pipeline = AnswerPipeline(
-        model_manager=model_manager,
+        versions=model_manager.versions,
         batcher=batcher,
-        shadow=Shadow(model_manager, batcher, metrics, settings.max_seconds),
+        shadow=Shadow(model_manager.versions, batcher, metrics, settings.max_seconds),
         cache=_answer_cache(settings, metrics, redis),
         rate_limits=RateLimits(
             settings.max_batch,
@@ -77,7 +77,7 @@ def create_app(
             await asyncio.to_thread(tracer.close)
 
     # A request passes through these middleware layers in this order.
-    layers = [Middleware(RequestContext, model_manager, metrics, settings.access_log)]
+    layers = [Middleware(RequestContext, model_manager.versions, metrics, settings.access_log)]
     if settings.origins:
         layers.append(
             Middleware(
@@ -94,7 +94,7 @@ def create_app(
 
     hidden: dict[str, Any] = {} if settings.docs != "off" else dict.fromkeys(_DOCS_ARGUMENTS)
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers, **hidden)
-    routes = Routes(pipeline, model_manager, batcher, redis, metrics, settings.max_batch)
+    routes = Routes(pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch)
     routes.register(app.router, with_metrics=settings.metrics != "off")
     problems.install(app)
     _document(app, guarded=api_keys is not None)

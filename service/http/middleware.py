@@ -16,7 +16,7 @@ from service.http.api_keys import ApiKey, ApiKeys
 from service.http.problems import problem_response
 from service.reloaded_file import ReloadedFile
 from service.telemetry.metrics import Metrics
-from service.versions.model_manager import ModelManager
+from service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
@@ -40,8 +40,8 @@ class RequestContext:
     Counts and logs requests, and answers 500 to unexpected errors.
     """
 
-    def __init__(self, app: ASGIApp, model_manager: ModelManager, metrics: Metrics | None, access_log: bool) -> None:
-        self._app, self._model_manager, self._metrics, self._access_log = app, model_manager, metrics, access_log
+    def __init__(self, app: ASGIApp, versions: OpenVersions, metrics: Metrics | None, access_log: bool) -> None:
+        self._app, self._versions, self._metrics, self._access_log = app, versions, metrics, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,9 +59,9 @@ class RequestContext:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
-                if version := self._model_manager.version():
+                if version := self._versions.version():
                     headers.setdefault("X-Index-Version", version)
-                if self._model_manager.draining:  # the client must connect to another replica
+                if self._versions.draining:  # the client must connect to another replica
                     headers["Connection"] = "close"
             await send(message)
 
@@ -70,7 +70,7 @@ class RequestContext:
         except ClientDisconnect:
             pass
         except asyncio.CancelledError:  # uvicorn cancels the requests that are left at the end of the drain
-            if status or not self._model_manager.draining:
+            if status or not self._versions.draining:
                 raise
             response = problem_response(503, "the service is stopping; send the request to another replica", "draining")
             await response(scope, receive, send_with_headers)

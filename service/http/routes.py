@@ -28,7 +28,7 @@ from service.redis_client import RedisClient
 from service.serving.batcher import Batcher
 from service.serving.pipeline import AnswerPipeline, AnswerRequest
 from service.telemetry.metrics import CONTENT_TYPE, Metrics
-from service.versions.model_manager import ModelManager
+from service.versions.open_versions import OpenVersions
 
 # Maximum number of lists, objects and fields in a body; a valid body has fewer than twenty. Parsing a megabyte of
 # nested lists would block the event loop for half a second, and an error for each of 100,000 unknown fields for 0.3 s.
@@ -47,7 +47,7 @@ class Routes:
 
     Attributes:
         pipeline: Answers queries.
-        model_manager: Leases the current version.
+        versions: The open versions.
         batcher: Reports whether a batch hangs.
         redis: The client of the Redis server that the replicas share, or None.
         process_metrics: The metrics of this process; they include all workers if there are several.
@@ -55,7 +55,7 @@ class Routes:
     """
 
     pipeline: AnswerPipeline
-    model_manager: ModelManager
+    versions: OpenVersions
     batcher: Batcher
     redis: RedisClient | None
     process_metrics: Metrics
@@ -116,7 +116,7 @@ class Routes:
 
     async def label(self, uid: str, response: Response) -> LabelResponse:
         """Return a label's text, and the number of training instances with this label."""
-        with self.model_manager.lease() as predictor:
+        with self.versions.lease() as predictor:
             labels, version = predictor.bundle.labels, predictor.version
             position = labels.position(uid)
             if position is None:
@@ -127,7 +127,7 @@ class Routes:
 
     async def version(self, response: Response) -> VersionResponse:
         """Return the version that this replica serves, and the time since which it serves this version."""
-        manifest, since = self.model_manager.serving()
+        manifest, since = self.versions.serving()
         response.headers["X-Index-Version"] = manifest.version
         fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if name != "since"}
         return VersionResponse(since=since, **fields)
@@ -142,10 +142,10 @@ class Routes:
 
         `degraded` lists the components that do not work, with the reason.
         """
-        if self.model_manager.draining:
+        if self.versions.draining:
             raise ProblemError(503, "the service is stopping; send the request to another replica", "draining")
         self._require_no_hung_batch()
-        self.model_manager.serving()
+        self.versions.serving()
         degraded = [self.redis.problem] if self.redis and self.redis.problem else None
         return Health(status="ready", degraded=degraded)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes
 from service.options import MAX_FILTER_LABELS, Lambda, Query, Temperature, Threshold, TopB, TopK
-from service.settings import MAX_BATCH
+from service.serve_settings import MAX_BATCH
 
 # Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
 Uids = Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILTER_LABELS)]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from service.addresses import bind, is_loopback, url
 from service.process.tls import Tls
-from service.settings import ServeSettings
+from service.serve_settings import ServeSettings
 
 
 class Endpoint(NamedTuple):

@@ -19,15 +19,13 @@ import structlog
 from service.process import supervisor
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
-from service.versions.model_manager import ModelManager
+from service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
 
 @contextlib.contextmanager
-def heartbeats(
-    beat: Callable[[], None], batcher: Batcher, model_manager: ModelManager, metrics: Metrics
-) -> Iterator[None]:
+def heartbeats(beat: Callable[[], None], batcher: Batcher, versions: OpenVersions, metrics: Metrics) -> Iterator[None]:
     """Call `beat` every second on the running event loop, unless a batch hangs.
 
     During a drain, the heartbeats continue in any case, because the drain has a deadline of its own.
@@ -38,7 +36,7 @@ def heartbeats(
         while True:
             hung = batcher.hung
             metrics.batcher_hung.set(hung)
-            if not hung or model_manager.draining:
+            if not hung or versions.draining:
                 beat()
             if hung and not logged:
                 log.error("batcher_hung", threads=batcher.threads, busy_threads=batcher.busy_threads)

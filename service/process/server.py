@@ -18,7 +18,8 @@ import structlog
 
 from service.process.endpoints import Endpoints, reserve
 from service.process.signals import exit_on_stop_signals
-from service.settings import SHARED_METRICS, ServeSettings, require_consistent, unknown_variables
+from service.serve_settings import ServeSettings, require_consistent
+from service.settings import SHARED_METRICS, unknown_variables
 from service.telemetry.logs import configure_logs
 from service.threads import ThreadBudget
 

@@ -28,8 +28,8 @@ from service.process.signals import exit_at_once, ignore_loop_stop_signals, stop
 from service.process.uvicorn_server import UvicornServer
 from service.redis_client import RedisClient
 from service.reloaded_file import ReloadedFile, reloading
+from service.serve_settings import ServeSettings
 from service.serving.batcher import Batcher
-from service.settings import ServeSettings
 from service.store.locations import open_store
 from service.telemetry.metrics import Metrics
 from service.threads import ThreadBudget
@@ -100,8 +100,8 @@ def serve_endpoints(
     app = create_app(model_manager, batcher, settings, metrics, redis, api_keys)
     served = [(UvicornServer(app, Connections(limit, metrics), endpoints.public.tls), endpoints.public.bound)]
     if endpoints.admin is not None:
-        activation = Activation(store, redis, lambda: model_manager.draining)
-        admin = create_admin(store, activation, settings, model_manager, admin_token)
+        activation = Activation(store, redis, lambda: model_manager.versions.draining)
+        admin = create_admin(store, activation, settings, model_manager.versions, admin_token)
         served.append((UvicornServer(admin, Connections(limit, None), endpoints.admin.tls), endpoints.admin.bound))
     key_files = [file for file in (api_keys, admin_token, store.verify_keys) if file is not None]
     servers = [server for server, _ in served]
@@ -122,7 +122,7 @@ def serve_endpoints(
         on_ready()
         with contextlib.ExitStack() as stack:
             beat = heartbeat or stack.enter_context(Watchdog()).beat
-            stack.enter_context(heartbeats(beat, batcher, model_manager, metrics))
+            stack.enter_context(heartbeats(beat, batcher, model_manager.versions, metrics))
             stack.enter_context(reloading(key_files))
             stack.enter_context(_redis_announcements(redis, model_manager))
             await serve_until(stop, servers, serving, model_manager, batcher, settings.drain_seconds)

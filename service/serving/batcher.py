@@ -26,7 +26,7 @@ from service.errors import DrainingError, OverloadError
 from service.options import AnswerOptions, request_cost
 from service.predictor.predictor import Answers
 from service.telemetry.metrics import Metrics
-from service.versions.leases import Lease
+from service.versions.open_versions import Lease
 
 Result = TypeVar("Result")
 

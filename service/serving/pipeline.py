@@ -29,8 +29,7 @@ from service.serving.rate_limit import Quota, RateLimits
 from service.serving.shadow import Shadow
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracer
-from service.versions.leases import Lease
-from service.versions.model_manager import ModelManager
+from service.versions.open_versions import Lease, OpenVersions
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +84,7 @@ class AnswerPipeline:
     """Answers requests.
 
     Attributes:
-        model_manager: Leases the current version.
+        versions: The open versions.
         batcher: Computes answers on its own threads.
         shadow: Compares the answers of a shadow.
         cache: Cached answers; None disables the cache.
@@ -97,7 +96,7 @@ class AnswerPipeline:
         max_seconds: Time after which every request has passed its deadline.
     """
 
-    model_manager: ModelManager
+    versions: OpenVersions
     batcher: Batcher
     shadow: Shadow
     cache: AnswerCache | None
@@ -126,7 +125,7 @@ class AnswerPipeline:
         """
         self._check_sizes(request.queries)
         seconds = self.max_seconds if request.timeout_ms is None else min(request.timeout_ms / 1000, self.max_seconds)
-        lease = self.model_manager.lease(request.key)  # one version answers the whole request
+        lease = self.versions.lease(request.key)  # one version answers the whole request
         with lease as predictor:
             options = resolve_options(predictor.defaults, **request.chosen)
             _check_explained_keys(options, len(request.queries))
@@ -198,7 +197,7 @@ class AnswerPipeline:
         A request that is dropped before its computation starts is not computed. A computation for which no request
         waits any more is stopped.
         """
-        self.model_manager.record(queries[0][:_MAX_RECORDED_CHARACTERS])
+        self.versions.recent_queries.append(queries[0][:_MAX_RECORDED_CHARACTERS])
         future = self.batcher.submit(lease, queries, options, self._serialise)
         try:
             computed = await self._wait_while_connected(future, disconnected)

@@ -24,8 +24,7 @@ from service.predictor.predictor import Answers
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
 from service.telemetry.version_metrics import ShadowMetrics
-from service.versions.leases import Lease
-from service.versions.model_manager import ModelManager
+from service.versions.open_versions import Lease, OpenVersions
 
 log = structlog.get_logger(__name__)
 
@@ -37,14 +36,14 @@ class Shadow:
     """Compares the answers of the current version with those of the canary, on the event loop.
 
     Args:
-        model_manager: Leases the canary.
+        versions: The open versions, with the canary.
         batcher: Computes the answers of the canary.
         metrics: Counts the comparisons.
         max_seconds: Time after which the canary has failed to answer a query.
     """
 
-    def __init__(self, model_manager: ModelManager, batcher: Batcher, metrics: Metrics, max_seconds: float) -> None:
-        self._model_manager, self._batcher, self._metrics = model_manager, batcher, metrics
+    def __init__(self, versions: OpenVersions, batcher: Batcher, metrics: Metrics, max_seconds: float) -> None:
+        self._versions, self._batcher, self._metrics = versions, batcher, metrics
         self._max_seconds = max_seconds
         self._computing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +68,7 @@ class Shadow:
     ) -> None:
         await asyncio.sleep(_DELAY_SECONDS)
         for query, answer in zip(queries, answers, strict=True):
-            lease = self._model_manager.lease_canary(trial)
+            lease = self._versions.lease_canary(trial)
             if lease is None:  # the trial has ended
                 return
             metrics = self._metrics.by_version.shadow_of(trial.canary.version)

@@ -19,7 +19,7 @@ from service.errors import RedisError
 from service.predictor.predictor import Predictor
 from service.store.activation_record import ActivationRecord
 from service.telemetry.metrics import Metrics
-from service.versions.leases import Leases
+from service.versions.open_versions import OpenVersions
 from service.versions.replicas import Replicas, reports
 from service.versions.reporter import Reporter
 from service.versions.reports import CanaryReport, CanaryState, replica_name, shorten
@@ -35,7 +35,7 @@ class CanaryController:
     """The trial of the canary; used by one thread.
 
     Args:
-        leases: The open versions.
+        versions: The open versions.
         replicas: The registry of replicas.
         reporter: Reports the state of the canary.
         metrics: Records whether the canary is stopped.
@@ -43,19 +43,19 @@ class CanaryController:
     """
 
     def __init__(
-        self, leases: Leases, replicas: Replicas, reporter: Reporter, metrics: Metrics, limits: BreakerLimits
+        self, versions: OpenVersions, replicas: Replicas, reporter: Reporter, metrics: Metrics, limits: BreakerLimits
     ) -> None:
-        self._leases, self._replicas, self._reporter = leases, replicas, reporter
+        self._versions, self._replicas, self._reporter = versions, replicas, reporter
         self._metrics, self._limits = metrics, limits
         self._started: ActivationRecord | None = None  # its canary is open, refused or stopped
         self._retry_at = float("inf")
 
     def end_unless_desired(self, record: ActivationRecord) -> None:
         """End the trial if the record neither has its canary nor makes it current."""
-        trial = self._leases.trial
+        trial = self._versions.trial
         desired = {record.version, record.canary.version if record.canary else None}
         if trial is not None and trial.canary.version not in desired:
-            self._leases.end_trial()
+            self._versions.end_trial()
             log.info("canary_ended", version=trial.canary.version, generation=record.generation)
 
     def follow(self, record: ActivationRecord, open_canary: Callable[[str], Predictor]) -> None:
@@ -67,13 +67,13 @@ class CanaryController:
         """
         if record.canary is None:
             self._started = None
-            self._leases.end_trial()
+            self._versions.end_trial()
             self._reporter.canary(None)
             self._metrics.canary_stopped.set(0)
             return
         if record != self._started or time.monotonic() >= self._retry_at:
             self._start(record, open_canary)
-        trial = self._leases.trial
+        trial = self._versions.trial
         if trial is not None:
             self._watch(trial)
 
@@ -84,13 +84,13 @@ class CanaryController:
         self._metrics.canary_stopped.set(0)
         if (stop := self._stop_elsewhere(trial)) is not None:
             self._stop(trial, stop)
-        elif self._leases.canary is not None:  # only its share changes
-            self._leases.start_trial(trial)
+        elif self._versions.canary is not None:  # only its share changes
+            self._versions.start_trial(trial)
             self._report(trial, "open")
         else:
             try:
                 self._report(trial, "opening")
-                self._leases.start_trial(trial, open_canary(record.canary.version))
+                self._versions.start_trial(trial, open_canary(record.canary.version))
                 self._report(trial, "open")
                 log.info("canary_opened", version=record.canary.version, generation=record.generation)
             except CancelledWorkError:
@@ -113,7 +113,7 @@ class CanaryController:
 
     def _stop(self, trial: Trial, stop: CanaryReport) -> None:
         trial.breaker.stop(stop.error or "")
-        self._leases.end_trial()
+        self._versions.end_trial()
         self._reporter.canary(stop)
         self._metrics.canary_stopped.set(1)
         log.error(

@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -29,8 +29,8 @@ from service.versions.announcements import Announcements
 from service.versions.background import BackgroundThread
 from service.versions.canary import CanaryController
 from service.versions.desired_version import DesiredVersion
-from service.versions.leases import Leases
 from service.versions.memory_check import require_memory
+from service.versions.open_versions import OpenVersions
 from service.versions.opening import Opener
 from service.versions.reporter import Reporter
 from service.versions.throttle import CancelledWorkError, Throttle
@@ -49,12 +49,11 @@ class Follower:
     Args:
         opener: Opens versions.
         desired: Reads the desired version.
-        leases: The open versions.
+        versions: The open versions.
         reporter: Reports the state of this replica.
         metrics: Records the swaps.
         announcements: The generation that Redis announces, or None.
         poll_seconds: Seconds between two checks of `desired`.
-        recent_queries: Function that returns queries with which a new version is warmed up.
         canary: Runs the trial of the canary.
     """
 
@@ -62,18 +61,16 @@ class Follower:
         self,
         opener: Opener,
         desired: DesiredVersion,
-        leases: Leases,
+        versions: OpenVersions,
         reporter: Reporter,
         metrics: Metrics,
         announcements: Announcements | None,
         poll_seconds: float,
-        recent_queries: Callable[[], Sequence[str]],
         canary: CanaryController,
     ) -> None:
         self._canary = canary
-        self._opener, self._desired, self._leases, self._reporter = opener, desired, leases, reporter
+        self._opener, self._desired, self._versions, self._reporter = opener, desired, versions, reporter
         self._metrics, self._announcements = metrics, announcements
-        self._recent_queries = recent_queries
         self._load: Callable[[], float] = lambda: 0.0
         self._lock = threading.Lock()
         self._target: ActivationRecord | None = None
@@ -88,7 +85,7 @@ class Follower:
             self._read_desired,
             poll_seconds,
             "store_unreadable",
-            lambda: {"serving": leases.current.predictor.version if leases.current else None},
+            lambda: {"serving": versions.version()},
         )
         self._swapper = BackgroundThread("follow-swap", self._follow, _CLOSE_SECONDS, "swap_failed")
 
@@ -171,7 +168,7 @@ class Follower:
             self._refused, self._retry_at = record, time.monotonic() + _RETRY_SECONDS
             self._metrics.refused()
             self._reporter.failed(record, str(error) or repr(error))
-            serving = self._leases.require_current().predictor.version
+            serving = self._versions.require_current().predictor.version
             log.error("bundle_refused", version=record.version, error=str(error), serving=serving)
 
     def _serve(self, record: ActivationRecord) -> None:
@@ -182,7 +179,7 @@ class Follower:
             ServiceError: If the version may not be served.
         """
         with self._abandonable(record.version):
-            before = self._leases.current
+            before = self._versions.current
             if before is None or before.predictor.version != record.version:
                 self._reporter.opening(record)
                 start = time.monotonic()
@@ -194,8 +191,8 @@ class Follower:
     def _swap(self, record: ActivationRecord) -> ActivationRecord:
         """Make the version of a record current, and return the newest record. The canary and the standby are open."""
         for opened, make_current in (
-            (self._leases.canary, self._leases.promote),
-            (self._leases.standby, self._leases.exchange_with_standby),
+            (self._versions.canary, self._versions.promote),
+            (self._versions.standby, self._versions.exchange_with_standby),
         ):
             if opened is not None and self._may_serve(opened.predictor, record.version):
                 record = self._require_still_desired(record)
@@ -207,7 +204,7 @@ class Follower:
         except CancelledWorkError:
             predictor.close()
             raise
-        self._leases.replace(predictor)
+        self._versions.replace(predictor)
         return record
 
     def _open_canary(self, version: str) -> Predictor:
@@ -244,18 +241,18 @@ class Follower:
     def _open(self, version: str) -> Predictor:
         """Open a version. If the free memory does not suffice, close the standby first."""
         if self._opener.device != "cpu":  # the memory check does not know the memory of the GPU
-            self._leases.retire_standby()
+            self._versions.retire_standby()
             self._close_unused()
-        throttle = Throttle(self._load, self._cancelled) if self._leases.current else None
+        throttle = Throttle(self._load, self._cancelled) if self._versions.current else None
 
         def open_version() -> Predictor:
-            share_with = self._leases.open_predictors()
-            return self._opener.open(version, self._recent_queries(), throttle, share_with=share_with)
+            share_with = self._versions.open_predictors()
+            return self._opener.open(version, [*self._versions.recent_queries], throttle, share_with=share_with)
 
         try:
             return open_version()
         except InsufficientMemoryError:
-            if not self._leases.retire_standby():
+            if not self._versions.retire_standby():
                 raise
             self._close_unused()
             return open_version()
@@ -278,7 +275,7 @@ class Follower:
             return latest
 
     def _record_swap(self, record: ActivationRecord, before: str | None, seconds: float) -> None:
-        current = self._leases.require_current()
+        current = self._versions.require_current()
         event = "bundle_swapped" if before else "bundle_opened"
         log.info(event, version=record.version, before=before, generation=record.generation, seconds=round(seconds, 3))
         if before:
@@ -288,17 +285,17 @@ class Follower:
 
     def _close_versions(self) -> None:
         """Close the retired versions without leases, and the standby if memory is short."""
-        standby = self._leases.standby
+        standby = self._versions.standby
         if standby is not None:
             try:
                 require_memory(standby.predictor.manifest, self._opener.workers)
             except InsufficientMemoryError:
-                self._leases.retire_standby()
+                self._versions.retire_standby()
                 log.info("standby_closed", version=standby.predictor.version)
         self._close_unused()
 
     def _close_unused(self) -> None:
-        if self._leases.close_unused():
+        if self._versions.close_unused():
             _return_freed_memory()
 
 

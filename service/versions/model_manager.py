@@ -1,31 +1,23 @@
-"""The model manager: leases the current version to requests, while the follower swaps versions in the background."""
+"""The model manager: starts and stops the threads that open, replace and close the versions of a process."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
-from datetime import datetime
 
-from service.bundle.manifest import Manifest
 from service.canary.breaker import BreakerLimits
-from service.canary.trial import Trial
 from service.telemetry.metrics import Metrics
 from service.versions.announcements import Announcements
 from service.versions.canary import CanaryController
 from service.versions.desired_version import DesiredVersion
 from service.versions.follower import Follower
-from service.versions.leases import Lease, Leases
+from service.versions.open_versions import OpenVersions
 from service.versions.opening import Opener
 from service.versions.replicas import Replicas
 from service.versions.reporter import Reporter
 
-# Number of recent queries that warm up the next version. These queries stay in memory and are never written to disk.
-_RECENT_QUERIES = 16
-
 
 class ModelManager:
-    """Leases the current version to requests, and starts and stops the threads that replace it.
+    """Starts and stops the follower and the reporter of a process.
 
     Args:
         opener: Opens versions.
@@ -34,6 +26,9 @@ class ModelManager:
         poll_seconds: Seconds between two checks of the desired version; `wake` starts a check at once.
         announcements: The generation that Redis announces, if the replicas share a Redis.
         canary_limits: When a canary is stopped; None means the default limits.
+
+    Attributes:
+        versions: The open versions, from which requests take leases.
     """
 
     def __init__(
@@ -46,20 +41,17 @@ class ModelManager:
         canary_limits: BreakerLimits | None = None,
     ) -> None:
         self._metrics = metrics
-        self._leases = Leases(metrics.by_version)
-        self._recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
-        self._draining = threading.Event()
-        self._reporter = Reporter(replicas, self._leases, metrics)
+        self.versions = OpenVersions(metrics.by_version)
+        self._reporter = Reporter(replicas, self.versions, metrics)
         self._follower = Follower(
             opener,
             DesiredVersion(opener.store),
-            self._leases,
+            self.versions,
             self._reporter,
             metrics,
             announcements,
             poll_seconds,
-            lambda: [*self._recent_queries],
-            CanaryController(self._leases, replicas, self._reporter, metrics, canary_limits or BreakerLimits()),
+            CanaryController(self.versions, replicas, self._reporter, metrics, canary_limits or BreakerLimits()),
         )
 
     def open_current(self) -> None:
@@ -75,43 +67,6 @@ class ModelManager:
             self._reporter.stop()
             raise
 
-    def lease(self, key: str | None = None) -> Lease:
-        """Take a lease of the current version: `with manager.lease() as predictor`.
-
-        The version stays open until the lease is released. If a request with this key belongs to the share of a canary,
-        the lease is one of the canary.
-
-        Raises:
-            NotReadyError: If no version is open yet.
-        """
-        return self._leases.lease(key)
-
-    def lease_canary(self, trial: Trial) -> Lease | None:
-        """Take a lease of the canary; None if its trial has ended."""
-        return self._leases.lease_canary(trial)
-
-    def serving(self) -> tuple[Manifest, datetime]:
-        """The manifest of the version that this process serves, and the time since which it serves this version.
-
-        Raises:
-            NotReadyError: If no version is open yet.
-        """
-        current = self._leases.require_current()
-        return current.predictor.manifest, current.since
-
-    def version(self) -> str | None:
-        """The name of the version that this process serves; None before the first version is open."""
-        current = self._leases.current
-        return current.predictor.version if current else None
-
-    @property
-    def draining(self) -> bool:
-        return self._draining.is_set()
-
-    def record(self, query: str) -> None:
-        """Store a query, to warm up the next version with it."""
-        self._recent_queries.append(query)
-
     def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
         """Follow the desired version in background threads, until `close`.
 
@@ -126,7 +81,7 @@ class ModelManager:
 
     def drain(self) -> None:
         """Report "not ready" and stop swapping versions; requests are still answered."""
-        self._draining.set()
+        self.versions.draining = True
         self._metrics.ready.set(0)
         self._follower.drain()
         self._reporter.draining()

@@ -10,7 +10,7 @@ from typing import get_args
 from service.store.activation_record import ActivationRecord
 from service.telemetry.metrics import Metrics
 from service.versions.background import BackgroundThread
-from service.versions.leases import Leases
+from service.versions.open_versions import OpenVersions
 from service.versions.replicas import REPORT_SECONDS, Replicas
 from service.versions.reports import CanaryReport, Refusal, Report, State, replica_name, shorten
 
@@ -20,12 +20,12 @@ class Reporter:
 
     Args:
         replicas: The registry of replicas.
-        leases: The version that this replica serves.
+        versions: The open versions of this process.
         metrics: Records the state and the generation.
     """
 
-    def __init__(self, replicas: Replicas, leases: Leases, metrics: Metrics) -> None:
-        self._replicas, self._leases, self._metrics = replicas, leases, metrics
+    def __init__(self, replicas: Replicas, versions: OpenVersions, metrics: Metrics) -> None:
+        self._replicas, self._versions, self._metrics = replicas, versions, metrics
         self._lock = threading.Lock()
         self._state: State = "opening"
         self._generation: int | None = None
@@ -77,7 +77,7 @@ class Reporter:
     def _report(self) -> None:
         with self._lock:
             state: State = "draining" if self._draining else self._state
-            generation, refused, current = self._generation, self._refused, self._leases.current
+            generation, refused, current = self._generation, self._refused, self._versions.current
             canary = self._canary
         self._replicas.report(
             Report(

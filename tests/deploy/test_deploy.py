@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 import recollect
-from service.settings import ENV_PREFIX, ActivateSettings, PromoteSettings, ServeSettings
+from service.command_settings import ActivateSettings, PromoteSettings
+from service.serve_settings import ServeSettings
+from service.settings import ENV_PREFIX
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.settings import ServeSettings
+from service.serve_settings import ServeSettings
 from tests.deploy.helpers import (
     FINE,
     OVERLOADED,

@@ -17,7 +17,7 @@ import pytest
 from service.bundle.manifest import Defaults
 from service.errors import SettingsError
 from service.options import max_request_cost, request_cost, resolve_options
-from service.settings import ServeSettings, require_consistent
+from service.serve_settings import ServeSettings, require_consistent
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.test_http import is_problem
 

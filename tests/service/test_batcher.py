@@ -15,7 +15,7 @@ from service.options import AnswerOptions, resolve_options
 from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
-from service.versions.leases import Lease, Leases
+from service.versions.open_versions import Lease, OpenVersions
 
 MAX_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
@@ -35,11 +35,11 @@ class Gate:
         self.closed = False
         self.checkpoints = 0
         self.started, self.open = threading.Semaphore(0), threading.Event()
-        self.leases = Leases(Metrics().by_version)
-        self.leases.replace(cast(Predictor, self))
+        self.versions = OpenVersions(Metrics().by_version)
+        self.versions.replace(cast(Predictor, self))
 
     def lease(self) -> Lease:
-        return self.leases.lease()
+        return self.versions.lease()
 
     def close(self) -> None:
         self.closed = True
@@ -214,9 +214,9 @@ def test_panic_in_a_library_fails_its_request_and_neither_ends_the_thread_nor_ke
             await batcher.submit(lease, ["panic"], OPTIONS, best_uids)
         assert await batcher.submit(lease, ["next"], OPTIONS, best_uids) == ["next"]
         lease.release()
-        gate.leases.replace(cast(Predictor, Gate()))
-        gate.leases.retire_standby()
-        while gate.leases.close_unused() == 0:  # until the thread has released its share
+        gate.versions.replace(cast(Predictor, Gate()))
+        gate.versions.retire_standby()
+        while gate.versions.close_unused() == 0:  # until the thread has released its share
             await asyncio.sleep(0.01)
         assert gate.closed
 
@@ -297,11 +297,11 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
         for future in (answer, waiting):
             future.cancel()
         lease.release()
-        old.leases.replace(cast(Predictor, new))
-        old.leases.retire_standby()
-        assert (old.leases.close_unused(), old.closed) == (0, False)
+        old.versions.replace(cast(Predictor, new))
+        old.versions.retire_standby()
+        assert (old.versions.close_unused(), old.closed) == (0, False)
         old.open.set()
-        while old.leases.close_unused() == 0:
+        while old.versions.close_unused() == 0:
             await asyncio.sleep(0.01)
         assert old.closed
         assert old.batches == [["cancelled"]]
@@ -435,8 +435,8 @@ def test_load_is_the_share_of_threads_that_compute(start_batcher: Any) -> None:
         gate, batcher = Gate(), start_batcher(threads=2)
         await until_load(batcher, 0)
         answers = []
-        for load in (0.5, 1.0, 1.0):
-            answers.append(batcher.submit(gate.lease(), ["bread"], OPTIONS, best_uids))
+        for query, load in (("bread", 0.5), ("milk", 1.0), ("rice", 1.0)):
+            answers.append(batcher.submit(gate.lease(), [query], OPTIONS, best_uids))
             await until_load(batcher, load)
         gate.open.set()
         await asyncio.gather(*answers)

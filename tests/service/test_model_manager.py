@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from service.http.app import create_app
+from service.serve_settings import ServeSettings
 from service.serving.batcher import Batcher
-from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
 from service.versions.model_manager import ModelManager
@@ -278,17 +278,17 @@ def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.M
     monkeypatch.setattr("service.versions.follower._RETRY_SECONDS", 0.0)
     manager = following(store, poll_seconds=0.02)
     manager.open_current()
-    before, broken = manager.version(), store / "bundles" / "v5" / "tokenizer.json"
+    before, broken = manager.versions.version(), store / "bundles" / "v5" / "tokenizer.json"
     content = broken.read_bytes()
     broken.write_bytes(b"{}")
     manager.follow()
     try:
         Store(store).activate("v5")
         time.sleep(0.2)
-        assert manager.version() == before
+        assert manager.versions.version() == before
         broken.write_bytes(content)
         deadline = time.monotonic() + 20
-        while manager.version() != "v5":
+        while manager.versions.version() != "v5":
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
 from service.reloaded_file import ReloadedFile
+from service.serve_settings import ServeSettings
 from service.serving.batcher import Batcher
-from service.settings import ServeSettings
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
 from service.versions.model_manager import ModelManager

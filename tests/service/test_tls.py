@@ -13,7 +13,7 @@ import pytest
 
 from service.errors import SettingsError
 from service.process.tls import Tls
-from service.settings import ServeSettings, require_consistent
+from service.serve_settings import ServeSettings, require_consistent
 from tests.service.certificates import Certificate, write_certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.redis_server import RedisServer, needs_redis

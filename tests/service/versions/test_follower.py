@@ -192,11 +192,11 @@ def test_standby_is_closed_if_memory_is_short(store: Path, monkeypatch: pytest.M
 
     manager = ModelManager(Opener(Store(store), threads=1), replicas_of(Store(store), None), Metrics(), 0.02)
     manager.open_current()
-    lease = manager.lease()
+    lease = manager.versions.lease()
     manager.follow()
     try:
         Store(store).activate("v5")
-        until(lambda: manager.version() == "v5")
+        until(lambda: manager.versions.version() == "v5")
         assert lease.predictor.bundle.labels.uids
         monkeypatch.setattr("service.versions.follower.require_memory", require_memory)
         lease.release()
@@ -212,12 +212,12 @@ def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwi
     add_version(store, "v3", "v7", answers_with(7))
     manager = ModelManager(Opener(Store(store), threads=1), replicas_of(Store(store), None), Metrics(), 0.02)
     manager.open_current()
-    with manager.lease() as standby:
+    with manager.versions.lease() as standby:
         pass
     manager.follow()
     try:
         Store(store).activate("v5")
-        until(lambda: manager.version() == "v5")
+        until(lambda: manager.versions.version() == "v5")
 
         def require_memory(manifest: Any, *_: object) -> None:
             if hasattr(standby, "bundle"):
@@ -225,7 +225,7 @@ def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwi
 
         monkeypatch.setattr("service.versions.opening.require_memory", require_memory)
         Store(store).activate("v7")
-        until(lambda: manager.version() == "v7")
+        until(lambda: manager.versions.version() == "v7")
         assert not hasattr(standby, "bundle")
     finally:
         manager.close()

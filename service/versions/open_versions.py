@@ -1,4 +1,4 @@
-"""Leases: a version stays open while requests use it.
+"""The open versions of a process, and the leases that keep them open while requests use them.
 
 A request takes one lease of one version, so this version gives the whole answer. A batch holds leases of its own,
 because it can run longer than a cancelled request. After a swap the previous version stays open as the standby, so that
@@ -13,13 +13,18 @@ thread that drops the last reference would unmap the files, perhaps a thread tha
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from service.bundle.manifest import Manifest
 from service.canary.trial import Trial
 from service.errors import NotReadyError
 from service.predictor.predictor import Predictor
 from service.telemetry.version_metrics import MetricsByVersion, RequestMetrics
+
+# Number of recent queries that warm up the next version. These queries stay in memory and are never written to disk.
+_RECENT_QUERIES = 16
 
 
 @dataclass(eq=False)
@@ -71,8 +76,10 @@ class Lease:
         self.release()
 
 
-class Leases:
-    """The open versions: the current one, the standby, the canary, and retired versions in use; thread-safe.
+class OpenVersions:
+    """The current version, the standby, the canary, and retired versions in use; thread-safe.
+
+    Requests take leases here. The follower opens, replaces and closes the versions.
 
     Args:
         metrics: The metrics of the open versions.
@@ -82,9 +89,13 @@ class Leases:
         standby: The version that was current before, if it is still open.
         canary: The version that is tried beside the current version, if there is one.
         trial: The trial of this version.
+        draining: Whether this process stops; requests in progress are still answered.
+        recent_queries: Queries that warm up the next version.
     """
 
     def __init__(self, metrics: MetricsByVersion) -> None:
+        self.draining = False
+        self.recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
         self._metrics = metrics
         self._lock = threading.Lock()
         self._retired: list[OpenVersion] = []
@@ -121,6 +132,20 @@ class Leases:
         if (current := self.current) is None:
             raise NotReadyError("no bundle is loaded yet; try again shortly")
         return current
+
+    def serving(self) -> tuple[Manifest, datetime]:
+        """The manifest of the current version, and the time since which it is current.
+
+        Raises:
+            NotReadyError: If no version is open yet.
+        """
+        current = self.require_current()
+        return current.predictor.manifest, current.since
+
+    def version(self) -> str | None:
+        """The name of the current version; None before the first version is open."""
+        current = self.current
+        return current.predictor.version if current else None
 
     def replace(self, predictor: Predictor) -> None:
         """Make a predictor current. The previous version becomes the standby, and the previous standby is retired."""

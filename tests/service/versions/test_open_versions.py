@@ -13,7 +13,7 @@ from service.errors import NotReadyError
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
-from service.versions.leases import Leases
+from service.versions.open_versions import OpenVersions
 from tests.service.http_helpers import copy_store
 
 
@@ -29,91 +29,91 @@ class Closeable:
         self.closed = True
 
 
-def leases_of(*predictors: Closeable) -> Leases:
-    leases = Leases(Metrics().by_version)
+def versions_of(*predictors: Closeable) -> OpenVersions:
+    versions = OpenVersions(Metrics().by_version)
     for predictor in predictors:
-        leases.replace(cast(Predictor, predictor))
-    return leases
+        versions.replace(cast(Predictor, predictor))
+    return versions
 
 
 def test_no_version_can_be_leased_before_the_first_one_is_open() -> None:
     with pytest.raises(NotReadyError):
-        Leases(Metrics().by_version).lease()
+        OpenVersions(Metrics().by_version).lease()
 
 
 def test_current_version_stays_open_even_without_leases() -> None:
     current = Closeable()
-    leases = leases_of(current)
-    leases.lease().release()
-    assert leases.close_unused() == 0
+    versions = versions_of(current)
+    versions.lease().release()
+    assert versions.close_unused() == 0
     assert not current.closed
 
 
 def test_previous_version_stays_open_as_the_standby_until_the_next_swap() -> None:
     first, second, third = Closeable(), Closeable(), Closeable()
-    leases = leases_of(first, second)
-    assert leases.close_unused() == 0
-    leases.replace(cast(Predictor, third))
-    assert (leases.close_unused(), first.closed, second.closed) == (1, True, False)
-    leases.exchange_with_standby()
-    assert leases.lease().predictor is second
-    assert (leases.close_unused(), third.closed) == (0, False)
-    assert leases.retire_standby()
-    assert not leases.retire_standby()
-    assert (leases.close_unused(), third.closed) == (1, True)
+    versions = versions_of(first, second)
+    assert versions.close_unused() == 0
+    versions.replace(cast(Predictor, third))
+    assert (versions.close_unused(), first.closed, second.closed) == (1, True, False)
+    versions.exchange_with_standby()
+    assert versions.lease().predictor is second
+    assert (versions.close_unused(), third.closed) == (0, False)
+    assert versions.retire_standby()
+    assert not versions.retire_standby()
+    assert (versions.close_unused(), third.closed) == (1, True)
 
 
 def test_retired_version_is_closed_after_its_last_lease_is_released() -> None:
     old, new = Closeable(), Closeable()
-    leases = leases_of(old)
-    first, second = leases.lease(), leases.lease()
-    leases.replace(cast(Predictor, new))
-    leases.retire_standby()
-    assert leases.lease().predictor is new
+    versions = versions_of(old)
+    first, second = versions.lease(), versions.lease()
+    versions.replace(cast(Predictor, new))
+    versions.retire_standby()
+    assert versions.lease().predictor is new
     first.release()
-    assert (leases.close_unused(), old.closed) == (0, False)
+    assert (versions.close_unused(), old.closed) == (0, False)
     with second as predictor:
         assert predictor is old
-    assert (leases.close_unused(), old.closed, new.closed) == (1, True, False)
-    assert leases.close_unused() == 0
+    assert (versions.close_unused(), old.closed, new.closed) == (1, True, False)
+    assert versions.close_unused() == 0
 
 
 def test_second_lease_from_share_keeps_the_version_open_after_the_first_is_released() -> None:
     old = Closeable()
-    leases = leases_of(old)
-    lease = leases.lease()
+    versions = versions_of(old)
+    lease = versions.lease()
     shared = lease.share()
     lease.release()
-    leases.replace(cast(Predictor, Closeable()))
-    leases.retire_standby()
-    assert leases.close_unused() == 0
+    versions.replace(cast(Predictor, Closeable()))
+    versions.retire_standby()
+    assert versions.close_unused() == 0
     assert shared.predictor is old
     shared.release()
-    assert leases.close_unused() == 1
+    assert versions.close_unused() == 1
 
 
 def test_released_lease_cannot_be_shared_and_its_second_release_does_nothing() -> None:
     old = Closeable()
-    leases = leases_of(old)
-    lease, other = leases.lease(), leases.lease()
+    versions = versions_of(old)
+    lease, other = versions.lease(), versions.lease()
     lease.release()
     lease.release()
     with pytest.raises(ValueError, match="found a released lease"):
         lease.share()
-    leases.replace(cast(Predictor, Closeable()))
-    leases.retire_standby()
-    assert leases.close_unused() == 0
+    versions.replace(cast(Predictor, Closeable()))
+    versions.retire_standby()
+    assert versions.close_unused() == 0
     other.release()
-    assert leases.close_unused() == 1
+    assert versions.close_unused() == 1
 
 
 def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
-    leases, stopped = leases_of(Closeable()), threading.Event()
+    versions, stopped = versions_of(Closeable()), threading.Event()
 
     def use() -> int:
         used = 0
         while not stopped.is_set():
-            with leases.lease() as predictor, leases.lease().share() as shared:
+            with versions.lease() as predictor, versions.lease().share() as shared:
                 assert not cast(Any, predictor).closed
                 assert not cast(Any, shared).closed
                 used += 1
@@ -122,8 +122,8 @@ def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(use) for _ in range(4)]
         for _ in range(2_000):
-            leases.replace(cast(Predictor, Closeable()))
-            leases.close_unused()
+            versions.replace(cast(Predictor, Closeable()))
+            versions.close_unused()
         stopped.set()
         assert all(user.result() for user in users)
 

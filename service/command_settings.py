@@ -1,0 +1,157 @@
+"""Settings of the commands that read or operate a store."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import CliImplicitFlag, CliPositionalArg
+
+from service.options import Lambda, Temperature, TopB, TopK
+from service.settings import Location, RedisSettings, ServiceSettings
+
+_PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
+
+
+def _parse_percentage(given: object) -> object:
+    """Convert text such as "5%" to a share."""
+    if not isinstance(given, str):
+        return given
+    found = _PERCENTAGE.fullmatch(given.strip())
+    share = float(found[1]) / 100 if found else 0.0
+    if not 0 < share <= 1:
+        raise ValueError("a percentage above 0% and up to 100%, such as 5%")
+    return share
+
+
+# A share in (0, 1]; as text, a percentage.
+Percentage = Annotated[float, BeforeValidator(_parse_percentage), Field(gt=0, le=1)]
+
+
+class PredictSettings(ServiceSettings):
+    """Answer one query without a server."""
+
+    text: CliPositionalArg[str] = Field(description="Text of the query")
+    version: str = Field("current", description="Version to use")
+    lambda_: Lambda | None = Field(
+        None,
+        validation_alias="lambda",
+        description="Weight of instances against labels, from 0 to 1 (default: from the bundle)",
+    )
+    temperature: Temperature | None = Field(
+        None, description="Temperature of the softmax over the retrieved keys (default: from the bundle)"
+    )
+    top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
+    top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
+    explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+
+
+class VersionsSettings(ServiceSettings):
+    """List the versions in a store, oldest first."""
+
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+
+
+class LogSettings(ServiceSettings):
+    """List all activations and rollbacks of a store, the newest last: time in UTC, generation, versions and user."""
+
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+
+
+class SwitchSettings(RedisSettings):
+    """Settings of the commands that change the current version of a store."""
+
+    sign: Path | None = Field(
+        None,
+        description="File with an Ed25519 private key in PEM format, without a passphrase; signs the activation "
+        "(default: no signature)",
+    )
+    wait: CliImplicitFlag[bool] = Field(
+        False, description="Wait until every replica serves the version; if a replica does not, fail and print its name"
+    )
+    wait_seconds: float = Field(
+        60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas (with --wait)"
+    )
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        description="Number of replicas that must serve the version (with --wait); every worker process is a replica "
+        "(default: all replicas that reported in the last minute)",
+    )
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="User, for the log (default: user and host name)"
+    )
+    why: str = Field("", max_length=1000, description="Reason, for the log")
+
+
+class ActivateSettings(SwitchSettings):
+    """Make a version current, or try it on a share of the requests."""
+
+    version: CliPositionalArg[str] = Field(description="Version from `recollect versions`")
+    canary: Percentage | None = Field(
+        None,
+        description="Share of the requests that the version answers while the current version stays, such as 5%",
+    )
+    shadow: CliImplicitFlag[bool] = Field(
+        False,
+        description="Only compare the answers of the version with those of the current version, for 10% of the "
+        "requests or for the share in --canary",
+    )
+
+
+class PromoteSettings(SwitchSettings):
+    """Make the canary the current version."""
+
+    force: CliImplicitFlag[bool] = Field(False, description="Promote even a canary that a replica stopped or refused")
+
+
+class RollbackSettings(SwitchSettings):
+    """Remove the canary; without a canary, make the version current that was current before."""
+
+
+class VerifySettings(ServiceSettings):
+    """Check a version: signature, manifest, SHA-256 of every file, and answers to its golden queries."""
+
+    version: CliPositionalArg[str] = Field(
+        description="Version from `recollect versions`, or the word current for the current version"
+    )
+
+
+class PruneSettings(RedisSettings):
+    """Remove old versions from a store.
+
+    The current version, the target of a rollback, protected versions, and versions that a replica serves or opens are
+    kept. With --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder.
+    """
+
+    keep: int = Field(ge=1, description="Number of the newest versions to keep in any case")
+    dry_run: CliImplicitFlag[bool] = Field(False, description="Print the versions to remove, but remove nothing")
+
+
+class ProtectSettings(ServiceSettings):
+    """Protect a version: `recollect prune` keeps it."""
+
+    version: CliPositionalArg[str] = Field(
+        description="Version from `recollect versions`, or the word current for the current version"
+    )
+
+
+class UnprotectSettings(ServiceSettings):
+    """Remove the protection of a version."""
+
+    version: CliPositionalArg[str] = Field(description="A protected version")
+
+
+class CopySettings(ServiceSettings):
+    """Copy a version to another store, and verify every file on the way. The copy does not become current.
+
+    A copy that was interrupted can be started again. A version that the other store contains is never overwritten.
+    """
+
+    version: CliPositionalArg[str] = Field(
+        description="Version from `recollect versions`, or the word current for the current version"
+    )
+    to: Location = Field(description="Store that receives the version: a folder, or a URL such as s3://bucket/store")

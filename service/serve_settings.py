@@ -1,0 +1,195 @@
+"""Settings of `recollect serve`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import CliImplicitFlag
+
+from service.addresses import is_loopback
+from service.errors import SettingsError
+from service.settings import Device, RedisSettings, require_strong
+
+Access = Literal["public", "key", "off"]
+
+# Largest value of --max-batch.
+MAX_BATCH = 4096
+
+_ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
+
+
+class ServeSettings(RedisSettings):
+    """Answer queries over HTTP with the current version of the store."""
+
+    verify_activations: CliImplicitFlag[bool] = Field(
+        False,
+        description="Follow only activations that are signed by one of the private keys of --verify-key, and never an "
+        "older activation than one seen before",
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
+    tls_cert: Path | None = Field(
+        None,
+        description="File with the TLS certificate and its chain in PEM format; needs --tls-key, and is loaded again "
+        "when it changes (default: no TLS)",
+    )
+    tls_key: Path | None = Field(
+        None, description="File with the private key of --tls-cert in PEM format, without a password"
+    )
+    workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="Number of threads of each worker; "
+        "each thread computes one batch of queries at a time (0 for the number of cores divided by --workers)",
+    )
+    device: Device = Field(
+        "cpu",
+        description="Device for encoding and searching: cpu; "
+        "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
+    )
+    poll_seconds: float = Field(
+        0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
+    )
+    drain_seconds: float = Field(
+        20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
+    )
+    canary_window: int = Field(
+        100, ge=10, le=100_000, description="Number of the last requests of a canary by which each replica judges it"
+    )
+    canary_max_errors: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="Maximum difference between the error rate of a canary and that of the current version; "
+        "beyond it, the canary is stopped",
+    )
+    canary_max_slowdown: float = Field(
+        2.0,
+        ge=1,
+        description="Maximum ratio between the latency of a canary (median, 95th percentile) and that of the current "
+        "version; beyond it, the canary is stopped",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Maximum number of open connections of each worker; further connections get status 503, except for "
+        "the paths /health and /metrics",
+    )
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
+    max_query_bytes: int = Field(
+        8192, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
+    )
+    max_batch: int = Field(64, ge=1, le=MAX_BATCH, description="Maximum number of queries in one request")
+    max_queue: int = Field(
+        256,
+        ge=1,
+        description="Maximum number of queries that wait for a thread, where an expensive query counts as several; "
+        "requests beyond this limit get status 503 at once",
+    )
+    max_seconds: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="Maximum seconds for the answer to a request, also if the request asks for a later deadline; "
+        "a request that takes longer gets status 504",
+    )
+    hang_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a running batch counts as hung: the process reports that it is not ready, "
+        "and is replaced 30 seconds later; more than --max-seconds",
+    )
+    encode_together: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="Maximum number of queries that are encoded together, from one or several requests",
+    )
+    cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
+    cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
+    api_keys: Path | None = Field(
+        None,
+        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND]; read again on changes (default: "
+        "requests need no API key)",
+    )
+    rate_limit: float = Field(
+        0.0,
+        ge=0,
+        description="Maximum queries a second of an API key for which the file of API keys sets no limit, where an "
+        "expensive query counts as several; "
+        "all replicas together enforce it with --redis-url, otherwise each replica enforces it alone (0 for no limit)",
+    )
+    cors_origins: str = Field(
+        "", description="Web origins whose pages may send requests, such as https://a.example,https://b.example"
+    )
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the admin interface (default: no admin interface)"
+    )
+    admin_host: str = Field(
+        "127.0.0.1", description="Address of the admin interface; an address other than loopback needs --admin-token"
+    )
+    admin_token: SecretStr | None = Field(None, description="Token for the admin interface; at least 16 characters")
+    admin_token_file: Path | None = Field(
+        None, description="File with the token for the admin interface, instead of --admin-token; read again on changes"
+    )
+    docs: Access = Field(
+        "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
+    )
+    metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
+    log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
+    access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
+
+    @property
+    def origins(self) -> list[str]:
+        """The web origins whose pages may send requests."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+
+def require_consistent(settings: ServeSettings) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        SettingsError: With the names of the settings, without secrets.
+    """
+    token, port = settings.admin_token, settings.admin_port
+    has_token = token is not None or settings.admin_token_file is not None
+    if token is not None:
+        require_strong(token.get_secret_value(), "--admin-token: expected")
+    if token is not None and settings.admin_token_file is not None:
+        raise SettingsError("--admin-token: expected only one of --admin-token and --admin-token-file, found both")
+    if has_token and port is None:
+        raise SettingsError("--admin-token: needs --admin-port, which is not set")
+    if not has_token and port is not None and not is_loopback(settings.admin_host):
+        raise SettingsError(
+            f"--admin-host {settings.admin_host}: needs --admin-token, which is not set, because other machines can "
+            "reach this address"
+        )
+    for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
+        if access == "key" and settings.api_keys is None:
+            raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
+    if settings.verify_activations and settings.verify_key is None:
+        raise SettingsError("--verify-activations: needs --verify-key, which is not set")
+    if settings.redis_secret is not None and settings.redis_url is None:
+        raise SettingsError("--redis-secret: needs --redis-url, which is not set")
+    if port and port == settings.port:
+        raise SettingsError(f"--admin-port must differ from --port (both are {port})")
+    if settings.hang_seconds <= settings.max_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a batch may run "
+            f"until the deadline of its requests; found {settings.hang_seconds:g}"
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
+        raise SettingsError(f"{given}: needs {missing}, which is not set")
+    for origin in settings.origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")
+    if settings.rate_limit and settings.api_keys is None:
+        raise SettingsError(
+            "--rate-limit: needs --api-keys, which is not set, because the limit applies to each API key"
+        )
