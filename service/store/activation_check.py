@@ -1,12 +1,17 @@
 """Checks activation records: each must be signed, and its generation must not be lower than one seen before.
 
-Otherwise a program that can write to the store could replay the record of an old version, whose signature is valid.
-The highest generation is kept in a file in the private cache, so that the check also holds after a restart.
+Otherwise a program that can write to the store could replay the record of an old version, whose signature is valid. If
+this program puts back an old ACTIVATION and an old LOG, the next activation gets a generation that was used before. So
+a record with the highest generation must also equal the record that was seen first.
+
+The highest generation and the SHA-256 of its record are kept in a file in the private cache, so that the check also
+holds after a restart.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from pathlib import Path
 
 from service.bundle.signing import VerifyKeys
@@ -50,25 +55,33 @@ class ActivationCheck:
                 f"signature; run `recollect activate {record.version} --sign PRIVATE`"
             )
         self._cache.prepare()
-        files = FolderFiles(self._cache.root)
-        if record.generation == self._highest(files):
+        files, digest = FolderFiles(self._cache.root), hashlib.sha256(record.signed_bytes()).hexdigest()
+        if (record.generation, digest) == self._highest(files):
             return
         with files.exclusive():
-            if record.generation < (highest := self._highest(files)):
+            highest, digest_of_highest = self._highest(files)
+            if record.generation < highest:
                 raise StoreError(
                     f"{self._name}: expected generation {highest} or higher, found {record.generation}: an old "
                     f"activation was put back; if you restored the store from a backup, remove {self._path}"
                 )
-            files.update(SEEN, lambda _: b"%d\n" % record.generation)
+            if record.generation == highest and digest != digest_of_highest:
+                raise StoreError(
+                    f"{self._name}: expected the activation that was seen with generation {highest}, found another one "
+                    f"with this generation; run `recollect activate {record.version} --sign PRIVATE` again"
+                )
+            files.update(SEEN, lambda _: f"{record.generation} {digest}\n".encode())
 
     @property
     def _path(self) -> Path:
         return self._cache.root / SEEN
 
-    def _highest(self, files: FolderFiles) -> int:
+    def _highest(self, files: FolderFiles) -> tuple[int, str]:
+        """The highest generation that was seen, and the SHA-256 of its record; -1 if none was seen."""
         content = files.read(SEEN)
         try:
-            return 0 if content is None else int(content)
+            generation, digest = (b"-1 none" if content is None else content).decode().split()
+            return int(generation), digest
         except ValueError:
             raise StoreError(
                 f"{self._path}: expected the highest generation of {self._name}, found other content; remove the file "

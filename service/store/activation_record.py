@@ -23,6 +23,8 @@ from service.errors import StoreError
 
 ACTIVATION, CURRENT, HISTORY = "ACTIVATION", "CURRENT", "HISTORY"
 
+# Highest generation: every JSON reader can represent it exactly.
+MAX_GENERATION = (1 << 53) - 1
 # Number of previous versions in a record. More versions would make every check of the record slower.
 _MAX_PREVIOUS = 100
 # Share of the requests that a shadow answers, unless the operator chooses another.
@@ -79,7 +81,7 @@ class ActivationRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     format_version: Literal[1] = 1
-    generation: int = Field(ge=0, lt=1 << 53)
+    generation: int = Field(ge=0, le=MAX_GENERATION)
     version: Version
     replaced: Version | None = None
     previous: tuple[Version, ...] = ()
@@ -207,6 +209,11 @@ def _next(
     why: str,
     canary: Canary | None = None,
 ) -> ActivationRecord:
+    if before and before.generation == MAX_GENERATION:
+        raise StoreError(
+            f"{ACTIVATION}: expected a generation below {MAX_GENERATION}, found the highest one, which no activation "
+            f"can follow: another program wrote it; remove the wrong content from {ACTIVATION} and LOG"
+        )
     return ActivationRecord(
         generation=before.generation + 1 if before else 1,
         version=version,

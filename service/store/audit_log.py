@@ -11,7 +11,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.store.activation_record import ActivationRecord, Canary, Version
+from service.store.activation_record import MAX_GENERATION, ActivationRecord, Canary, Version
 
 LOG = "LOG"
 
@@ -22,7 +22,7 @@ class LogEntry(BaseModel):
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     at: datetime
-    generation: int = Field(ge=1)
+    generation: int = Field(ge=1, le=MAX_GENERATION)
     action: str
     from_: Version | None = Field(alias="from", description="the version that was current before")
     to: Version = Field(description="the version that became current")

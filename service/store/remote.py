@@ -122,18 +122,22 @@ class RemoteStore(Store):
         """Remove a published version if it is unused.
 
         An object store has no lock. So the manifest is removed first, which withdraws the version. If another process
-        has activated or protected the version meanwhile, the manifest is written again.
+        has activated or protected the version meanwhile, or this cannot be found out, the manifest is written again.
         """
         folder = f"bundles/{check_version(version)}"
         manifest = self._remote.read(f"{folder}/{MANIFEST}")
         if manifest is None or not is_unused():
             return False
         self._remote.delete(f"{folder}/{MANIFEST}")
-        if not is_unused():
-            self._remote.write(f"{folder}/{MANIFEST}", manifest)
-            return False
-        self._remove_files(folder)
-        return True
+        unused = False
+        try:
+            unused = is_unused()
+        finally:  # also if the function fails, because the version may be in use
+            if not unused:
+                self._remote.write(f"{folder}/{MANIFEST}", manifest)
+        if unused:
+            self._remove_files(folder)
+        return unused
 
     def remove_abandoned(self) -> None:
         """Remove the files of uploads and removals that were interrupted.

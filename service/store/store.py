@@ -202,14 +202,17 @@ class Store:
         return self._copies.open(version, pause, share_with)
 
     def accepts(self, bundle: Bundle) -> bool:
-        """Whether one of the present public keys accepts the signature of an open bundle."""
+        """Whether one of the present public keys accepts the signature of an open bundle.
+
+        Another process may have replaced the copy on the disk by another bundle with the same name. The signature of
+        that bundle says nothing about the open one.
+        """
         if self.verify_keys is None:
             return True
         try:
-            self._verification.read_manifest(bundle.folder, bundle.manifest.version)
+            return self._verification.read_manifest(bundle.folder, bundle.manifest.version) == bundle.manifest
         except BundleError:
             return False
-        return True
 
     def close(self) -> None:
         """Stop a copy in progress with an error, so that the service can shut down."""

@@ -1,11 +1,26 @@
-"""Writes logs to stderr: one event a line, as JSON, or as aligned text on a terminal."""
+"""Writes logs to stderr: one event a line, as JSON, or as aligned text on a terminal.
+
+A log line that cannot be written is lost, for example because the disk is full or the program that reads the log has
+exited. The error would otherwise end a background thread, or fail a request.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
 import structlog
+
+
+class _Logger(structlog.WriteLogger):
+    """Writes each log line with one write, because workers share the stream."""
+
+    def msg(self, message: str) -> None:
+        with contextlib.suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warning = error = critical = msg
 
 
 def configure_logs() -> None:
@@ -26,9 +41,7 @@ def configure_logs() -> None:
     structlog.configure(
         processors=[*shared, *tracebacks, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(
-            sys.stderr
-        ),  # one write for each line, because workers share the stream
+        logger_factory=lambda *_: _Logger(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
     formatted = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tracebacks, renderer]

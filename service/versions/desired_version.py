@@ -27,8 +27,8 @@ class DesiredVersion:
             StoreError: If the record is damaged, or older than the record read before.
             OSError: If the store cannot be read.
         """
-        record = self._store.activation()
-        with self._lock:
+        with self._lock:  # also while the store is read, otherwise a slow thread would compare an outdated record
+            record = self._store.activation()
             if record is not None:
                 self._require_newer(record)
                 self._last = record

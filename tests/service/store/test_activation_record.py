@@ -235,6 +235,18 @@ def test_removed_record_does_not_lower_the_generation_of_the_next_activation(sto
     assert state(store) == (3, "C")
 
 
+def test_highest_generation_is_reported_and_a_higher_one_in_the_log_is_ignored(store: Store) -> None:
+    store.activate("A")
+    line = json.loads((store.root / "LOG").read_bytes())
+    (store.root / "LOG").write_text(json.dumps(line | {"generation": 10**30}) + "\n")
+    assert store.activate("B").generation == 2
+    record = json.loads((store.root / "ACTIVATION").read_bytes())
+    (store.root / "ACTIVATION").write_text(json.dumps(record | {"generation": 2**53 - 1}))
+    with pytest.raises(StoreError, match="ACTIVATION: expected a generation below 9007199254740991, found the highest"):
+        store.activate("C")
+    assert state(store) == (2**53 - 1, "B")
+
+
 def test_record_keeps_fields_of_a_later_release_and_its_signed_bytes_cover_them() -> None:
     text = '{"generation": 1, "version": "A", "later": {"b": 1, "a": 2}, "signature": "s"}'
     record = ActivationRecord.model_validate_json(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import shutil
@@ -129,6 +130,13 @@ def test_version_that_was_published_anew_is_copied_again(
     shutil.rmtree(store.path("A"))
     sign_manifest(write_bundle(store.bundles / "A", "A", metrics={}), read_signing_key(keys.private))
     assert store.open("A").manifest.metrics == {}
+
+
+def test_open_bundle_is_not_accepted_by_the_signature_of_another_bundle_with_its_name(store: Store) -> None:
+    bundle = store.open("A")
+    assert store.accepts(bundle)
+    replaced = bundle.manifest.model_copy(update={"created": bundle.manifest.created.replace(year=1999)})
+    assert not store.accepts(dataclasses.replace(bundle, manifest=replaced))
 
 
 def test_old_copies_are_removed_but_not_the_current_version_and_the_versions_opened_last(

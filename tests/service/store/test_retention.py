@@ -15,7 +15,7 @@ import pytest
 import recollect
 from service.bundle.files import MANIFEST
 from service.bundle.manifest import Manifest
-from service.errors import StoreError
+from service.errors import RedisError, StoreError
 from service.redis_client import RedisClient
 from service.storage.object_folder import ObjectFolder
 from service.store import remote
@@ -127,6 +127,22 @@ def test_version_in_a_bucket_that_becomes_used_during_its_removal_is_published_a
         return store.versions() == ["A", "B"]
 
     assert not store.remove("A", is_unused)
+    assert store.open("A").manifest.version == "A"
+
+
+def test_version_in_a_bucket_is_published_again_if_its_use_cannot_be_found_out_during_its_removal(
+    url: str, bundles: Path, tmp_path: Path
+) -> None:
+    store = open_store(url, None, tmp_path / "cache")
+    publish(store, bundles / "A", "A")
+
+    def is_unused() -> bool:
+        if store.versions() == ["A"]:
+            return True
+        raise RedisError("Redis does not answer")
+
+    with pytest.raises(RedisError):
+        store.remove("A", is_unused)
     assert store.open("A").manifest.version == "A"
 
 

@@ -15,6 +15,7 @@ from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.errors import KeyFileError, StoreError
 from service.store.activation_check import SEEN
 from service.store.activation_record import ACTIVATION
+from service.store.audit_log import LOG
 from service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import Server, copy_store, serving
@@ -135,9 +136,24 @@ def test_replayed_activation_is_refused_also_after_a_restart(
         with pytest.raises(StoreError, match=message):
             store.current()
     (seen,) = tmp_path.glob(f"cache/*/{SEEN}")
-    assert (seen.read_text(), seen.parent.stat().st_mode & 0o077) == ("3\n", 0)
+    assert (seen.read_text().split()[0], seen.parent.stat().st_mode & 0o077) == ("3", 0)
     writer.activate("D")  # the log still contains generation 3
     assert running.current() == "D"
+
+
+def test_second_record_with_the_highest_generation_is_refused_also_after_a_restart(
+    writer: Store, replica: Callable[[], Store]
+) -> None:
+    before = {name: (writer.root / name).read_bytes() for name in (ACTIVATION, LOG)}
+    writer.activate("B")
+    assert replica().current() == "B"
+    for name, content in before.items():  # another program puts the files back, and the operator activates C
+        (writer.root / name).write_bytes(content)
+    assert writer.activate("C").generation == 2
+    with pytest.raises(StoreError, match="expected the activation that was seen with generation 2, found another one"):
+        replica().current()
+    writer.activate("C")
+    assert replica().current() == "C"
 
 
 def test_damaged_file_of_the_highest_generation_is_reported(

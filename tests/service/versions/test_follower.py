@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from service.errors import InsufficientMemoryError, NotServedError, StoreError
+from service.store.activation_record import ActivationRecord
 from service.store.store import Store
 from service.telemetry.metrics import Metrics
 from service.versions.activation import Activation
@@ -169,6 +170,35 @@ def test_record_with_the_same_generation_and_another_version_is_refused(store: P
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": "v5"}))
     with pytest.raises(StoreError, match="expected v3 for generation 1, found v5; run `recollect activate`"):
         desired.read()
+
+
+def test_record_that_is_read_while_another_thread_reads_a_newer_one_is_no_step_backwards(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Store(store)
+    desired, read, newer_was_read = DesiredVersion(opened), opened.activation, threading.Event()
+
+    def read_slowly() -> ActivationRecord | None:
+        record = read()
+        if threading.current_thread().name == "slow":
+            started.set()
+            newer_was_read.wait(0.2)
+        return record
+
+    def read_in_thread() -> None:
+        with contextlib.suppress(StoreError):
+            found.append(desired.read())
+
+    started, found = threading.Event(), list[ActivationRecord | None]()
+    monkeypatch.setattr(opened, "activation", read_slowly)
+    thread = threading.Thread(target=read_in_thread, name="slow")
+    thread.start()
+    assert started.wait(PATIENCE_SECONDS)
+    Store(store).activate("v5")
+    newer = desired.read()
+    newer_was_read.set()
+    thread.join()
+    assert [record.version for record in (*found, newer) if record] == ["v3", "v5"]
 
 
 def test_replica_that_cannot_open_the_current_version_does_not_start_and_changes_nothing(store: Path) -> None:
