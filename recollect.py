@@ -315,7 +315,9 @@ def _overview() -> str:
 
 
 def _write(stream: typing.TextIO, message: str) -> None:
-    print(message, file=stream)  # noqa: T201
+    """Print a message. Control characters are escaped, because they could change the terminal's state."""
+    escaped = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
+    print(escaped, file=stream)  # noqa: T201
 
 
 # ---- Shared by both ----

@@ -227,6 +227,8 @@ def _activation(settings: SwitchSettings) -> Activation:
 
 def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
     if settings.wait:
+        if "://" in str(settings.store) and settings.redis_url is None and settings.replicas is None:
+            _print_error("without --redis-url, only the replicas of this machine are seen; use --redis-url")
         for report in activation.wait(record, settings.wait_seconds, settings.replicas):
             trial = f", and {record.canary.version} as {record.canary}" if record.canary else ""
             _print_error(f"{report.replica} serves {report.version}{trial}")
@@ -243,9 +245,13 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def _print_line(line: str) -> None:
-    """Print a line. Control characters are escaped, because they could change the terminal's state."""
-    print("".join(each if each.isprintable() else repr(each)[1:-1] for each in line))  # noqa: T201
+    print(_escaped(line))  # noqa: T201
 
 
 def _print_error(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201
+    print(_escaped(line), file=sys.stderr)  # noqa: T201
+
+
+def _escaped(line: str) -> str:
+    """Escape control characters, because they could change the terminal's state."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)

@@ -30,6 +30,8 @@ _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
 _WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
+# Minimum time between two messages that are handled: a flood of messages must not keep the replicas busy.
+_MESSAGE_SECONDS = 0.1
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
 # connections is limited.
 _MAX_CONCURRENT_CALLS = 50
@@ -142,6 +144,7 @@ class RedisClient:
                     while not stopped():
                         if subscription.get_message(timeout=_BACKOFF_SECONDS) is not None:
                             on_message()
+                            time.sleep(_MESSAGE_SECONDS)
             except (redis.RedisError, OSError, ValueError):  # ValueError: the client was closed during the call
                 time.sleep(_BACKOFF_SECONDS)  # `execute` logs this failure
 

@@ -217,5 +217,6 @@ def create_admin(
 
 
 def _author(body: SwitchRequest, request: Request) -> str:
-    """The user for the log: as the request names it, or the address of the client."""
-    return body.by or f"admin API, {request.client.host if request.client else 'unknown client'}"
+    """The user for the log: the name in the request, and the address of the client."""
+    client = f"admin API, {request.client.host if request.client else 'unknown client'}"
+    return f"{body.by} ({client})" if body.by else client

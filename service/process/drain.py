@@ -26,7 +26,9 @@ log = structlog.get_logger(__name__)
 # If no request arrives for this time, all load balancers have seen that this process is not ready.
 _QUIET_SECONDS = 0.5
 # After the deadline: the time to send the last answers, and the time until the process exits.
-_LAST_ANSWERS_SECONDS, _EXIT_SECONDS = 0.3, 1.0
+_LAST_ANSWERS_SECONDS, _EXIT_SECONDS = 0.3, 0.7
+# Maximum time to remove the report of this replica before the process exits.
+_WITHDRAW_SECONDS = 0.3
 
 
 async def serve_until(
@@ -43,7 +45,7 @@ async def serve_until(
     if not stopping.done():
         await asyncio.gather(*serving)
         return
-    with _exit_after(drain_seconds + _EXIT_SECONDS):
+    with _exit_after(drain_seconds + _EXIT_SECONDS, model_manager):
         await _drain(servers, model_manager, batcher, drain_seconds)
         await asyncio.gather(*serving)
 
@@ -76,12 +78,13 @@ async def _drain(servers: list[UvicornServer], model_manager: ModelManager, batc
 
 
 @contextlib.contextmanager
-def _exit_after(seconds: float) -> Iterator[None]:
+def _exit_after(seconds: float, model_manager: ModelManager) -> Iterator[None]:
     """End this process with status 0 if the block takes longer: nothing can end a thread that computes."""
 
     def exit_now() -> None:
         log.warning("stopped_during_work", seconds=seconds)
         sys.stdout.flush()
+        model_manager.withdraw(_WITHDRAW_SECONDS)
         os._exit(0)  # a normal exit would unload libraries that the threads still use
 
     timer = threading.Timer(seconds, exit_now)

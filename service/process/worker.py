@@ -41,6 +41,8 @@ from service.versions.replicas import replicas_of
 
 log = structlog.get_logger(__name__)
 
+# Maximum time to remove the report of a replica that stops before its first version is open.
+_WITHDRAW_SECONDS = 1.0
 # Several batches run at the same time, so each batch uses only one thread in the encoder and one in faiss.
 _THREADS_PER_BATCH = 1
 
@@ -172,6 +174,7 @@ async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> Non
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not opening.done():
+        model_manager.withdraw(_WITHDRAW_SECONDS)
         exit_at_once()
     await opening
 

@@ -131,7 +131,8 @@ class CachedBundles:
             manifest = self._copy_manifest(version, folder)
             if not again and self._cache.contains(version, (folder / MANIFEST).read_bytes()):
                 return False
-            self._cache.remove_old(keep=(version, self._current()))
+            with contextlib.suppress(StoreError):  # if the current version is unknown, no copy is removed
+                self._cache.remove_old(keep=(version, self._current()))
             remaining = manifest.size_bytes
             for name, file in manifest.files.items():
                 self._copy_file(f"bundles/{version}/{name}", folder / name, file.size, remaining, pause)

@@ -208,7 +208,8 @@ class DesiredState:
                 raise
             before = None
         if before is None:
-            return ActivationRecord(generation=entries[-1].generation, version=entries[-1].to) if entries else None
+            last = max(entries, key=lambda entry: entry.generation, default=None)
+            return ActivationRecord(generation=last.generation, version=last.to) if last else None
         self._append_to_log(before)
         return before.model_copy(update={"generation": max(before.generation, last_generation(entries))})
 

@@ -103,8 +103,15 @@ class Store:
             StoreError: If the record is damaged, or `require_signed_activations` was called and the record is refused.
         """
         record = self._state.record()
-        if record is not None and self._activation_check is not None:
+        if record is None or self._activation_check is None:
+            return record
+        try:
             self._activation_check.check(record)
+        except StoreError:
+            # Another process of this machine may have seen a newer record between the two steps.
+            record = self._state.record()
+            if record is not None:
+                self._activation_check.check(record)
         return record
 
     def require_signed_activations(self) -> None:
@@ -202,13 +209,10 @@ class Store:
         return self._copies.open(version, pause, share_with)
 
     def accepts(self, bundle: Bundle) -> bool:
-        """Whether one of the present public keys accepts the signature of an open bundle.
+        """Whether an open bundle is still the published one, and one of the present public keys accepts its signature.
 
-        Another process may have replaced the copy on the disk by another bundle with the same name. The signature of
-        that bundle says nothing about the open one.
+        Another process may have replaced the folder by another bundle with the same name.
         """
-        if self.verify_keys is None:
-            return True
         try:
             return self._verification.read_manifest(bundle.folder, bundle.manifest.version) == bundle.manifest
         except BundleError:

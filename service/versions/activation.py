@@ -124,7 +124,7 @@ class Activation:
                 raise NotServedError(
                     f"{record.version} is current; stopped waiting for the replicas, because this service stops"
                 )
-            none_runs = not rollout.names and replicas is None
+            none_runs = not rollout.known and replicas is None
             if rollout.failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
                 raise error or NotServedError(rollout.describe())
             time.sleep(_POLL_SECONDS)
@@ -165,6 +165,7 @@ class _Rollout:
     """The replicas that must serve the version of a record, and their reports.
 
     Attributes:
+        known: Whether a replica has been seen.
         names: The replicas that reported since the beginning, except replicas that stopped regularly.
         serving: The reports of the replicas that serve the version.
     """
@@ -175,12 +176,14 @@ class _Rollout:
         self._reports: dict[str, Report | None] = {}
         self._lost_since: dict[str, float] = {}
         self._draining: set[str] = set()
+        self.known = False
         self.names: set[str] = set()
         self.serving: list[Report] = []
 
     def update(self, seen: list[Seen]) -> None:
         """Process the newest reports."""
         now = time.monotonic()
+        self.known = self.known or bool(seen)
         self._reports = {each.replica: each.report for each in seen}
         self._draining |= {name for name, report in self._reports.items() if report and report.state == "draining"}
         self.names = (self.names | self._reports.keys()) - self._draining

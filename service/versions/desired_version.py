@@ -52,7 +52,8 @@ class DesiredVersion:
         if record.generation < last.generation:
             raise StoreError(
                 f"{self._store.name}: expected generation {last.generation} or a later one, found generation "
-                f"{record.generation} ({record.version}); run `recollect activate`"
+                f"{record.generation} ({record.version}); run `recollect activate`, or restart the replicas if the "
+                "store was restored from a backup"
             )
         if record.generation > 0 and record.version != last.version:  # generation 0: CURRENT is written by hand
             raise StoreError(

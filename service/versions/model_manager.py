@@ -82,9 +82,16 @@ class ModelManager:
     def drain(self) -> None:
         """Report "not ready" and stop swapping versions; requests are still answered."""
         self.versions.draining = True
-        self._metrics.ready.set(0)
         self._follower.drain()
+        self._metrics.ready.set(0)
         self._reporter.draining()
+
+    def withdraw(self, seconds: float) -> None:
+        """Remove this replica from the registry within this time, before the process ends at once.
+
+        Otherwise `activate --wait` would count this replica as killed.
+        """
+        self._reporter.withdraw(seconds)
 
     def close(self) -> None:
         """Stop the background threads, and remove this replica from the registry."""

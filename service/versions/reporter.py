@@ -43,6 +43,12 @@ class Reporter:
         with contextlib.suppress(OSError):
             self._replicas.leave()
 
+    def withdraw(self, seconds: float) -> None:
+        """As `stop`, but wait at most this time, because the process ends at once."""
+        stopping = threading.Thread(target=self.stop, name="follow-withdraw", daemon=True)
+        stopping.start()
+        stopping.join(seconds)
+
     def opening(self, record: ActivationRecord) -> None:
         self._change("opening", record.generation)
 
@@ -70,8 +76,8 @@ class Reporter:
         with self._lock:
             self._state, self._generation, self._refused = state, generation, refused
             shown: State = "draining" if self._draining else state
-        for each in get_args(State):
-            self._metrics.replica_state.labels(each).set(each == shown)
+            for each in get_args(State):
+                self._metrics.replica_state.labels(each).set(each == shown)
         self._thread.wake()
 
     def _report(self) -> None:
