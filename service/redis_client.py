@@ -121,9 +121,9 @@ class RedisClient:
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
         """
-        if time.monotonic() < self._requests.skip_until:
-            raise RedisError(self._requests.problem)
+        self._require_no_recent_failure()
         async with self._call_slots:
+            self._require_no_recent_failure()  # again, because a call may have failed during the wait for a slot
             try:
                 answer = await _within(_REQUEST_SECONDS, command(self._async_client))
             except redis.ResponseError as error:
@@ -148,6 +148,15 @@ class RedisClient:
     async def close(self) -> None:
         self._sync_client.close()
         await self._async_client.aclose()
+
+    def _require_no_recent_failure(self) -> None:
+        """Skip a Redis call of a request for one second after a failure.
+
+        Raises:
+            RedisError: If a call failed less than a second ago.
+        """
+        if time.monotonic() < self._requests.skip_until:
+            raise RedisError(self._requests.problem)
 
     def _record_refusal(self, error: redis.ResponseError) -> RedisError:
         """Redis answers, but refuses a command, because its memory is full or the user lacks a permission.
