@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
 # A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
 _WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
+# The weight of a part that ends late. With 0, every request would wait for the longest time if Redis is down while the
+# event loop is busy.
+_LATE_PART = 0.25
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -193,22 +196,22 @@ class RedisClient:
 
 
 async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
-    """Wait for an answer of Redis for so many seconds, not counting the time during which the event loop is busy.
+    """Wait for an answer of Redis for so many seconds, or longer while the event loop is busy.
 
-    The wait consists of short parts. A part that ends late does not count: the loop was busy, and has not yet read
-    the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
+    The wait consists of short parts. A part that ends late counts as a quarter: the loop was busy, and has perhaps not
+    yet read the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
 
     Raises:
         TimeoutError: If Redis does not answer in time.
     """
     call, loop = asyncio.ensure_future(answer), asyncio.get_running_loop()
-    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0
+    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0.0
     try:
         while waited < _WAIT_PARTS and (start := loop.time()) < latest:
             await asyncio.wait([call], timeout=part)
             if call.done():
                 return call.result()
-            waited += loop.time() - start < 1.5 * part
+            waited += 1 if loop.time() - start < 1.5 * part else _LATE_PART
         raise TimeoutError
     finally:
         if not call.done():

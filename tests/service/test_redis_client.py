@@ -148,6 +148,23 @@ def test_busy_event_loop_does_not_make_a_healthy_redis_count_as_down(redis_serve
     asyncio.run(ask())
 
 
+def test_request_waits_only_a_limited_time_for_redis_while_the_event_loop_is_busy(redis_server: RedisServer) -> None:
+    async def ask() -> int:
+        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
+        redis_server.suspend()
+        call, busy = asyncio.ensure_future(client.execute_async(lambda connection: connection.ping())), 0
+        while not call.done():
+            time.sleep(0.01)  # longer than a part of the wait
+            await asyncio.sleep(0)
+            busy += 1
+        assert isinstance(call.exception(), RedisError)
+        redis_server.resume()
+        await client.close()
+        return busy
+
+    assert asyncio.run(ask()) < 150  # with waits that end late not counted: about 500
+
+
 def test_requests_that_wait_for_a_connection_make_no_call_after_the_first_failure(redis_server: RedisServer) -> None:
     calls = 0
 
