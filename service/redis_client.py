@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
 # A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
 _WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
+# The weight of a part that ends late. With 0, every request would wait for the longest time if Redis is down while the
+# event loop is busy.
+_LATE_PART = 0.25
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Minimum time between two messages that are handled: a flood of messages must not keep the replicas busy.
@@ -123,9 +126,9 @@ class RedisClient:
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
         """
-        if time.monotonic() < self._requests.skip_until:
-            raise RedisError(self._requests.problem)
+        self._require_no_recent_failure()
         async with self._call_slots:
+            self._require_no_recent_failure()  # again, because a call may have failed during the wait for a slot
             try:
                 answer = await _within(_REQUEST_SECONDS, command(self._async_client))
             except redis.ResponseError as error:
@@ -151,6 +154,15 @@ class RedisClient:
     async def close(self) -> None:
         self._sync_client.close()
         await self._async_client.aclose()
+
+    def _require_no_recent_failure(self) -> None:
+        """Skip a Redis call of a request for one second after a failure.
+
+        Raises:
+            RedisError: If a call failed less than a second ago.
+        """
+        if time.monotonic() < self._requests.skip_until:
+            raise RedisError(self._requests.problem)
 
     def _record_refusal(self, error: redis.ResponseError) -> RedisError:
         """Redis answers, but refuses a command, because its memory is full or the user lacks a permission.
@@ -187,22 +199,22 @@ class RedisClient:
 
 
 async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
-    """Wait for an answer of Redis for so many seconds, not counting the time during which the event loop is busy.
+    """Wait for an answer of Redis for so many seconds, or longer while the event loop is busy.
 
-    The wait consists of short parts. A part that ends late does not count: the loop was busy, and has not yet read
-    the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
+    The wait consists of short parts. A part that ends late counts as a quarter: the loop was busy, and has perhaps not
+    yet read the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
 
     Raises:
         TimeoutError: If Redis does not answer in time.
     """
     call, loop = asyncio.ensure_future(answer), asyncio.get_running_loop()
-    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0
+    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0.0
     try:
         while waited < _WAIT_PARTS and (start := loop.time()) < latest:
             await asyncio.wait([call], timeout=part)
             if call.done():
                 return call.result()
-            waited += loop.time() - start < 1.5 * part
+            waited += 1 if loop.time() - start < 1.5 * part else _LATE_PART
         raise TimeoutError
     finally:
         if not call.done():

@@ -101,8 +101,8 @@ class ServeSettings(RedisSettings):
         60.0,
         gt=0,
         le=3600,
-        description="Seconds after which a running batch counts as hung: the process reports that it is not ready, "
-        "and is replaced 30 seconds later; more than --max-seconds",
+        description="Seconds after which one block of a batch counts as hung: the process reports that it is not "
+        "ready, and is replaced 30 seconds later; more than --max-seconds",
     )
     encode_together: int = Field(
         32,
@@ -180,8 +180,8 @@ def require_consistent(settings: ServeSettings) -> None:
         raise SettingsError(f"--admin-port must differ from --port (both are {port})")
     if settings.hang_seconds <= settings.max_seconds:
         raise SettingsError(
-            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a batch may run "
-            f"until the deadline of its requests; found {settings.hang_seconds:g}"
+            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a request may "
+            f"wait so long for one block of its batch; found {settings.hang_seconds:g}"
         )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")

@@ -33,6 +33,8 @@ from service.versions.open_versions import OpenVersions
 # Maximum number of lists, objects and fields in a body; a valid body has fewer than twenty. Parsing a megabyte of
 # nested lists would block the event loop for half a second, and an error for each of 100,000 unknown fields for 0.3 s.
 _MAX_MEMBERS = 1_000
+# All bytes that neither begin a member nor limit a string.
+_OTHER_BYTES = bytes(set(range(256)) - set(b'[{:"'))
 
 # A user or a session: while there is a canary, requests with equal keys get the same version.
 _KEY_HEADER = "X-Request-Key"
@@ -213,7 +215,11 @@ def _has_many_members(body: bytes) -> bool:
     """Whether the body has too many brackets and colons outside strings."""
     if _count_members(body) <= _MAX_MEMBERS:
         return False
-    return _count_members(b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])) > _MAX_MEMBERS
+    marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHER_BYTES)
+    # After the removal of empty pairs of quotation marks, there is a member between two strings. So a few pieces show
+    # whether there are too many members. Splitting a megabyte of quotation marks would block the event loop for 100 ms.
+    pieces = marks.replace(b'""', b"").split(b'"', 2 * _MAX_MEMBERS + 4)
+    return _count_members(b"".join(pieces[::2])) > _MAX_MEMBERS
 
 
 def _count_members(text: bytes) -> int:

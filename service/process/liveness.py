@@ -1,9 +1,9 @@
 """Liveness: a process whose event loop or batcher hangs is replaced.
 
-The event loop sends a heartbeat every second. The heartbeats stop while the loop is blocked, and while a batch runs
-longer than --hang-seconds: a thread cannot be ended, so only a new process computes with all threads again. After 30
-seconds without a heartbeat, the supervisor kills and replaces the process. A process without a supervisor ends itself
-with status 1, so that the platform starts it again.
+The event loop sends a heartbeat every second. The heartbeats stop while the loop is blocked, and while a block of a
+batch takes longer than --hang-seconds: a thread cannot be ended, so only a new process computes with all threads again.
+After 30 seconds without a heartbeat, the supervisor kills and replaces the process. A process without a supervisor ends
+itself with status 1, so that the platform starts it again.
 """
 
 from __future__ import annotations

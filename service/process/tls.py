@@ -62,7 +62,7 @@ class Tls:
                 raise SettingsError(f"{flag} {path}: expected a file in PEM format, found: {error.strerror}") from None
         try:
             context.load_cert_chain(self._certificate, self._key, _no_password)
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:  # OSError: also if a file is removed after it was read above
             reason = getattr(error, "reason", None) or "no PEM block"
             raise SettingsError(
                 f"--tls-cert {self._certificate}, --tls-key {self._key}: expected a certificate and its private key "

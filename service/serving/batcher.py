@@ -88,10 +88,10 @@ class _Job:
 
 @dataclass(eq=False)
 class _Batch:
-    """The jobs that a thread computes, and the time at which it took them from the queue."""
+    """The jobs that a thread computes, and the time at which it began the present block of the computation."""
 
     jobs: list[_Job]
-    taken: float = field(default_factory=time.monotonic)
+    block_began: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
@@ -103,7 +103,7 @@ class Batcher:
             request that would exceed it is refused.
         max_together: Maximum number of queries in one batch; a single larger request is computed alone.
         metrics: Records the length of the queue and the sizes of batches.
-        hang_seconds: A batch that runs longer than this hangs.
+        hang_seconds: A batch hangs if one block of its computation takes longer than this.
     """
 
     def __init__(
@@ -168,9 +168,13 @@ class Batcher:
 
     @property
     def hung(self) -> bool:
-        """Whether a batch runs longer than it may; the process must then be replaced, because a thread cannot end."""
+        """Whether a block of a batch takes longer than it may.
+
+        The process must then be replaced, because a thread cannot end. The time of the whole batch does not count:
+        equal requests can join the batch, so that it runs on after the deadline of the first request.
+        """
         now = time.monotonic()
-        return any(now - batch.taken > self._hang_seconds for batch in [*self._running])
+        return any(now - batch.block_began > self._hang_seconds for batch in [*self._running])
 
     def submit(
         self, lease: Lease, queries: Sequence[str], options: AnswerOptions, convert: Callable[[Answers], Result]
@@ -225,7 +229,7 @@ class Batcher:
             return False
         try:
             for jobs in _by_version(batch.jobs):
-                self._compute(jobs)
+                self._compute(batch, jobs)
         finally:
             with self._lock:
                 self._running.remove(batch)
@@ -280,13 +284,14 @@ class Batcher:
         if self._joinable.get(job.key) is job:
             del self._joinable[job.key]
 
-    def _compute(self, jobs: list[_Job]) -> None:
+    def _compute(self, batch: _Batch, jobs: list[_Job]) -> None:
         """Compute the requests of one version together.
 
         If this fails, compute each request alone, so that one bad request does not fail the others.
         """
 
-        def stop_if_abandoned() -> None:
+        def begin_block() -> None:
+            batch.block_began = time.monotonic()
             if all(job.abandoned for job in jobs):
                 raise _AbandonedError
 
@@ -294,12 +299,12 @@ class Batcher:
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
             requests = [(job.queries, job.options) for job in jobs]
-            answers = jobs[0].lease.predictor.predict_together(requests, stop_if_abandoned)
+            answers = jobs[0].lease.predictor.predict_together(requests, begin_block)
             results = [job.result(answered, started) for job, answered in zip(jobs, answers, strict=True)]
         except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             if len(jobs) > 1 and not isinstance(error, _AbandonedError):
                 for job in jobs:
-                    self._compute([job])
+                    self._compute(batch, [job])
                 return
             results = [_as_exception(error)] * len(jobs)
         with self._lock:

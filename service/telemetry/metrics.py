@@ -67,7 +67,9 @@ class Metrics:
             "coalesced_total", "Number of requests that waited for the answer of an equal request in progress."
         )
         self.batcher_hung = gauge(
-            "batcher_hung", "Number of workers with a batch that runs longer than --hang-seconds.", "livesum"
+            "batcher_hung",
+            "Number of workers with a batch of which one block takes longer than --hang-seconds.",
+            "livesum",
         )
         self.cache_requests = counter(
             "cache_requests_total", "Number of queries that were looked up in the answer cache.", "tier", "outcome"

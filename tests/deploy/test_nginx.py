@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
 def test_nginx_accepts_the_configuration_file(tmp_path: Path) -> None:
     conf = write_nginx_conf(tmp_path, "127.0.0.1:8080", ("127.0.0.1:8001", "127.0.0.1:8002"))
     run_tool("nginx", "-e", "stderr", "-p", tmp_path, "-t", "-c", conf)
+
+
+def test_nginx_waits_longer_for_an_answer_than_the_service_allows(tmp_path: Path) -> None:
+    conf = write_nginx_conf(tmp_path, "127.0.0.1:8080", ("127.0.0.1:8001", "127.0.0.1:8002")).read_text()
+    (seconds,) = re.findall(r"^ *proxy_read_timeout (\d+)s;$", conf, re.MULTILINE)
+    assert int(seconds) > ServeSettings.model_fields["max_seconds"].default
 
 
 def test_nginx_sends_requests_to_both_replicas_over_persistent_connections(

@@ -67,6 +67,8 @@ HOSTILE = {
     "objects": ("/predict", b'{"query":"x","y":[' + repeated(b'{"":0}') + b"]}"),
     "unknown fields": ("/predict", b"{" + b",".join(b'"%x":1' % number for number in range(95_000)) + b"}"),
     "one field again and again": ("/predict", b'{"query":"x",' + repeated(b'"top_k":3') + b"}"),
+    "quotation marks": ("/predict", b'{"query":"' + b":" * 2_000 + b'"' * (MEGABYTE - 3_000) + b"}"),
+    "short strings with colons": ("/predict", b'{"query":"x",' + repeated(b'":":":"') + b"}"),
     "long number": ("/predict", b'{"query":"x","lambda":0e' + b"9" * MEGABYTE + b"x}"),
 }
 
@@ -82,6 +84,7 @@ def test_brackets_and_colons_inside_strings_do_not_count_as_members_of_the_body(
     query = '{"a": ["b", "c\\\\"]}: ' * 100
     assert client.post("/predict", json={"query": query}).status_code == 200
     assert client.post("/predict/batch", json={"queries": [query] * 64, "deny": ["\\", '"']}).status_code == 200
+    assert client.post("/predict", json={"query": "x", "deny": [":", "", "[["] * 20_000}).status_code == 200
 
 
 def test_query_over_the_size_limit_gets_413_and_the_message_states_limit_and_size(client: httpx.Client) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -410,6 +411,31 @@ def test_batcher_hangs_while_a_batch_runs_longer_than_it_may(start_batcher: Any)
         assert not batcher.hung
 
     asyncio.run(ask())
+
+
+def test_batch_does_not_hang_while_it_goes_on_to_further_blocks(
+    start_batcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, hung = [0.0], []
+    monkeypatch.setattr("service.serving.batcher.time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=float))
+
+    async def ask() -> None:
+        gate, batcher = Gate(), start_batcher(hang_seconds=60)
+
+        def predict_together(requests: Any, checkpoint: Callable[[], None]) -> list[Answers]:
+            for _ in range(3):
+                now[0] += 50
+                hung.append(batcher.hung)
+                checkpoint()
+            now[0] += 70
+            hung.append(batcher.hung)
+            return [Answers([answer("long")], {})]
+
+        monkeypatch.setattr(gate, "predict_together", predict_together)
+        assert await batcher.submit(gate.lease(), ["long"], OPTIONS, best_uids) == ["long"]
+
+    asyncio.run(ask())
+    assert hung == [False, False, False, True]
 
 
 def test_time_in_the_queue_of_a_dropped_request_is_measured(start_batcher: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -145,6 +146,43 @@ def test_busy_event_loop_does_not_make_a_healthy_redis_count_as_down(redis_serve
         await client.close()
 
     asyncio.run(ask())
+
+
+def test_request_waits_only_a_limited_time_for_redis_while_the_event_loop_is_busy(redis_server: RedisServer) -> None:
+    async def ask() -> int:
+        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
+        redis_server.suspend()
+        call, busy = asyncio.ensure_future(client.execute_async(lambda connection: connection.ping())), 0
+        while not call.done():
+            time.sleep(0.01)  # longer than a part of the wait
+            await asyncio.sleep(0)
+            busy += 1
+        assert isinstance(call.exception(), RedisError)
+        redis_server.resume()
+        await client.close()
+        return busy
+
+    assert asyncio.run(ask()) < 150  # with waits that end late not counted: about 500
+
+
+def test_requests_that_wait_for_a_connection_make_no_call_after_the_first_failure(redis_server: RedisServer) -> None:
+    calls = 0
+
+    def ping(connection: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return connection.ping()
+
+    async def ask() -> None:
+        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
+        redis_server.suspend()
+        failures = await asyncio.gather(*(client.execute_async(ping) for _ in range(300)), return_exceptions=True)
+        assert {type(failure) for failure in failures} == {RedisError}
+        redis_server.resume()
+        await client.close()
+
+    asyncio.run(ask())
+    assert calls <= 100  # 50 at the same time, and some that begin before the first of these fails
 
 
 def test_rate_limit_works_after_the_clock_of_redis_is_set_back(

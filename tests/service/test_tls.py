@@ -108,6 +108,18 @@ def test_error_for_files_that_are_no_certificate_or_do_not_belong_together(tmp_p
             Tls(certificate, key)
 
 
+def test_key_that_is_removed_during_a_reload_keeps_the_certificate_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_certificate(tmp_path)
+    tls, text = Tls(*files), files.key.read_bytes()
+    files.key.unlink()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: text)
+    used = tls._loaded
+    tls.reload_if_changed()
+    assert tls._loaded is used
+
+
 def test_certificate_without_a_key_is_refused(tmp_path: Path, certificate: Certificate) -> None:
     with pytest.raises(SettingsError, match="--tls-cert: needs --tls-key, which is not set"):
         require_consistent(ServeSettings(store=tmp_path, tls_cert=certificate.certificate))
