@@ -17,9 +17,13 @@ from service.bundle.manifest import MOST_KEYS, Defaults
 
 # Maximum number of labels in `allow` and in `deny`.
 MAX_FILTER_LABELS = 100_000
-# Units of the cost of a request: a query with at most so many bytes costs 1, and so many retrieved keys, or so many
-# labels in a filter, cost 1 more.
-_BYTES_PER_UNIT, _KEYS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 1_000
+# Units of the cost of a request: a query with at most so many bytes costs 1. So many retrieved keys, so many returned
+# labels, or so many labels in a filter cost 1 more.
+_BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 250, 1_000
+# Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
+# instances, a query with a filter takes up to 5.6 times as long as a query without one.
+_FILTER_COST = 5
+_MAX_TOP_K = 1_000
 
 
 # Unicode categories of white space, control characters and format characters.
@@ -53,7 +57,7 @@ Query = Annotated[
 Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1 uses instances only")]
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the retrieved keys")]
 TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="number of keys to retrieve")]
-TopK = Annotated[int, Field(ge=1, le=1_000, description="maximum number of labels to return")]
+TopK = Annotated[int, Field(ge=1, le=_MAX_TOP_K, description="maximum number of labels to return")]
 Threshold = Annotated[float, Field(ge=0, le=1, description="minimum score of a returned label")]
 
 
@@ -112,18 +116,21 @@ def resolve_options(
 
 
 def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:
-    """The cost of a request, in units of one normal query: at most 1,024 bytes, fewer than 1,000 keys, no long filter.
+    """The cost of a request, in units of one normal query.
 
-    Each query costs 1 for every 1,024 bytes or part of them, plus 1 for every 1,000 keys of `top_b`; an explanation
-    doubles the keys. The request costs 1 more for every 1,000 labels in its filters.
+    Each query costs 1 for every 1,024 bytes or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for every
+    250 labels of `top_k`, plus 5 with a filter. An explanation doubles the keys. The request costs 1 more for every
+    1,000 labels in its filters.
     """
     texts = sum(math.ceil(len(query.encode()) / _BYTES_PER_UNIT) for query in queries)
     keys = options.top_b * (2 if options.explain else 1)
     labels = len(options.allow or ()) + len(options.deny)
-    return texts + len(queries) * (keys // _KEYS_PER_UNIT) + labels // _LABELS_PER_UNIT
+    per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
+    return texts + len(queries) * per_query + labels // _LABELS_PER_UNIT
 
 
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
     """The cost of the most expensive request that the limits allow."""
-    per_query = math.ceil(max_query_bytes / _BYTES_PER_UNIT) + 2 * MOST_KEYS // _KEYS_PER_UNIT
+    keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, _MAX_TOP_K // _ANSWERS_PER_UNIT
+    per_query = math.ceil(max_query_bytes / _BYTES_PER_UNIT) + keys + answers + _FILTER_COST
     return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT

@@ -276,6 +276,8 @@ def _large_bodies() -> list[bytes]:
             b'{"queries": [' + b",".join([b"1"] * (size // 2)) + b"]}",
             b'{"query": "x", "allow": [' + b",".join([b'"a"'] * (size // 4)) + b"]}",
             b"{" + b",".join(b'"%x":1' % number for number in range(size // 12)) + b"}",
+            b'{"query": "' + b":" * 2_000 + b'"' * (size - 2_000) + b"}",
+            b'{"query": "x",' + b",".join([b'":":":"'] * (size // 8)) + b"}",
         )
     ]
 

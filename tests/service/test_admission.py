@@ -155,14 +155,16 @@ DEFAULTS = Defaults(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
     ("queries", "options", "cost"),
     [
         (["x"], {}, 1),
-        (["x"], {"explain": True, "top_k": 1_000, "deny": ["Law"]}, 1),
+        (["x"], {"explain": True, "top_k": 249, "deny": []}, 1),
+        (["x"], {"top_k": 1_000}, 5),
+        (["x", "y"], {"deny": ["Law"]}, 12),
         (["x"] * 64, {}, 64),
         (["é" * 512], {}, 1),
         (["é" * 513], {}, 2),
         (["x"], {"top_b": 999}, 1),
         (["x"], {"top_b": 10_000}, 11),
         (["x", "y"], {"top_b": 1_000, "explain": True}, 6),
-        (["x", "y"], {"allow": ["a"] * 600, "deny": ["b"] * 600}, 3),
+        (["x", "y"], {"allow": ["a"] * 600, "deny": ["b"] * 600}, 13),
     ],
 )
 def test_cost_of_a_request_grows_with_its_text_its_keys_and_its_filters(
@@ -173,7 +175,7 @@ def test_cost_of_a_request_grows_with_its_text_its_keys_and_its_filters(
 
 def test_no_request_within_the_limits_costs_more_than_the_maximum() -> None:
     filters = {"allow": ["a"] * 100_000, "deny": ["b"] * 100_000}
-    options = resolve_options(DEFAULTS, top_b=10_000, explain=True, **filters)  # type: ignore[arg-type]
+    options = resolve_options(DEFAULTS, top_b=10_000, top_k=1_000, explain=True, **filters)  # type: ignore[arg-type]
     assert request_cost(["x" * 8_192] * 64, options) == max_request_cost(64, 8_192)
 
 
