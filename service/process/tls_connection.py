@@ -50,14 +50,14 @@ class TlsConnection(SSLProtocol):
         else:
             super().connection_made(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         self.end_handshake()
         super().connection_lost(exc)
 
     def end_handshake(self) -> None:
         """Stop counting this connection as a handshake: it is closed, or its HTTP connection counts from now on."""
         self._open_connections.close(self)
-        self._shut_down_by_server.discard(self)  # type: ignore[arg-type]
+        self._shut_down_by_server.discard(self)
 
     def evict(self) -> bool:
         self._open_connections.record_refusal("too_many_connections", self._client_address())

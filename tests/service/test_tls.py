@@ -93,6 +93,16 @@ def test_handshake_has_a_time_limit_and_answers_are_whole(
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
+    def read_late(address: tuple[str, int]) -> bytes:
+        tcp = socket.create_connection(address, timeout=PATIENCE_SECONDS)
+        with trusting(certificate).wrap_socket(tcp, server_hostname="127.0.0.1") as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(1.5)  # longer than a closed connection waits for its client after the last byte
+            answer = b""
+            while received := client.recv(65_536):
+                answer += received
+            return answer
+
     async def exchange() -> tuple[bytes, bytes, int]:
         config, opened = uvicorn.Config(large, log_config=None, access_log=False), Connections(4, None)
         context = Tls(*certificate).context
@@ -102,15 +112,10 @@ def test_handshake_has_a_time_limit_and_answers_are_whole(
 
         server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
         address = server.sockets[0].getsockname()
-        silent, silent_writer = await asyncio.open_connection(*address)
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as silent:
+            silence = await asyncio.to_thread(silent.recv, 1)
         monkeypatch.setattr(tls_connection, "_HANDSHAKE_SECONDS", PATIENCE_SECONDS)
-        reader, writer = await asyncio.open_connection(*address, ssl=trusting(certificate))
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.sleep(1.5)  # longer than a closed connection waits for its client after the last byte
-        answer = await reader.read()
-        silence = await silent.read()
-        for opposite in (silent_writer, writer):
-            opposite.close()
+        answer = await asyncio.to_thread(read_late, address)
         while opened._open:
             await asyncio.sleep(0.01)
         server.close()
@@ -128,9 +133,8 @@ def test_idle_clients_that_do_not_read_do_not_delay_the_shutdown(
     flags = ("--poll-seconds", "600", "--drain-seconds", "3600", *certificate.flags())
     with serving(light_versions, *flags) as server, contextlib.ExitStack() as stack:
         stack.enter_context(tcp_connection(server))  # a handshake that does not end
-        client = trusting(certificate).wrap_socket(
-            stack.enter_context(tcp_connection(server)), server_hostname="127.0.0.1"
-        )
+        tcp = tcp_connection(server)
+        client = stack.enter_context(trusting(certificate).wrap_socket(tcp, server_hostname="127.0.0.1"))
         client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(65_536)
         server.process.send_signal(signal.SIGTERM)
