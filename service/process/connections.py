@@ -1,10 +1,14 @@
-"""The limit on the number of connections, and the metrics and logs of connections that are refused."""
+"""The limit on the number of connections, and the metrics and logs of connections that are refused.
+
+At the limit, a new connection replaces the connection that has waited longest for its client. Connections whose
+requests have arrived completely are never closed for a new one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import resource
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import structlog
 
@@ -31,6 +35,13 @@ _OTHER_FILES = 256
 _LOG_SECONDS = 1.0
 
 
+class Connection(Protocol):
+    """A connection that can be closed to make room for another one."""
+
+    def evict(self) -> bool:
+        """Close the connection. Return whether it is closed already; False if bytes of an answer must be sent first."""
+
+
 class Connections:
     """The open connections of one server.
 
@@ -41,27 +52,54 @@ class Connections:
 
     def __init__(self, limit: int, metrics: Metrics | None) -> None:
         self._limit, self._metrics = limit, metrics
-        self._open = 0
+        self._open: set[Connection] = set()
+        # The open connections without a complete request that has no answer yet; the longest wait is first.
+        self._waiting: dict[Connection, None] = {}
         self._unlogged: dict[Reason, int] = {}
         if metrics:
             for reason in get_args(Reason):  # starts at 0, so that Prometheus sees the first increase
                 metrics.connections_refused.labels(reason)
 
-    def open(self) -> None:
-        self._open += 1
+    def open(self, connection: Connection) -> None:
+        """Count a new connection, which waits for its client. Over the limit, close other connections that wait."""
+        self._open.add(connection)
         if self._metrics:
             self._metrics.connections.inc()
+        while self.exceed_limit() and self._waiting:
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            if longest.evict():
+                self.close(longest)
+        self._waiting[connection] = None
 
-    def close(self) -> None:
-        self._open -= 1
-        if self._metrics:
-            self._metrics.connections.dec()
+    def close(self, connection: Connection) -> None:
+        """Count a closed connection; without effect if it is counted already."""
+        self._waiting.pop(connection, None)
+        if connection in self._open:
+            self._open.remove(connection)
+            if self._metrics:
+                self._metrics.connections.dec()
+
+    def begin_request(self, connection: Connection) -> None:
+        """Note that a request begins to arrive: a connection that waits has the shortest wait now."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._waiting[connection] = None
+
+    def begin_answer(self, connection: Connection) -> None:
+        """Note that a request has arrived completely: the connection waits no longer."""
+        self._waiting.pop(connection, None)
+
+    def end_answer(self, connection: Connection) -> None:
+        """Note that all complete requests have answers: the connection waits again."""
+        if connection in self._open:
+            self._waiting[connection] = None
 
     def exceed_limit(self) -> bool:
-        return self._open > self._limit
+        return len(self._open) > self._limit
 
     def exceed_reserve(self) -> bool:
-        return self._open > self._limit + _RESERVED
+        return len(self._open) > self._limit + _RESERVED
 
     def record_refusal(self, reason: Reason, client: str | None) -> None:
         """Count a refused connection, and log it with the refused connections of the same reason since the last line.

@@ -43,6 +43,8 @@ async def serve_until(
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
+        for server in servers:  # the process ends with any of its servers
+            server.close_within(0)
         await asyncio.gather(*serving)
         return
     with _exit_after(drain_seconds + _EXIT_SECONDS, model_manager):

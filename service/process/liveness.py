@@ -23,6 +23,9 @@ from service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
+# Maximum time to log that the process hangs before it ends.
+_LOG_SECONDS = 2.0
+
 
 @contextlib.contextmanager
 def heartbeats(beat: Callable[[], None], batcher: Batcher, versions: OpenVersions, metrics: Metrics) -> Iterator[None]:
@@ -75,5 +78,9 @@ class Watchdog:
             self._beat.clear()
             if self._stopped:
                 return
+        # The log can block: for example, when nothing reads the pipe of standard error.
+        exit_timer = threading.Timer(_LOG_SECONDS, os._exit, (1,))
+        exit_timer.daemon = True
+        exit_timer.start()
         log.error("process_hung", seconds=supervisor.HANG_SECONDS)
         os._exit(1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -24,6 +24,9 @@ from service.http.problems import problem_bytes
 from service.process.connections import Connections, Reason
 from service.process.parser import RequestParser
 from service.process.write_timeout import WriteTimeout
+
+if TYPE_CHECKING:
+    from service.process.tls_connection import TlsConnection
 
 # Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
 _MAX_HEAD_BYTES = 32 << 10
@@ -51,6 +54,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._open_connections = open_connections
+        # The TLS connection until the end of its handshake; None without TLS.
+        self.handshake: TlsConnection | None = None
         # Number of bytes received since the last byte of a body, or since the end of a head or of a request.
         self._head_bytes = 0
         # True when the connection is going to close: all further bytes are ignored.
@@ -66,11 +71,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        tcp_transport = transport
+        if self.handshake is not None:
+            tcp_transport = self.handshake.tcp_transport
+            self.handshake.end_handshake()
+            self.handshake = None
         # The callback does not refer to this object: the two would wait for the garbage collector, with a large head.
         self._write_timeout = WriteTimeout(
-            transport, functools.partial(self._open_connections.record_refusal, "write_timeout", self._client_address())
+            transport,
+            tcp_transport,
+            functools.partial(self._open_connections.record_refusal, "write_timeout", self._client_address()),
         )
-        self._open_connections.open()
+        self._open_connections.open(self)
         self._reserved = self._open_connections.exceed_limit()
         if self._open_connections.exceed_reserve():
             self._refuse_connection()
@@ -90,12 +102,32 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_request_timer()
         self._write_timeout.stop()
-        self._open_connections.close()
+        self._open_connections.close(self)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._write_timeout.start()
+
+    # The server, a timer and `Connections` close the connection with these methods.
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._write_timeout.start()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._write_timeout.start()
+
+    def evict(self) -> bool:
+        self._record_refusal("too_many_connections")
+        self._stop_reading_requests()
+        if self._write_timeout.unsent_bytes():
+            self.transport.close()
+            self._write_timeout.start()
+            return False
+        self.transport.abort()
+        return True
 
     # The HTTP parser calls these methods.
 
@@ -108,6 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().on_message_begin()
             self._start_request_timer()
+            self._open_connections.begin_request(self)
 
     def on_url(self, url: bytes) -> None:
         if not self.refused:
@@ -143,12 +176,16 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
             self._head_bytes, self._last_complete = 0, self.cycle
             self._cancel_request_timer()
+            if not self.cycle.response_complete:
+                self._open_connections.begin_answer(self)
 
     # uvicorn calls these methods.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._write_timeout.start()
+        if self._last_complete is not None and self._last_complete.response_complete:
+            self._open_connections.end_answer(self)
         if self._request_timer is not None:
             self._start_request_timer()  # restart: uvicorn may have paused before the next request
 
@@ -221,6 +258,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.refused:
             return
         self._record_refusal(reason)
+        # Before the method of the request has arrived, the parser still has the method of the request before it.
+        is_head = self._request_timer is not None and self.url != b"" and self.parser.get_method() == b"HEAD"
         if self._last_complete is not None and not self._last_complete.response_complete:
             self._close_after_answers()
             return
@@ -228,7 +267,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             is_answer_begun = self.cycle is not self._last_complete and self.cycle.response_started
             if not is_answer_begun:
-                is_head = self.parser.get_method() == b"HEAD"
                 self.transport.write(problem_bytes(status, detail, reason, with_body=not is_head))
             self.transport.close()
             self._write_timeout.start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp
 from service.process.connections import Connections
 from service.process.protocol import BoundedProtocol
 from service.process.tls import Tls
+from service.process.tls_connection import TlsConnection
 
 # Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
 # request on a closed connection.
@@ -34,16 +34,19 @@ class UvicornServer(uvicorn.Server):
     """Serves one application on one socket until `close_within` is called, with TLS if `tls` is given."""
 
     def __init__(self, app: ASGIApp, connections: Connections, tls: Tls | None = None) -> None:
-        protocol: Any = functools.partial(BoundedProtocol, open_connections=connections)
+        def connect(**arguments: Any) -> asyncio.BaseProtocol:
+            connection = BoundedProtocol(open_connections=connections, **arguments)
+            return TlsConnection(connection, tls.context, connections) if tls else connection
+
+        http: Any = connect
         config = uvicorn.Config(
             app,
-            http=protocol,
+            http=http,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            ssl_context_factory=(lambda *_: tls.context) if tls else None,
         )
         super().__init__(config)
         self._tls = tls

@@ -1,4 +1,7 @@
-"""The write timeout of a connection: a client that reads nothing for a time loses its connection."""
+"""The write timeout of a connection: a client that reads nothing for a time loses its connection.
+
+A TLS connection that is closed waits for the client's confirmation, so its client also loses it after a time.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from collections.abc import Callable
 
 # Maximum time without progress while bytes wait to be sent.
 _WRITE_SECONDS = 30.0
+# Maximum time that a TLS client has to confirm the close of a connection after it has been sent all bytes.
+_CLOSE_SECONDS = 1.0
 # Position of `tcpi_bytes_acked` in Linux's `struct tcp_info`, and a size that includes it.
 _BYTES_ACKED, _TCP_INFO_BYTES = 120, 128
 
@@ -22,31 +27,45 @@ class WriteTimeout:
 
     Args:
         transport: The connection.
-        on_timeout: Called before the connection is aborted.
+        tcp_transport: The TCP connection below a TLS connection; `transport` itself without TLS.
+        on_timeout: Called before the connection is aborted because of its client.
     """
 
-    def __init__(self, transport: asyncio.Transport, on_timeout: Callable[[], None]) -> None:
-        self._transport, self._on_timeout = transport, on_timeout
+    def __init__(
+        self, transport: asyncio.Transport, tcp_transport: asyncio.Transport, on_timeout: Callable[[], None]
+    ) -> None:
+        self._transport, self._tcp_transport, self._on_timeout = transport, tcp_transport, on_timeout
         self._timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
         self._acknowledged = 0
 
+    def unsent_bytes(self) -> int:
+        """Number of bytes that the operating system has not taken yet."""
+        unsent = self._transport.get_write_buffer_size()
+        if self._tcp_transport is not self._transport:
+            unsent += self._tcp_transport.get_write_buffer_size()
+        return unsent
+
     def start(self) -> None:
-        """Start the timer if bytes wait and the timer does not run; call this after each write of an answer."""
-        if self._timer is None and self._transport.get_write_buffer_size():
+        """Start the timers that are needed and do not run; call this after each write of an answer, and each close."""
+        if self._timer is None and self.unsent_bytes():
             self._acknowledged = _acknowledged_bytes(self._transport)
             self._schedule()
+        if self._close_timer is None and self._transport.is_closing():
+            self._schedule_close()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._close_timer = None
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_WRITE_SECONDS, self._check)
 
     def _check(self) -> None:
         self._timer = None
-        if not self._transport.get_write_buffer_size():
+        if not self.unsent_bytes():
             return
         before, self._acknowledged = self._acknowledged, _acknowledged_bytes(self._transport)
         if self._acknowledged == before:
@@ -54,6 +73,16 @@ class WriteTimeout:
             self._transport.abort()
         else:
             self._schedule()
+
+    def _schedule_close(self) -> None:
+        self._close_timer = asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._end_close)
+
+    def _end_close(self) -> None:
+        """Abort the connection if all bytes have been sent; otherwise check again later."""
+        if self.unsent_bytes():
+            self._schedule_close()
+        else:
+            self._transport.abort()
 
 
 def _acknowledged_bytes(transport: asyncio.Transport) -> int:

@@ -43,13 +43,27 @@ def start_with_small_buffers(bound):
 addresses.start_listening = start_with_small_buffers
 write_timeout._WRITE_SECONDS = 0.5
 """
+# Program of a server that answers /metrics?hold only when the client disconnects.
+HOLDS = """
+from service.process import uvicorn_server
+create = uvicorn_server.UvicornServer.__init__
+def create_with_hold(self, app, *rest):
+    async def hold(scope, receive, send):
+        if scope.get("query_string") != b"hold":
+            return await app(scope, receive, send)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    create(self, hold, *rest)
+uvicorn_server.UvicornServer.__init__ = create_with_hold
+"""
+HELD = b"GET /metrics?hold HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\r\n"
 SHORT_RESERVED_TIME = "from service.process import protocol\nprotocol._RESERVED_SECONDS = 0.3\n"
 FLAGS = ("--poll-seconds", "600", "--max-connections", str(LIMIT))
 
 
 @pytest.fixture(scope="module")
 def server(light_versions: Path) -> Iterator[Server]:
-    with serving(light_versions, *FLAGS, prelude=SHORT_WRITE_TIME) as server:
+    with serving(light_versions, *FLAGS, prelude=SHORT_WRITE_TIME + HOLDS) as server:
         yield server
 
 
@@ -65,6 +79,26 @@ def open_connections(server: Server, count: int) -> Iterator[list[socket.socket]
             opened.append(connection)
         yield opened
     until_open(server, 1)  # the connection that asks
+
+
+@contextlib.contextmanager
+def held_connections(server: Server, count: int) -> Iterator[list[socket.socket]]:
+    """Connections with a request in progress that has no answer before the end of the block."""
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(count):
+            connection = stack.enter_context(connect(server))
+            connection.sendall(HELD)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
+            held.append(connection)
+        yield held
+    until_open(server, 1)
+
+
+def next_status_of(server: Server, request: bytes) -> int:
+    with connect(server) as connection:
+        connection.sendall(request)
+        return next_status(connection)
 
 
 def metric(server: Server, name: str) -> float:
@@ -84,48 +118,67 @@ def refused(server: Server, reason: str) -> float:
     return metric(server, f'recollect_connections_refused_total{{reason="{reason}"}}')
 
 
-def test_connection_over_the_limit_gets_503_and_other_connections_stay_usable(server: Server) -> None:
+def test_connection_over_the_limit_gets_503_and_requests_in_progress_continue(server: Server) -> None:
     before = refused(server, "too_many_connections")
-    with open_connections(server, LIMIT) as opened:
+    with held_connections(server, LIMIT) as held:
         line, problem = answer_to(server, WHOLE)
         assert line.startswith(b"HTTP/1.1 503 ")
         assert problem["code"] == "too_many_connections"
-        for connection in opened:
-            connection.sendall(WHOLE)
-            assert next_status(connection) == 200
+        for connection in held:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):  # it is still open
+                connection.recv(1)
     assert refused(server, "too_many_connections") == before + 1
     assert httpx.get(f"{server.url}/version").status_code == 200
 
 
 def test_503_over_the_limit_has_retry_after(server: Server) -> None:
-    with open_connections(server, LIMIT):
+    with held_connections(server, LIMIT):
         assert b"\r\nRetry-After: 1\r\n" in received_for(server, WHOLE)
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics", "/metrics?x=1"])
 def test_connection_over_the_limit_may_ask_for_the_state_and_is_then_closed(server: Server, path: str) -> None:
     request = LIVE.replace(b"/health/live", path.encode())
-    with open_connections(server, LIMIT):
+    with held_connections(server, LIMIT):
         assert statuses(received_for(server, request)) == [200]
 
 
 def test_idle_connection_over_the_limit_is_closed_soon(light_versions: Path) -> None:
     with (
-        serving(light_versions, *FLAGS, prelude=SHORT_RESERVED_TIME) as server,
-        contextlib.ExitStack() as stack,
+        serving(light_versions, *FLAGS, prelude=SHORT_RESERVED_TIME + HOLDS) as server,
+        held_connections(server, LIMIT),
     ):
-        for _ in range(LIMIT):
-            stack.enter_context(connect(server))
         assert received_for(server) == b""
         assert statuses(received_for(server, HEAD)) == [408]
 
 
 def test_connections_over_the_reserve_are_refused_at_once(server: Server) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(LIMIT + connections._RESERVED):
-            stack.enter_context(connect(server))
+    with held_connections(server, LIMIT + connections._RESERVED):
         assert statuses(received_for(server)) == [503]
+
+
+def test_silent_connections_do_not_lock_out_other_clients(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", HEAD):
+            for _ in range(LIMIT + connections._RESERVED + 1):
+                stack.enter_context(connect(server)).sendall(sent)
+            for _ in range(3):
+                assert next_status_of(server, LIVE) == 200
+                assert next_status_of(server, WHOLE) == 200
+        assert metric(server, "recollect_connections") <= LIMIT
     until_open(server, 1)
+
+
+def test_new_connection_replaces_the_connection_that_is_idle_the_longest(server: Server) -> None:
+    with open_connections(server, LIMIT) as idle:
+        idle[0].sendall(LIVE)
+        assert next_status(idle[0]) == 200
+        assert next_status_of(server, WHOLE) == 200
+        assert idle[1].recv(1) == b""
+        for connection in (idle[0], *idle[2:]):
+            connection.sendall(LIVE)
+            assert next_status(connection) == 200
 
 
 def test_connections_of_a_process_are_limited_by_its_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +248,9 @@ class FullTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0 if self.aborted else 1
 
+    def is_closing(self) -> bool:
+        return False
+
     def abort(self) -> None:
         self.aborted = True
 
@@ -208,7 +264,7 @@ def test_connection_is_aborted_only_when_its_client_acknowledges_no_further_byte
 
     async def watch() -> int:
         transport, calls = FullTransport(), []
-        timeout = WriteTimeout(transport, lambda: calls.append(transport.aborted))
+        timeout = WriteTimeout(transport, transport, lambda: calls.append(transport.aborted))
         timeout.start()
         while not transport.aborted:
             timeout.start()  # further answers do not restart the timer

@@ -44,6 +44,22 @@ def test_new_client_sees_not_ready_during_the_drain(store: Path) -> None:
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
+def test_service_ends_when_one_of_its_servers_ends(store: Path) -> None:
+    # The public server ends by itself on SIGUSR1.
+    prelude = """
+import asyncio, signal
+from service.process import worker
+serve_until = worker.serve_until
+async def serve(stop, servers, *rest):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, setattr, servers[0], "should_exit", True)
+    await serve_until(stop, servers, *rest)
+worker.serve_until = serve
+"""
+    with serving(store, "--admin-port", "0", prelude=prelude) as server:
+        server.process.send_signal(signal.SIGUSR1)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
 def test_idle_service_stops_without_waiting(store: Path) -> None:
     with serving(store, *LONG_DRAIN, prelude=NEVER_QUIET) as server:
         server.process.send_signal(signal.SIGTERM)

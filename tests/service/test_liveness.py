@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +64,24 @@ def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Pa
         with pytest.raises(httpx.TransportError):
             ask(server.url, "any")
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 1
+
+
+def test_watchdog_ends_the_process_when_its_log_is_blocked() -> None:
+    program = """
+import os, time
+from service.process import liveness, supervisor
+supervisor.HANG_SECONDS = 0.0
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+with liveness.Watchdog():
+    time.sleep(3600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+        assert process.wait(timeout=PATIENCE_SECONDS) == 1
 
 
 @pytest.mark.slow

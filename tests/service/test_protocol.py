@@ -86,6 +86,12 @@ def test_head_without_an_end_is_refused(server: Server, head: bytes) -> None:
     assert still_answers(server)
 
 
+def test_incomplete_request_after_a_head_request_gets_408_with_its_body(server: Server) -> None:
+    received = received_for(server, b"HEAD /health/live HTTP/1.1\r\nHost: x\r\n\r\n", b"G")
+    assert statuses(received) == [200, 408]
+    assert b'"code":"request_timeout"' in received
+
+
 @pytest.mark.parametrize(
     "half",
     [b"POST /pre", HEAD, HEAD + b"\r\n", HEAD + b"\r\n" + BODY[:5]],

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import re
+import signal
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
 
 from service.errors import SettingsError
+from service.process import tls_connection
+from service.process.connections import Connections
+from service.process.protocol import BoundedProtocol
 from service.process.tls import Tls
+from service.process.tls_connection import TlsConnection
 from service.serve_settings import ServeSettings, require_consistent
 from tests.service.certificates import Certificate, write_certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
@@ -30,6 +42,10 @@ def server(light_versions: Path, certificate: Certificate) -> Iterator[Server]:
         yield server
 
 
+def tcp_connection(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE_SECONDS)
+
+
 def trusting(certificate: Certificate) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificate.certificate))
 
@@ -43,6 +59,87 @@ def test_service_with_a_certificate_answers_over_https(server: Server, certifica
         assert large.status_code in (200, 413, 422)
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url)  # the certificate is not trusted
+
+
+def metrics_of(server: Server, certificate: Certificate) -> str:
+    """The metrics, as a new client reads them."""
+    answer = httpx.get(f"{server.url}/metrics", verify=trusting(certificate), timeout=PATIENCE_SECONDS)
+    return answer.raise_for_status().text
+
+
+def test_handshakes_that_never_end_are_counted_and_do_not_lock_out_other_clients(
+    light_versions: Path, certificate: Certificate
+) -> None:
+    flags = ("--poll-seconds", "600", "--max-connections", "4", *certificate.flags())
+    with serving(light_versions, *flags) as server, contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(tcp_connection(server))
+        assert metrics_of(server, certificate)
+        metrics = metrics_of(server, certificate)
+        assert float(re.findall(r"^recollect_connections (\S+)$", metrics, re.MULTILINE)[0]) <= 4
+        refused = re.findall(r'refused_total{reason="too_many_connections"} (\S+)$', metrics, re.MULTILINE)
+        assert float(refused[0]) >= 96
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_handshake_has_a_time_limit_and_answers_are_whole(
+    loop: Callable[[], asyncio.AbstractEventLoop], certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_connection, "_HANDSHAKE_SECONDS", 0.2)
+    body = b"x" * 5_000_000
+    headers = [(b"connection", b"close"), (b"content-length", b"%d" % len(body))]
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def read_late(address: tuple[str, int]) -> bytes:
+        tcp = socket.create_connection(address, timeout=PATIENCE_SECONDS)
+        with trusting(certificate).wrap_socket(tcp, server_hostname="127.0.0.1") as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(1.5)  # longer than a closed connection waits for its client after the last byte
+            answer = b""
+            while received := client.recv(65_536):
+                answer += received
+            return answer
+
+    async def exchange() -> tuple[bytes, bytes, int]:
+        config, opened = uvicorn.Config(large, log_config=None, access_log=False), Connections(4, None)
+        context = Tls(*certificate).context
+
+        def connect() -> TlsConnection:
+            return TlsConnection(BoundedProtocol(config, ServerState(), {}, open_connections=opened), context, opened)
+
+        server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as silent:
+            silence = await asyncio.to_thread(silent.recv, 1)
+        monkeypatch.setattr(tls_connection, "_HANDSHAKE_SECONDS", PATIENCE_SECONDS)
+        answer = await asyncio.to_thread(read_late, address)
+        while opened._open:
+            await asyncio.sleep(0.01)
+        server.close()
+        return silence, answer, len(opened._waiting)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        silence, answer, waiting = runner.run(asyncio.wait_for(exchange(), PATIENCE_SECONDS))
+    assert (silence, waiting) == (b"", 0)
+    assert answer.endswith(b"\r\n\r\n" + body)
+
+
+def test_idle_clients_that_do_not_read_do_not_delay_the_shutdown(
+    light_versions: Path, certificate: Certificate
+) -> None:
+    flags = ("--poll-seconds", "600", "--drain-seconds", "3600", *certificate.flags())
+    with serving(light_versions, *flags) as server, contextlib.ExitStack() as stack:
+        stack.enter_context(tcp_connection(server))  # a handshake that does not end
+        tcp = tcp_connection(server)
+        client = stack.enter_context(trusting(certificate).wrap_socket(tcp, server_hostname="127.0.0.1"))
+        client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(65_536)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert '"error"' not in server.log()
 
 
 def test_admin_interface_on_loopback_uses_no_tls(server: Server) -> None:
