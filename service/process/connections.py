@@ -42,6 +42,19 @@ class Connection(Protocol):
         """Close the connection. Return whether it is closed already; False if bytes of an answer must be sent first."""
 
 
+class Handshake(Protocol):
+    """A TLS connection whose handshake is in progress.
+
+    Attributes:
+        tcp_transport: The connection below TLS.
+    """
+
+    tcp_transport: asyncio.Transport
+
+    def end_handshake(self) -> None:
+        """Stop counting this connection as a handshake."""
+
+
 class Connections:
     """The open connections of one server.
 

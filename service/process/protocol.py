@@ -16,17 +16,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.http.problems import problem_bytes
-from service.process.connections import Connections, Reason
+from service.process.connections import Connections, Handshake, Reason
 from service.process.parser import RequestParser
 from service.process.write_timeout import WriteTimeout
-
-if TYPE_CHECKING:
-    from service.process.tls_connection import TlsConnection
 
 # Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
 _MAX_HEAD_BYTES = 32 << 10
@@ -55,7 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._open_connections = open_connections
         # The TLS connection until the end of its handshake; None without TLS.
-        self.handshake: TlsConnection | None = None
+        self.handshake: Handshake | None = None
         # Number of bytes received since the last byte of a body, or since the end of a head or of a request.
         self._head_bytes = 0
         # True when the connection is going to close: all further bytes are ignored.
