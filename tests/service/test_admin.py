@@ -61,7 +61,11 @@ def test_admin_activation_waits_until_every_replica_serves_the_version_and_rollb
         (3, "v5", "v3"),
         (4, "v3", "v5"),
     ]
-    assert (log[1]["by"], log[3]["by"], log[3]["why"]) == ("admin API, 127.0.0.1", "ann@host (admin API, 127.0.0.1)", "fixed")
+    assert (log[1]["by"], log[3]["by"], log[3]["why"]) == (
+        "admin API, 127.0.0.1",
+        "ann@host (admin API, 127.0.0.1)",
+        "fixed",
+    )
 
 
 def test_admin_activation_waits_for_the_number_of_replicas_in_the_request(admin: httpx.Client) -> None:

@@ -69,6 +69,7 @@ HOSTILE = {
     "one field again and again": ("/predict", b'{"query":"x",' + repeated(b'"top_k":3') + b"}"),
     "quotation marks": ("/predict", b'{"query":"' + b":" * 2_000 + b'"' * (MEGABYTE - 3_000) + b"}"),
     "short strings with colons": ("/predict", b'{"query":"x",' + repeated(b'":":":"') + b"}"),
+    "list of integers in an unknown field": ("/predict", b'{"queries":[' + repeated(b"1") + b"]}"),
     "long number": ("/predict", b'{"query":"x","lambda":0e' + b"9" * MEGABYTE + b"x}"),
 }
 
