@@ -26,7 +26,7 @@ def test_rehearsal_of_a_real_deployment_passes_every_stage(built: Any) -> None:
     assert not summary["faults"]
     assert tuple(stage["stage"] for stage in summary["stages"]) == STAGE_NAMES
     versions = {version for stage in summary["stages"] for version in stage["versions"]}
-    assert versions == {f"{built.version}-a", f"{built.version}-b"}
+    assert versions == {f"{built.version}-copy0", f"{built.version}-copy1"}
 
 
 def test_rehearsal_with_a_missing_store_fails_with_a_message_of_one_line(tmp_path: Path) -> None:
