@@ -102,7 +102,7 @@ class BuildSettings(BuilderSettings):
     )
     gate_dataset: Path | None = Field(
         None,
-        description="dataset folder; its test split compares the bundle with the current version; see --max-drop",
+        description="dataset folder; the bundle and the current version are compared on its test split; see --max-drop",
     )
     max_drop: float = Field(
         0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"

@@ -97,7 +97,8 @@ class NotReadyError(ServiceError):
 
 
 class DrainingError(ServiceError):
-    pass
+    def __init__(self) -> None:
+        super().__init__("the service is stopping; send the request to another replica")
 
 
 class QueryTooLargeError(ServiceError):

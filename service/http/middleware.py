@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.errors import DrainingError
 from service.http.api_keys import ApiKey, ApiKeys
 from service.http.problems import problem_response
 from service.reloaded_file import ReloadedFile
@@ -72,7 +73,7 @@ class RequestContext:
         except asyncio.CancelledError:  # uvicorn cancels the requests that are left at the end of the drain
             if status or not self._versions.draining:
                 raise
-            response = problem_response(503, "the service is stopping; send the request to another replica", "draining")
+            response = problem_response(503, str(DrainingError()), "draining")
             await response(scope, receive, send_with_headers)
         except Exception as error:
             log.error("request_failed", path=scope["path"], exc_info=error)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 
+from service.errors import DrainingError
 from service.http.problems import NOT_JSON, ProblemError, documented
 from service.http.schemas import (
     AnswerBody,
@@ -148,7 +149,7 @@ class Routes:
         `degraded` lists the components that do not work, with the reason.
         """
         if self.versions.draining:
-            raise ProblemError(503, "the service is stopping; send the request to another replica", "draining")
+            raise DrainingError
         self._require_no_hung_batch()
         self.versions.serving()
         degraded = [self.redis.problem] if self.redis and self.redis.problem else None

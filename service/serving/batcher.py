@@ -6,7 +6,7 @@ requests as one batch: their number divided by the number of threads.
 
 Equal requests are computed once: a request that equals one in the queue or in a running batch waits for its answer.
 Requests whose client disconnected or whose deadline passed are dropped without being computed. A running batch stops
-between two blocks if nobody waits for any of its answers.
+between two blocks if no request waits for its answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_COMPARED_LABELS = 1_000
 
 
 class _AbandonedError(Exception):
-    """Stops a batch whose answers nobody waits for."""
+    """Stops a batch for whose answers no request waits."""
 
 
 @dataclass(eq=False)
@@ -145,7 +145,7 @@ class Batcher:
             jobs = [*self._queue, *(job for batch in self._running for job in batch.jobs)]
         waiting = sum(not future.done() for job in jobs for future in job.futures)
         for job in jobs:
-            job.finish(_draining_error())
+            job.finish(DrainingError())
         return waiting
 
     @property
@@ -198,7 +198,7 @@ class Batcher:
             key = object()
         with self._lock:
             if self._aborted:
-                raise _draining_error()
+                raise DrainingError()
             job = self._joinable.get(key)
             if job is not None and not job.abandoned:
                 self._metrics.coalesced.inc()
@@ -272,8 +272,9 @@ class Batcher:
         self._metrics.queue.set(self._queries_waiting)
 
     def _drop(self, job: _Job) -> None:
-        """Forget a job whose requests were cancelled in the queue. Its time in the queue counts, so that the metric
-        shows an overload in which no request is answered.
+        """Forget a job whose requests were cancelled in the queue.
+
+        Its time in the queue counts, so that the metric shows an overload in which no request is answered.
         """
         self._forget(job)
         job.lease.release()
@@ -334,7 +335,3 @@ def _finish(jobs: list[_Job], results: list[Any]) -> None:
 
 def _as_exception(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
-
-
-def _draining_error() -> DrainingError:
-    return DrainingError("the service is stopping; send the request to another replica")

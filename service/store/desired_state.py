@@ -60,7 +60,12 @@ class DesiredState:
         return parse_log(self._read_log(), self.record())
 
     def activate(
-        self, version: str, require_published: Callable[[], None], by: str, why: str, expected_generation: int | None
+        self,
+        version: str,
+        require_published: Callable[[str], object],
+        by: str,
+        why: str,
+        expected_generation: int | None,
     ) -> ActivationRecord:
         """Make a version current; see `Store.activate`.
 
@@ -68,7 +73,7 @@ class DesiredState:
         """
 
         def choose(content: bytes | None) -> ActivationRecord:
-            require_published()
+            require_published(version)
             before = self._before(content, or_from_log=True)
             self._require_generation(before, expected_generation)
             record = activated(before, version, by, why)

@@ -240,11 +240,7 @@ class Store:
                 version at the same time.
         """
         self.manifest(version)
-
-        def require_still_published() -> None:
-            self.manifest(version)
-
-        return self._state.activate(version, require_still_published, by or default_author(), why, expected_generation)
+        return self._state.activate(version, self.manifest, by or default_author(), why, expected_generation)
 
     def start_canary(self, canary: Canary, by: str | None = None, why: str = "") -> ActivationRecord:
         """Try a version on a share of the requests, and return the new activation record. It replaces another canary.

@@ -300,7 +300,7 @@ class Follower:
 
 
 def _names(record: ActivationRecord, version: str) -> bool:
-    """Whether a version is the version or the canary of a record."""
+    """Whether a record makes a version current, or tries it as a canary."""
     return version == record.version or (record.canary is not None and version == record.canary.version)
 
 
