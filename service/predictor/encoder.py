@@ -22,6 +22,9 @@ TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
 # depend on the other texts of the batch. In int8, batches are not faster anyway, because int8 runs on the CPU.
 _BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
 
+# Maximum number of vectors that `encode_known` keeps.
+_MOST_KNOWN = 256
+
 onnxruntime.disable_telemetry_events()  # telemetry could contain queries, which are private
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -52,10 +55,11 @@ class QueryEncoder:
         missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
         self.dim: int = session.get_outputs()[0].shape[-1]
+        self._known: dict[str, np.ndarray] = {}
 
     @classmethod
     def of(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> QueryEncoder:
-        """Open the encoder of a bundle.
+        """Open the encoder of a bundle. Versions with an equal encoder share it.
 
         Raises:
             BundleError: If the tokenizer or the graph does not open.
@@ -63,7 +67,7 @@ class QueryEncoder:
         info, components = bundle.manifest.encoder, bundle.components
         tokenizer = components.open(open_tokenizer, TOKENIZER, info.max_length)
         session = components.open(open_session, GRAPH, info.precision, threads, device)
-        return cls(tokenizer, session, info, device)
+        return components.open(_join, GRAPH, tokenizer, session, info, device)
 
     @classmethod
     def open(cls, folder: Path, info: EncoderInfo, threads: int) -> QueryEncoder:
@@ -85,6 +89,16 @@ class QueryEncoder:
             vectors[rows] = self._run([tokens.ids[row] for row in rows])
         return vectors
 
+    def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
+        """Encode a text that the next version is likely to encode too, for example a golden query. Keep its vector."""
+        vector = self._known.get(text)
+        if vector is None:
+            vector = self.encode(self.tokenise([text]))
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[text] = vector
+        return vector
+
     def _run(self, rows: list[list[int]]) -> Float[np.ndarray, "row dim"]:
         lengths = np.array([len(ids) for ids in rows])
         mask = np.arange(lengths.max()) < lengths[:, None]
@@ -93,6 +107,13 @@ class QueryEncoder:
         feed = {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
         vectors: np.ndarray = self._session.run(["vectors"], feed)[0]
         return vectors
+
+
+def _join(
+    _: Path, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device
+) -> QueryEncoder:
+    """The encoder as a component, so that two versions with an equal encoder share its known vectors."""
+    return QueryEncoder(tokenizer, session, info, device)
 
 
 def open_tokenizer(path: Path, max_length: int) -> Tokenizer:

@@ -79,7 +79,8 @@ def agreement(predictor: Predictor, golden: list[GoldenQuery], pause: Callable[[
     """The fraction of all golden labels that the answers contain; 1 if the bundle has no golden queries."""
     answered = 0
     for each in golden:
-        (answer,) = predictor.predict([each.query], resolve_options(predictor.defaults, top_k=len(each.labels))).answers
+        options = resolve_options(predictor.defaults, top_k=len(each.labels))
+        (answer,) = predictor.answer(predictor.encoder.encode_known(each.query), options)
         answered += len({*each.labels} & {label.uid for label in answer.labels})
         if pause is not None:
             pause()

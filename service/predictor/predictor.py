@@ -177,18 +177,24 @@ class Predictor:
         """
         rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
         for text in [self.bundle.instance_texts[row] for row in rows.tolist()]:
-            if not np.allclose(np.linalg.norm(self.encode([text]), axis=1), 1, atol=1e-3):
+            vector = self.encoder.encode_known(text)
+            if not np.isclose(np.linalg.norm(vector), 1, atol=1e-3):
                 raise BundleError(
                     f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
                     "build the bundle again"
                 )
-            self.predict([text], resolve_options(self.defaults))
+            self.answer(vector, resolve_options(self.defaults))
             if pause is not None:
                 pause()
 
     def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
         """Encode queries as unit vectors."""
         return self.encoder.encode(self.encoder.tokenise(queries))
+
+    def answer(self, vectors: Float[np.ndarray, "query dim"], options: AnswerOptions) -> list[Answer]:
+        """Answer queries that are encoded already, without a filter."""
+        faiss.omp_set_num_threads(self._threads)
+        return self._answer(vectors, [False] * len(vectors), options, None, _Stopwatch())
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
         """Answer the queries of one request."""

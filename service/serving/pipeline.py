@@ -36,8 +36,6 @@ log = structlog.get_logger(__name__)
 # Maximum number of keys to explain in one request, over all its queries. The explanation of one key may contain several
 # labels with their texts.
 _MAX_EXPLAINED_KEYS = 2_000
-# Maximum number of characters of a query that warms up the next version, so that warming up stays short.
-_MAX_RECORDED_CHARACTERS = 1_000
 # After this time, the service starts to check whether the client of a request has disconnected. Most requests are
 # answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
@@ -197,7 +195,6 @@ class AnswerPipeline:
         A request that is dropped before its computation starts is not computed. A computation for which no request
         waits any more is stopped.
         """
-        self.versions.recent_queries.append(queries[0][:_MAX_RECORDED_CHARACTERS])
         future = self.batcher.submit(lease, queries, options, self._serialise)
         try:
             computed = await self._wait_while_connected(future, disconnected)

@@ -247,7 +247,7 @@ class Follower:
 
         def open_version() -> Predictor:
             share_with = self._versions.open_predictors()
-            return self._opener.open(version, [*self._versions.recent_queries], throttle, share_with=share_with)
+            return self._opener.open(version, throttle, share_with)
 
         try:
             return open_version()

@@ -13,7 +13,6 @@ thread that drops the last reference would unmap the files, perhaps a thread tha
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -22,9 +21,6 @@ from service.canary.trial import Trial
 from service.errors import NotReadyError
 from service.predictor.predictor import Predictor
 from service.telemetry.version_metrics import MetricsByVersion, RequestMetrics
-
-# Number of recent queries that warm up the next version. These queries stay in memory and are never written to disk.
-_RECENT_QUERIES = 16
 
 
 @dataclass(eq=False)
@@ -90,12 +86,10 @@ class OpenVersions:
         canary: The version that is tried beside the current version, if there is one.
         trial: The trial of this version.
         draining: Whether this process stops; requests in progress are still answered.
-        recent_queries: Queries that warm up the next version.
     """
 
     def __init__(self, metrics: MetricsByVersion) -> None:
         self.draining = False
-        self.recent_queries: deque[str] = deque(maxlen=_RECENT_QUERIES)
         self._metrics = metrics
         self._lock = threading.Lock()
         self._retired: list[OpenVersion] = []

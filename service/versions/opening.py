@@ -1,14 +1,12 @@
-"""Opening a version: check the free memory, the files and the golden queries, then warm the version up."""
+"""Opening a version: check the free memory and the files, warm the version up, and check its golden queries."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from service.options import resolve_options
 from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
 from service.settings import Device
@@ -38,7 +36,6 @@ class Opener:
     def open(
         self,
         version: str,
-        recent_queries: Sequence[str] = (),
         throttle: Throttle | None = None,
         share_with: Sequence[Predictor] = (),
     ) -> Predictor:
@@ -46,8 +43,6 @@ class Opener:
 
         Args:
             version: Name of the version.
-            recent_queries: Queries that the new version answers once before it is used, so that the pages that queries
-                need are in memory.
             throttle: Slows the opening down while another version answers requests; None at the start of a process.
             share_with: Open predictors of other versions. The new version shares their equal files instead of opening
                 them again. The predictors must stay open during the call; later, each may be closed.
@@ -65,11 +60,6 @@ class Opener:
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
         predictor = Predictor.open(bundle, self.threads, self.device, pause)
         check_golden(predictor, pause)
-        for query in recent_queries:
-            with contextlib.suppress(Exception):  # only a warm-up: ignore a failing query
-                predictor.predict([query], resolve_options(predictor.defaults))
-            if pause:
-                pause()
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)
         return predictor

@@ -35,8 +35,8 @@ import time
 from pathlib import Path
 from service.versions import opening
 open_version = opening.Opener.open
-def open_slowly(self, version, recent_queries=(), throttle=None, **named):
-    opened = open_version(self, version, recent_queries, throttle, **named)
+def open_slowly(self, version, throttle=None, share_with=()):
+    opened = open_version(self, version, throttle, share_with)
     Path({gate!r} + "-reached").touch()
     while version == "v5" and not Path({gate!r}).exists():
         if {pauses}:
