@@ -54,6 +54,7 @@ SERVICE_ORDER = (
     "versions",
     "serving",
     "http",
+    "connection",
     "process",
     "cli",
 )
