@@ -127,6 +127,7 @@ def titles() -> list[str]:
     return [f"{first} of {second}" for first in ("history", "law", "music", "chairs") for second in TITLES]
 
 
+@pytest.mark.slow
 def test_int8_encoder_reaches_its_least_cosine_on_texts_outside_the_sample(
     minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path
 ) -> None:
