@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS)
 test: .venv/dev.stamp
 	$(PYTEST) --dist worksteal -m "not slow"
 
-# The slow tests share no fixtures, so pytest distributes single tests instead of whole files.
+# Few slow tests share fixtures, so pytest distributes single tests instead of whole files.
 test-slow: .venv/dev.stamp
 	$(PYTEST) --dist worksteal -m slow
 

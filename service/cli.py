@@ -211,8 +211,7 @@ def _store(settings: ServiceSettings) -> Store:
 def _redis_client(settings: RedisSettings) -> RedisClient | None:
     from service.redis_client import RedisClient
 
-    url = settings.redis_url
-    return RedisClient(url.get_secret_value(), settings.redis_prefix) if url else None
+    return RedisClient.of(settings)
 
 
 def _activation(settings: SwitchSettings) -> Activation:

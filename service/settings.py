@@ -94,7 +94,8 @@ class RedisSettings(ServiceSettings):
     redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
         None,
         description="Secret of all replicas that Redis does not hold, at least 16 characters; authenticates the "
-        "content in Redis (default: replicas do not share cached answers through Redis)",
+        "replicas' reports and cached answers in Redis, so commands that read reports need it too (default: reports "
+        "are not authenticated, and replicas do not share cached answers through Redis)",
     )
 
 

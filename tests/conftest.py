@@ -139,3 +139,17 @@ def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("bundle cache") / "bundles"
         patch.setenv("RECOLLECT_BUNDLE_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trusted_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The only certificate that HTTP clients trust. It belongs to no server.
+
+    Every new client reads the certificates that it trusts. Those of the public authorities take 25 ms.
+    """
+    from tests.service.certificates import write_certificate
+
+    with pytest.MonkeyPatch.context() as patch:
+        path = write_certificate(tmp_path_factory.mktemp("trusted")).certificate
+        patch.setenv("SSL_CERT_FILE", str(path))
+        yield path

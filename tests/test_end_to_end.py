@@ -79,6 +79,7 @@ def served(folder: Path, query: str) -> float:
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_trained_and_tuned_adapter_can_be_built_and_served(recollect: Recollect, tmp_path: Path) -> None:
     write_topics(tmp_path / "dataset")
     assert "train: rae, adapter, 15 steps of 27 queries, 1 instances held out" in (

@@ -21,6 +21,8 @@ from trainer.methods import METHODS
 
 TAU, TOP_B = 0.05, 12
 CASES = [*((method, "adapter") for method in METHODS), ("prime", "full"), ("unidec", "full")]
+# One case with a plain memory, and one whose encoder has a classifier. Each case takes several seconds.
+QUICK_CASES = [("rae", "adapter"), ("unidec", "full")]
 # Queries that are not instances of the memory.
 QUERIES = [
     *(sentences[-1] for sentences in TOPICS.values() if sentences),
@@ -52,7 +54,12 @@ def run_recollect(*words: object) -> None:
     assert recollect.main([str(word) for word in words]) == 0
 
 
-@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, marks=() if case in QUICK_CASES else pytest.mark.slow, id=" ".join(case)) for case in CASES
+    ],
+)
 def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
     """A memory that one method trained, tuned, built into a bundle, and served by a real server."""
     method, what = request.param

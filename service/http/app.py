@@ -12,7 +12,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from service.authenticated import Authenticator
 from service.http import problems
 from service.http.api_keys import ApiKeys
 from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
@@ -111,10 +110,9 @@ def _answer_cache(settings: ServeSettings, metrics: Metrics, redis: RedisClient 
     if not settings.cache_mb:
         return None
     local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics)
-    if redis is None or settings.redis_secret is None:
+    if redis is None or not redis.authenticates:
         return AnswerCache(local, None)
-    authenticator = Authenticator(settings.redis_secret.get_secret_value())
-    return AnswerCache(local, RedisAnswerCache(redis, authenticator, settings.cache_seconds, metrics))
+    return AnswerCache(local, RedisAnswerCache(redis, settings.cache_seconds, metrics))
 
 
 def _document(app: FastAPI, guarded: bool) -> None:

@@ -79,9 +79,8 @@ def serve_endpoints(
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     if settings.verify_activations:
         store.require_signed_activations()
-    redis = None
-    if settings.redis_url is not None:
-        redis = RedisClient(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
+    redis = RedisClient.of(settings, metrics)
+    if redis is not None:
         redis.require_access()
     batcher = Batcher(
         ThreadBudget.of(settings.workers, settings.threads).threads,

@@ -14,15 +14,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import structlog
-
-from service.authenticated import Authenticator
 from service.errors import RedisError
 from service.options import AnswerOptions
 from service.redis_client import RedisClient
 from service.telemetry.metrics import Metrics
-
-log = structlog.get_logger(__name__)
 
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
@@ -106,11 +101,15 @@ class RedisAnswerCache:
 
     Only an answer that a replica with the same secret wrote under the same cache key is found: a user of Redis can
     remove answers, but cannot change or exchange them.
+
+    Args:
+        redis: The client, with the secret of the replicas.
+        seconds: Maximum age of an answer.
+        metrics: Records hits and misses.
     """
 
-    def __init__(self, redis: RedisClient, authenticator: Authenticator, seconds: int, metrics: Metrics) -> None:
-        self._redis, self._authenticator, self._seconds, self._metrics = redis, authenticator, seconds, metrics
-        self._has_logged_refusal = False
+    def __init__(self, redis: RedisClient, seconds: int, metrics: Metrics) -> None:
+        self._redis, self._seconds, self._metrics = redis, seconds, metrics
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Look up answers. While Redis does not answer, no answers are found."""
@@ -120,12 +119,9 @@ class RedisAnswerCache:
         except RedisError:
             return [None] * len(keys)
         found = [
-            None if value is None else self._authenticator.open(name, value)
+            None if value is None else self._redis.open(name, value, "cached_answer")
             for name, value in zip(names, values, strict=True)
         ]
-        if not self._has_logged_refusal and found.count(None) > values.count(None):
-            self._has_logged_refusal = True
-            log.warning("cached_answer_refused", reason="another program, or a replica with another --redis-secret")
         _count_look_ups(self._metrics, "redis", found)
         return found
 
@@ -134,7 +130,7 @@ class RedisAnswerCache:
             pipeline = client.pipeline(transaction=False)
             for key, answer in answers.items():
                 name = self._name(key)
-                pipeline.set(name, self._authenticator.seal(name, answer), ex=self._seconds)
+                pipeline.set(name, self._redis.seal(name, answer), ex=self._seconds)
             return pipeline.execute()
 
         try:

@@ -111,6 +111,13 @@ class Metrics:
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
             self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
+            self.redis_refused = counter(
+                "redis_refused_total",
+                "Number of values in Redis that were ignored, because no replica with the same secret wrote them.",
+                "content",
+            )
+            for content in ("cached_answer", "replica_report"):  # as above
+                self.redis_refused.labels(content)
         self.by_version = MetricsByVersion(registry)
         self._created: datetime | None = None
 

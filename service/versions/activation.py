@@ -176,6 +176,7 @@ class _Rollout:
         self._reports: dict[str, Report | None] = {}
         self._lost_since: dict[str, float] = {}
         self._draining: set[str] = set()
+        self._unreadable: set[str] = set()
         self.known = False
         self.names: set[str] = set()
         self.serving: list[Report] = []
@@ -185,6 +186,7 @@ class _Rollout:
         now = time.monotonic()
         self.known = self.known or bool(seen)
         self._reports = {each.replica: each.report for each in seen}
+        self._unreadable = {each.replica for each in seen if each.is_unreadable}
         self._draining |= {name for name, report in self._reports.items() if report and report.state == "draining"}
         self.names = (self.names | self._reports.keys()) - self._draining
         self._lost_since = {
@@ -252,8 +254,10 @@ class _Rollout:
 
     def _reason(self, name: str) -> str:
         report = self._reports.get(name)
+        if name in self._unreadable:
+            return "has a report that cannot be read: it is damaged, or the replica has another --redis-secret"
         if report is None:
-            return "stopped reporting: it was killed, it hangs, or its report is damaged"
+            return "stopped reporting: it was killed, or it hangs"
         serves = f"serves {report.version}: " if report.version else "serves no version: "
         if (refusal := self._refusal(report)) is not None:
             return serves + refusal

@@ -3,7 +3,7 @@
 Without Redis, a report is a file in the store's folder that its replica keeps locked. The lock ends with the process,
 so a report of a killed replica is recognised because its file has no lock. Replicas that share a Redis server write
 their reports to Redis, in keys that expire. A sorted set holds the time of each replica's last report, by the clock of
-the Redis server.
+the Redis server. With a secret of the replicas, only reports that a replica with this secret wrote are used.
 
 A replica that stops removes its entry. A replica that was killed stays in the registry for a minute without a report.
 """
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from service.errors import RedisError
+from service.errors import RedisError, StoreError
 from service.redis_client import RedisClient
 from service.store.store import Store
 from service.versions.reports import Report, is_replica_name, parse_report, replica_name
@@ -40,10 +40,12 @@ class Seen(NamedTuple):
     Attributes:
         replica: Its name.
         report: Its report; None if it does not report any more, or if its report cannot be read.
+        is_unreadable: Whether it has a report that cannot be read: damaged content, or content of another secret.
     """
 
     replica: str
     report: Report | None
+    is_unreadable: bool = False
 
 
 class Replicas(Protocol):
@@ -86,9 +88,16 @@ def versions_in_use(replicas: Replicas, store: Store) -> set[str]:
 
     Raises:
         RedisError: If the registry cannot be read.
-        StoreError: If the store cannot be read.
+        StoreError: If the store or the report of a replica cannot be read.
     """
-    found = reports(replicas)
+    seen = replicas.seen()
+    for each in seen:
+        if each.is_unreadable:
+            raise StoreError(
+                f"{each.replica}: expected a report that names the versions in use, found one that is damaged or has "
+                "another --redis-secret; set the --redis-secret of the replicas"
+            )
+    found = [each.report for each in seen if each.report is not None]
     generations = {report.generation for report in found}
     opened = {entry.to for entry in store.log() if entry.generation in generations}
     canaries = {report.canary.version for report in found if report.canary is not None}
@@ -150,7 +159,7 @@ class FolderReplicas:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if path == self._path or not _is_unlocked(file):
-                    return Seen(path.stem, parse_report(os.pread(file, _FILE_BYTES, 0), path.stem))
+                    return _seen(path.stem, os.pread(file, _FILE_BYTES, 0))
                 # After a jump of the clock, the time may lie in the future. The file is then removed at once.
                 if abs(time.time() - os.fstat(file).st_mtime) <= _REMEMBERED_SECONDS:
                     return Seen(path.stem, None)
@@ -170,10 +179,10 @@ class RedisReplicas:
     def report(self, report: Report) -> None:
         def write(client: Any) -> Any:
             pipeline = client.pipeline().zadd(self._registry, {self._name: _redis_seconds(client)})
-            return pipeline.set(
-                self._key(self._name), report.model_dump_json(), px=int(1e3 * _LIFETIME_SECONDS)
-            ).execute()
+            return pipeline.set(key, sealed, px=int(1e3 * _LIFETIME_SECONDS)).execute()
 
+        key = self._key(self._name)
+        sealed = self._redis.seal(key, report.model_dump_json().encode())
         self._redis.execute(write)
 
     def leave(self) -> None:
@@ -197,14 +206,22 @@ class RedisReplicas:
             return names, pipeline.execute(raise_on_error=False)
 
         names, values = self._redis.execute(read)
-        return [
-            # A value is an error if the key holds another type than a string.
-            Seen(name, parse_report(value, name) if isinstance(value, bytes) else None)
-            for name, value in zip(names, values, strict=True)
-        ]
+        return [self._open(name, value) for name, value in zip(names, values, strict=True)]
+
+    def _open(self, name: str, value: bytes | Exception) -> Seen:
+        if value == b"":  # the key does not exist
+            return Seen(name, None)
+        # A value is an error if the key holds another type than a string.
+        content = self._redis.open(self._key(name), value, "replica_report") if isinstance(value, bytes) else None
+        return _seen(name, content)
 
     def _key(self, name: str) -> str:
         return self._redis.key("report", name)
+
+
+def _seen(name: str, content: bytes | None) -> Seen:
+    report = None if content is None else parse_report(content, name)
+    return Seen(name, report, is_unreadable=report is None)
 
 
 def _redis_seconds(client: Any) -> float:

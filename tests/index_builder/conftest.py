@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from trainer.encoder import UnitVectorModel
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
@@ -72,6 +76,31 @@ def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the graphs that `export_once` has exported."""
+    return tmp_path_factory.mktemp("graphs")
+
+
+@pytest.fixture
+def export_once(graphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export equal models once, and copy the graph the next time, because an export takes seconds."""
+    from index_builder import onnx_export
+
+    export_graph = onnx_export._export_graph
+
+    def export(model: UnitVectorModel, path: Path) -> None:
+        digest = hashlib.sha256(f"{model.pooling} {model!r}".encode())
+        for name, weights in model.state_dict().items():
+            digest.update(name.encode() + weights.numpy().tobytes())
+        graph = graphs / digest.hexdigest()
+        if not graph.exists():
+            export_graph(model, graph)
+        shutil.copy(graph, path)
+
+    monkeypatch.setattr(onnx_export, "_export_graph", export)
+
+
 @pytest.fixture
 def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`build` copies the exported tiny encoder instead of exporting the encoder of the tiny run."""
@@ -91,6 +120,15 @@ def quick_road_export(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             shutil.copy(built.store / "bundles" / built.version / name, folder)
 
     monkeypatch.setattr("index_builder.build.export_encoder", copy)
+
+
+@pytest.fixture
+def quick_graph(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy the graph of MiniLM from an existing bundle instead of exporting it."""
+    from index_builder import onnx_export
+
+    exported = built.store / "bundles" / built.version / "encoder.onnx"
+    monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))
 
 
 @pytest.fixture

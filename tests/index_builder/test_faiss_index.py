@@ -127,7 +127,7 @@ def test_factory_string_that_crashes_faiss_is_rejected_without_a_crash(factory: 
 
 
 @pytest.mark.parametrize(
-    "factory", ["Flat", "IVF100000,SQ8", "OPQ8,IVF64,PQ8x4fs,RFlat", "HNSW32,SQ8", "IVF64_HNSW8,PQ8"]
+    "factory", ["Flat", "IVF100000,SQ8", "OPQ8,IVF64,PQ8x4fs,RFlat", "HNSW32,SQ8", "IVF4_HNSW8,PQ8x4"]
 )
 def test_valid_factory_string_is_accepted_with_few_keys(factory: str) -> None:
     check_factory(factory, 16)

@@ -91,9 +91,12 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
 
 
 @contextlib.contextmanager
-def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
+def replica(
+    store: Path, redis_server: RedisServer, *flags: str, prelude: str = ""
+) -> Iterator[tuple[Server, httpx.Client]]:
+    variables = {"RECOLLECT_REDIS_URL": redis_server.url, "RECOLLECT_REDIS_SECRET": SECRET}
     with (
-        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url, RECOLLECT_REDIS_SECRET=SECRET) as server,
+        serving(store, *flags, prelude=prelude, **variables) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
     ):
         yield server, client

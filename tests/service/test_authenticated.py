@@ -70,8 +70,8 @@ def look_up(url: str, prefix: str = "recollect", secret: str = SECRET, **answers
     """Put answers under the keys a, b and c into the cache, then look up all keys."""
 
     async def run() -> list[bytes | None]:
-        client = RedisClient(url, prefix)
-        cache = RedisAnswerCache(client, Authenticator(secret), 60, Metrics())
+        client = RedisClient(url, prefix, secret=secret)
+        cache = RedisAnswerCache(client, 60, Metrics())
         await cache.put({f"key {key}".encode(): answer for key, answer in answers.items()} or {b"other": b""})
         try:
             return await cache.get(KEYS)

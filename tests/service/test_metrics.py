@@ -31,6 +31,16 @@ def samples(client: httpx.Client) -> dict[str, float]:
     return found
 
 
+@pytest.fixture(scope="module")
+def shared_client(light_versions: Path) -> Iterator[httpx.Client]:
+    """A client of a server for all tests that neither change its version nor depend on earlier requests."""
+    with (
+        serving(light_versions) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
+    ):
+        yield client
+
+
 @pytest.fixture
 def client(store: Path) -> Iterator[httpx.Client]:
     with (
@@ -40,8 +50,8 @@ def client(store: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_memory_of_the_process_is_measured(client: httpx.Client) -> None:
-    found = samples(client)
+def test_memory_of_the_process_is_measured(shared_client: httpx.Client) -> None:
+    found = samples(shared_client)
     assert found["recollect_private_memory_bytes"] > 10e6
     assert found["recollect_mapped_memory_bytes"] > 10e6
 
@@ -81,10 +91,10 @@ def test_metrics_show_the_version_and_count_swaps(client: httpx.Client, store: P
     assert found["recollect_bundle_age_seconds"] > 0
 
 
-def test_requests_dropped_at_their_deadline_are_counted(client: httpx.Client) -> None:
+def test_requests_dropped_at_their_deadline_are_counted(shared_client: httpx.Client) -> None:
     slow = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
-    assert client.post("/predict/batch", json=slow).status_code == 504
-    assert samples(client)["recollect_dropped_total{why=deadline}"] == 1
+    assert shared_client.post("/predict/batch", json=slow).status_code == 504
+    assert samples(shared_client)["recollect_dropped_total{why=deadline}"] == 1
 
 
 def test_queries_are_logged_only_if_log_queries_is_set(store: Path) -> None:
@@ -161,10 +171,10 @@ def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path
     )
 
 
-def test_every_metric_named_in_the_alert_rules_exists(client: httpx.Client) -> None:
+def test_every_metric_named_in_the_alert_rules_exists(shared_client: httpx.Client) -> None:
     rules = (Path(__file__).parents[2] / "deploy" / "prometheus").glob("*.yml")
     named = set(re.findall(r"recollect_\w+", " ".join(path.read_text(encoding="utf-8") for path in rules)))
-    exposed = set(re.findall(r"recollect_\w+", client.get("/metrics").text)) | {
+    exposed = set(re.findall(r"recollect_\w+", shared_client.get("/metrics").text)) | {
         "recollect_redis_up",
         "recollect_redis_errors_total",
     }

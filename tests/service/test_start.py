@@ -15,7 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.store.store import Store
+from service.versions.replicas import replicas_of, reports
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
+from tests.service.redis_server import until
 
 # Program of a server that opens its first version when a file exists, and that writes its port to a file before.
 WAITING = """
@@ -25,14 +28,16 @@ from service import addresses
 from service.process import server
 work = server._work
 def work_when_allowed(*arguments, **named):
-    from service.versions.model_manager import ModelManager
-    open_current = ModelManager.open_current
-    def open_when_allowed(self):
+    from service.process import worker
+    from service.versions.opening import Opener
+    worker._WITHDRAW_SECONDS = 60.0
+    open_version = Opener.open
+    def open_when_allowed(self, *rest):
         Path(os.environ["STARTED"]).touch()
         while not Path(os.environ["GO"]).exists():
             time.sleep(0.01)
-        open_current(self)
-    ModelManager.open_current = open_when_allowed
+        return open_version(self, *rest)
+    Opener.open = open_when_allowed
     work(*arguments, **named)
 server._work = work_when_allowed
 start_listening = addresses.start_listening
@@ -130,11 +135,16 @@ def test_service_answers_that_it_is_not_ready_while_its_first_version_opens(open
 
 @pytest.mark.parametrize("opening", [(), ("--workers", "2")], ids=["1 process", "2 workers"], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_service_stops_with_status_0_while_its_first_version_opens(opening: Opening, number: int) -> None:
+def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_its_report(
+    opening: Opening, store: Path, number: int
+) -> None:
     opening.wait_until_opening()
     assert httpx.get(f"{opening.url}/health/live").status_code == 200
+    replicas = replicas_of(Store(store), None)
+    assert [report.state for report in until(lambda: reports(replicas))] == ["opening"]
     opening.process.send_signal(number)
     assert opening.process.wait(timeout=PATIENCE_SECONDS) == 0
+    assert replicas.seen() == []
     assert '"error"' not in opening.log.read_text()
     assert "Traceback" not in opening.log.read_text()
 
@@ -150,6 +160,7 @@ def test_service_that_cannot_open_its_first_version_ends_with_one_message(openin
     (line,) = opening.log.read_text().splitlines()
     assert line.startswith("recollect serve: ")
     assert "label_keys.faiss: expected SHA-256" in line
+    assert replicas_of(Store(store), None).seen() == []
 
 
 def test_connections_are_refused_before_the_service_can_answer(store: Path, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def work(number, heartbeat):
 
 def test_worker_that_needs_a_long_time_to_start_is_not_killed(tmp_path: Path) -> None:
     program = """
-supervisor.HANG_SECONDS = 0.2
+supervisor.HANG_SECONDS = 1.0
 def work(number, heartbeat):
     if number:
         time.sleep(2)

@@ -66,6 +66,11 @@ KINDS: dict[str, list[object]] = {
     "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "adapter, mined negatives": ["--method", "rae", "--mine-every", 5, "--mine-top", 4, "--validation-fraction", 0],
 }
+# Each quick case has a third of the moments, and each moment is in two or three of them.
+SEVERAL_TIMES = [
+    *(pytest.param(kind, ON_THE_WAY[number % 3 :: 3], id=kind) for number, kind in enumerate(KINDS)),
+    *(pytest.param(kind, ON_THE_WAY, id=f"{kind}, all moments", marks=pytest.mark.slow) for kind in KINDS),
+]
 
 
 class TestKilled:
@@ -81,12 +86,12 @@ class TestKilled:
 
         return run
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("kind", "moments"), SEVERAL_TIMES)
     def test_training_killed_several_times_has_the_weights_and_keys_of_an_uninterrupted_training(
-        self, run: Callable[..., int], run_folder: Path, tmp_path: Path, kind: str
+        self, run: Callable[..., int], run_folder: Path, tmp_path: Path, kind: str, moments: list[Moment]
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
-        for moment in ON_THE_WAY:
+        for moment in moments:
             encodes = moment.function != "trainer.memory_writer._write_progress" or "full" not in KINDS[kind]
             if encodes:  # a whole encoder has no frozen keys
                 assert run(*KINDS[kind], "--resume", killed=moment) == KILLED, (moment, (tmp_path / "log").read_text())
@@ -98,8 +103,9 @@ class TestKilled:
         both = [training(folder)["progress"] | {"seconds": 0} for folder in (run_folder, tmp_path / "never")]
         assert both[0] == both[1]
 
-    @pytest.mark.parametrize("resume", [["--resume"], []], ids=["resumed", "run again"])
-    @pytest.mark.parametrize("what", ["adapter", "full"])
+    @pytest.mark.parametrize(
+        ("what", "resume"), [("adapter", []), ("full", ["--resume"])], ids=["adapter, run again", "full, resumed"]
+    )
     @pytest.mark.parametrize(
         "moment",
         [

@@ -21,16 +21,22 @@ from service.versions.replicas import RedisReplicas
 from service.versions.reports import Report, replica_name
 from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, serving
 from tests.service.light_stores import TOP_K, until_serves
-from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica, until
+from tests.service.redis_server import NEVER_POLLS, SECRET, RedisServer, metric, needs_redis, replica, until
 from tests.service.store.servers import WebServer
 
 pytestmark = needs_redis
 
 POLLS = ("--poll-seconds", "0.05")
+SECRET_FLAGS = ("--redis-secret", SECRET)
+
+
+def shared_client(redis_server: RedisServer) -> RedisClient:
+    """The client of a command, which knows the secret of the replicas."""
+    return RedisClient(redis_server.url, "recollect", secret=SECRET)
 
 
 def activated(store: Path, redis_server: RedisServer, *command: str) -> int:
-    return recollect.main([*command, "--store", str(store), "--redis-url", redis_server.url, "--wait"])
+    return recollect.main([*command, "--store", str(store), "--redis-url", redis_server.url, *SECRET_FLAGS, "--wait"])
 
 
 def copy_desired_state(store: Path, to: Path) -> None:
@@ -67,13 +73,11 @@ def test_replica_with_its_own_copy_of_the_store_keeps_its_version_until_its_copy
     shorter = "from service.versions import announcements\nannouncements._DIFFER_SECONDS = 0.2"
     with (
         replica(store, redis_server, *POLLS) as (_, near),
-        serving(elsewhere, *POLLS, prelude=shorter, RECOLLECT_REDIS_URL=redis_server.url) as far_server,
-        httpx.Client(base_url=far_server.url, timeout=PATIENCE_SECONDS) as far,
+        replica(elsewhere, redis_server, *POLLS, prelude=shorter) as (far_server, far),
     ):
-        assert activated(store, redis_server, "activate", "v5", "--wait-seconds", "2") == 1
-        error = capsys.readouterr().err
-        assert "v5 is current, but 1 of 2 replicas do not serve it:" in error
-        assert "serves v3: it has not opened the new version yet (generation 1)" in error
+        assert activated(store, redis_server, "activate", "v5", "--wait-seconds", "0.5") == 1
+        assert "serves v3: it has not opened the new version yet (generation 1)" in capsys.readouterr().err
+        until_serves(near, "v5")
         differ = far_server.wait_for("generations_differ")
         assert (differ["redis"], differ["store"]) == (2, 1)
         assert metric(far, 'recollect_generation{source="redis"}') == 2
@@ -95,7 +99,7 @@ def test_activation_error_names_the_replica_whose_store_lacks_the_version(
         copy_desired_state(store, elsewhere)
         record = Store(store).activation()
         assert record is not None
-        activation = Activation(Store(store), RedisClient(redis_server.url, "recollect"))
+        activation = Activation(Store(store), shared_client(redis_server))
         with pytest.raises(NotServedError, match=r"1 of 2 replicas do not serve it:\n  .* serves v3: .*found no 'v7'"):
             activation.wait(record, PATIENCE_SECONDS)
         assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
@@ -124,8 +128,9 @@ HOSTILE: dict[str, Callable[[Any, str], Any]] = {
     "generation is a list": lambda client, name: put_list(client, "recollect:generation"),
     "message": lambda client, name: client.publish("recollect:generation", b"\xff" * 1000),
     "report is a list": lambda client, name: put_list(client, f"recollect:report:{name}"),
-    "report of another replica": lambda client, name: client.set(
-        f"recollect:report:{name}", client.get(f"recollect:report:{name}").replace(name, "other-1-abcd")
+    "report without a code": lambda client, name: client.set(
+        f"recollect:report:{name}",
+        f'{{"replica":"{name}","state":"serving","version":"v5","generation":2,"since":null}}',
     ),
     "deep report": lambda client, name: client.set(f"recollect:report:{name}", "[" * 100_000),
     "registry is a string": lambda client, name: client.set("recollect:registry", "x"),
@@ -141,9 +146,9 @@ def test_hostile_content_of_redis_never_changes_the_version_or_ends_a_replica(
 ) -> None:
     with replica(store, redis_server, *POLLS) as (server, client), redis_server.client() as redis_client:
         (name,) = until(lambda: redis_client.zrange("recollect:registry", 0, -1))
-        activation = Activation(Store(store), RedisClient(redis_server.url, "recollect"))
+        activation = Activation(Store(store), shared_client(redis_server))
         for write in HOSTILE.values():
-            until(lambda: redis_client.get(f"recollect:report:{name}"))
+            until(lambda: redis_client.exists(f"recollect:report:{name}"))
             write(redis_client, name)
             with contextlib.suppress(RedisError):
                 for seen in activation.replicas.seen():
@@ -162,8 +167,8 @@ def test_wait_does_not_succeed_while_the_reports_in_redis_are_damaged(
     store: Path, redis_server: RedisServer, name: str
 ) -> None:
     client = redis_server.client()
-    replicas = RedisReplicas(RedisClient(redis_server.url, "recollect"))
-    activation = Activation(Store(store), RedisClient(redis_server.url, "recollect"))
+    replicas = RedisReplicas(shared_client(redis_server))
+    activation = Activation(Store(store), shared_client(redis_server))
     record = activation.activate("v5")
     replicas.report(
         Report(replica=replica_name(), state="serving", version="v5", generation=record.generation, since=record.at)
@@ -177,7 +182,7 @@ def test_wait_does_not_succeed_while_the_reports_in_redis_are_damaged(
 def test_time_of_a_replica_does_not_matter_for_its_report(
     store: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replicas = RedisReplicas(RedisClient(redis_server.url, "recollect"))
+    replicas = RedisReplicas(shared_client(redis_server))
     for shift in (-86_400.0, 86_400.0):
         now = time.time
         monkeypatch.setattr("time.time", lambda now=now, shift=shift: now() + shift)

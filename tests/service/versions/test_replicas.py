@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,10 +17,14 @@ import pytest
 
 from service.errors import NotServedError
 from service.store.store import Store
+from service.telemetry.metrics import Metrics
 from service.versions.activation import Activation
+from service.versions.open_versions import OpenVersions
 from service.versions.replicas import FolderReplicas, Seen, reports
+from service.versions.reporter import Reporter
 from service.versions.reports import Refusal, Report, replica_name, shorten
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
+from tests.service.redis_server import until
 
 SINCE = datetime(2026, 1, 2, tzinfo=UTC)
 POLLS = ("--poll-seconds", "0.05")
@@ -216,3 +221,23 @@ def test_replica_removes_its_report_when_it_stops(store: Path) -> None:
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
     assert list((store / "replicas").iterdir()) == []
+
+
+class Blocked(FolderReplicas):
+    """A registry that does not answer until `answers` is set."""
+
+    answers = threading.Event()
+
+    def leave(self) -> None:
+        self.answers.wait(PATIENCE_SECONDS)
+        super().leave()
+
+
+def test_exit_does_not_wait_for_a_registry_that_does_not_answer(tmp_path: Path) -> None:
+    replicas = Blocked(tmp_path)
+    replicas.report(report())
+    reporter = Reporter(replicas, OpenVersions(Metrics().by_version), Metrics())
+    reporter.withdraw(0.05)
+    assert len(replicas.seen()) == 1
+    replicas.answers.set()
+    until(lambda: not replicas.seen())

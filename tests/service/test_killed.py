@@ -1,0 +1,126 @@
+"""A service that is killed in any state starts again and serves the desired version; no other replica is disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.bundle.integrity import describe_files
+from service.store.locations import open_store
+from service.store.store import Store
+from service.versions.replicas import replicas_of
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, serving, with_changed_files
+from tests.service.redis_server import until
+from tests.service.store.servers import WebServer
+from tests.service.test_drain import LONG_DRAIN, NEVER_QUIET
+from tests.service.test_start import children
+
+# Program of a service whose drain does not end while a client is connected. A supervisor does not load the drain.
+DRAINS_FOREVER = f"""
+from service.process import server
+work = server._work
+def work_with_a_long_drain(*arguments, **named):
+    exec({NEVER_QUIET!r}, globals())
+    work(*arguments, **named)
+server._work = work_with_a_long_drain
+"""
+
+
+class Service:
+    """A `recollect serve` with one or several processes, which copies bundles from a web server to a cache."""
+
+    def __init__(self, web: WebServer, cache: Path, workers: int) -> None:
+        self._web, self._cache, self._workers = web, cache, workers
+        self._replicas = replicas_of(open_store(web.url, None, cache), None)
+
+    @contextlib.contextmanager
+    def killed(self, version: str) -> Iterator[Server]:
+        """A start of the service, which serves a version and whose processes are all killed at the end."""
+        flags = ("--bundle-cache", str(self._cache), "--workers", str(self._workers), "--poll-seconds", "0.05")
+        with serving(self._web.url, *flags, *LONG_DRAIN, prelude=DRAINS_FOREVER) as server:
+            try:
+                self.wait_for(server, "serving")
+                assert httpx.get(f"{server.url}/version").json()["version"] == version
+                yield server
+            finally:
+                self._kill(server)
+
+    def wait_for(self, server: Server, state: str) -> None:
+        """Wait until all processes report a state."""
+        until(lambda: list(self._states(server).values()) == [state] * self._workers)
+
+    def _kill(self, server: Server) -> None:
+        """Kill all processes. Their reports then do not count any more."""
+        processes = [server.process.pid, *children(server.process.pid)]  # a supervisor would replace killed workers
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
+        until(lambda: not any(self._states(server, set(processes)).values()))
+
+    def _states(self, server: Server, processes: set[int] | None = None) -> dict[str, str | None]:
+        """The states that processes of the service report; None for a process that does not report any more."""
+        processes = processes or {server.process.pid, *children(server.process.pid)}
+        return {
+            seen.replica: seen.report and seen.report.state
+            for seen in self._replicas.seen()
+            if int(seen.replica.split("-")[-2]) in processes
+        }
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["1 process", "2 workers"])
+def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_its_next_start(
+    store: Path, tmp_path: Path, workers: int
+) -> None:
+    published, cache = Store(store), tmp_path / "cache"
+    flip_bit(store / "bundles" / add_version(store, "v5", "v7", with_changed_files) / "label_keys.faiss")
+    with contextlib.ExitStack() as stack:
+        web = stack.enter_context(WebServer(store).running())
+        other = stack.enter_context(serving(web.url, "--bundle-cache", str(cache), "--poll-seconds", "600"))
+        client = stack.enter_context(httpx.Client(base_url=other.url, timeout=PATIENCE_SECONDS))
+        service = Service(web, cache, workers)
+
+        def other_answers() -> bool:
+            answer = client.post("/predict", json={"query": "bread"})
+            return (answer.status_code, answer.json().get("version")) == (200, "v3")
+
+        with service.killed("v3"):
+            assert other_answers()
+        assert other_answers()
+
+        with service.killed("v3") as server:
+            web.paused_file = "instance_keys.faiss"
+            published.activate("v5")
+            assert web.paused.wait(PATIENCE_SECONDS)  # half of the file has been copied
+            service.wait_for(server, "opening")
+        assert other_answers()
+        web.paused_file = ""
+        web.resumed.set()
+
+        with service.killed("v5") as server:
+            published.activate("v7")
+            service.wait_for(server, "failed")
+        assert other_answers()
+        published.rollback()
+
+        with service.killed("v5") as server, httpx.Client(base_url=server.url) as connected:
+            connected.get("/health/live").raise_for_status()  # the connection stays open
+            server.process.send_signal(signal.SIGTERM)
+            service.wait_for(server, "draining")
+        assert other_answers()
+
+        with service.killed("v5"):
+            (folder,) = cache.iterdir()
+            assert sorted(path.name for path in (folder / "bundles").iterdir()) == ["v3", "v5"]
+            for bundle in (folder / "bundles").iterdir():
+                manifest = json.loads((bundle / "manifest.json").read_bytes())
+                described = {name: info.model_dump() for name, info in describe_files(bundle).items()}
+                assert described == manifest["files"]
+        assert "warning" not in other.log()
+        assert "error" not in other.log()
