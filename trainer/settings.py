@@ -27,8 +27,19 @@ PrototypeToken = Literal["text", "free", "centroid"]
 
 # Settings that several verbs share.
 Layout = Annotated[
-    Literal["auto", "native", "xmc", "pecos", "parquet"],
+    Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet"],
     Field(description="layout of the dataset; auto: recognised from the folder's files"),
+]
+TextFields = Annotated[
+    list[str],
+    *Listed,
+    Field(description="JSON fields that form a text, for example title,content; default: text, or title,content (xmc)"),
+]
+EmptyTexts = Annotated[
+    Literal["refuse", "drop", "keep"],
+    Field(
+        description="empty texts of labels, instances and queries: refuse the dataset, drop their rows, or keep them"
+    ),
 ]
 EncoderName = Annotated[
     str,
@@ -51,7 +62,7 @@ Trained = Annotated[
     Field(description="adapter: train a small network on a frozen encoder, minutes on a CPU; full: the whole encoder"),
 ]
 MaxSteps = Annotated[
-    int, Field(ge=0, description="maximum number of optimizer steps; 0: only --epochs limits the training")
+    int, Field(ge=0, description="number of optimizer steps; with --epochs, the first limit counts; 0: no such limit")
 ]
 MaxSeconds = Annotated[
     float,
@@ -73,7 +84,7 @@ Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP
 Propensity = Annotated[
     tuple[float, Positive],
     *Listed,
-    Field(description="A,B of the propensity model of PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"),
+    Field(description="A,B of the propensity model: .6,2.6 for Amazon, .5,.4 for Wikipedia-500K, .55,1.5 for others"),
 ]
 
 
@@ -102,6 +113,8 @@ class SharedTrainSettings(TrainerSettings):
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
     format: Layout = "auto"
+    text_fields: TextFields = []
+    empty_texts: EmptyTexts = "refuse"
     encoder: EncoderName = "minilm"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
@@ -111,7 +124,8 @@ class SharedTrainSettings(TrainerSettings):
     epochs: int | None = Field(
         None,
         ge=0,
-        description="passes over the instances; 0: no training; unset: --max-seconds, or 15 for adapter, 3 for full",
+        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 (adapter) "
+        "or 3 (full)",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -129,6 +143,7 @@ class SharedTrainSettings(TrainerSettings):
         None,
         description="draw true labels uniformly, or rare labels more often (propensity); unset: propensity for prime",
     )
+    propensity: Propensity = (0.55, 1.5)
     hard_negatives: int | None = Field(
         None,
         ge=0,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.dataset import check_unique
-from trainer.data.split import Entries, LabelSets, Split, SplitBuilder, StringColumn, fingerprint
+from trainer.data.split import Entries, Split, SplitBuilder, StringColumn, fingerprint
 from trainer.errors import DatasetError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -87,8 +87,7 @@ def test_split_without_some_rows_and_labels_has_the_other_pairs_under_new_number
     old_rows, old_labels = np.flatnonzero(rows).tolist(), np.flatnonzero(kept).tolist()
     assert some.entries.uids.to_pylist() == [f"u{row}" for row in old_rows]
     assert some.entries.texts.to_pylist() == [f"t{row}" for row in old_rows]
-    filtered = LabelSets.of_pairs(some.filtered_pairs, len(some))
-    for found, expected in ((some.labels, sets), (filtered, filters)):
+    for found, expected in ((some.labels, sets), (some.filtered, filters)):
         named = [[old_labels[label] for label in row] for row in np.split(found.indices, found.indptr[1:-1])]
         assert named[: len(old_rows)] == [sorted(expected[row] & set(old_labels)) for row in old_rows]
 

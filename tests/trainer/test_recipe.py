@@ -83,8 +83,21 @@ def test_epoch_has_one_step_for_each_batch_and_by_default_negatives_are_mined_on
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(0, 40), (7, 7), (40, 40), (1_000, 40)])
-def test_max_steps_only_reduces_the_steps(max_steps: int, steps: int) -> None:
+def test_first_limit_counts_if_epochs_and_steps_are_given(max_steps: int, steps: int) -> None:
     assert recipe(batch_size=100, epochs=4, max_steps=max_steps).steps == steps
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(1, 1), (10, 1), (11, 2), (40_000, 4_000)])
+@pytest.mark.parametrize("more", [{}, {"max_seconds": 60}], ids=["alone", "with seconds"])
+def test_given_steps_decide_the_number_of_epochs(max_steps: int, epochs: int, more: dict[str, float]) -> None:
+    found = recipe(batch_size=100, max_steps=max_steps, **more)
+    assert (found.steps, found.epochs) == (max_steps, epochs)
+
+
+def test_given_propensity_is_stored_if_positives_are_drawn_with_it() -> None:
+    assert recipe(method="prime", propensity=(0.6, 2.6)).propensity == (0.6, 2.6)
+    assert recipe(positive_sampling="propensity", propensity=(0.6, 2.6)).propensity == (0.6, 2.6)
+    assert recipe(propensity=(0.6, 2.6)) == recipe()
 
 
 @pytest.mark.parametrize("train", ["adapter", "full"])

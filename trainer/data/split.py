@@ -81,10 +81,28 @@ class LabelSets:
         ones = np.ones(len(self.indices), dtype=np.float32)
         return sparse.csr_matrix((ones, self.indices, self.indptr), shape=(len(self), labels))
 
+    def union(self, other: LabelSets, labels: int) -> LabelSets:
+        """Join the label sets of each row.
+
+        Args:
+            other: Label sets of the same rows.
+            labels: Number of labels.
+        """
+        return LabelSets.of(self.to_csr(labels) + other.to_csr(labels))
+
     def pairs(self) -> Int[np.ndarray, "pair 2"]:
         """The pairs (row, label), sorted."""
         rows = np.repeat(np.arange(len(self)), np.diff(self.indptr))
         return np.stack([rows, self.indices.astype(np.int64)], axis=1)
+
+    def codes(self, labels: int) -> Int[np.ndarray, " pair"]:
+        """The pairs as numbers row * labels + label, sorted if the label sets are.
+
+        Args:
+            labels: Number of labels.
+        """
+        rows = np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.indptr))
+        return rows * labels + self.indices
 
 
 def no_pairs() -> Int[np.ndarray, "0 2"]:
@@ -107,6 +125,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def filtered(self) -> LabelSets:
+        """The labels that are removed from the predictions for each row."""
+        return LabelSets.of_pairs(self.filtered_pairs, len(self))
 
     def head(self, rows: int) -> Split:
         """The first `rows` rows."""
