@@ -41,7 +41,12 @@ _SINCE_ADDED = {
     "clusters": 0,
     "cluster_from": 0,
     "cluster_every": 1,
+    "mine_from": 0,
     "options": {},
+    # options of methods
+    "over_positives": "mean",
+    "softtopk_k": 5,
+    "softtopk_alpha": 2.0,
 }
 
 
@@ -64,6 +69,7 @@ class Recipe:
             0.
         temperature: Tau of the loss; 1 if the method has none.
         hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
+        mine_from: First step with mined negatives.
         mine_every: Steps between two minings of negatives.
         mine_top: Number of nearest labels of an instance from which its negatives are drawn.
         mine_search: `exact` or `approximate`.
@@ -114,6 +120,7 @@ class Recipe:
     clusters: int = 0
     cluster_from: int = 0
     cluster_every: int = 1
+    mine_from: int = 0
     options: MethodOptions = MethodOptions()
 
     @classmethod
@@ -200,12 +207,22 @@ class Recipe:
             clusters=clusters,
             cluster_from=settings.cluster_from,
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
+            mine_from=settings.mine_from * per_epoch,
             options=_options(settings, method).with_defaults(labels),
         )
 
     @property
     def mines(self) -> bool:
         return bool(self.hard_negatives)
+
+    def mines_at(self, step: int, mined: bool) -> bool:
+        """Return whether negatives are mined before a step.
+
+        Args:
+            step: The step.
+            mined: Whether negatives were mined before.
+        """
+        return self.mines and step >= self.mine_from and (not mined or step % self.mine_every == 0)
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.

@@ -22,7 +22,7 @@ Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"]
+MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
 
 # Settings that several verbs share.
@@ -144,11 +144,12 @@ class SharedTrainSettings(TrainerSettings):
         description="draw true labels uniformly, or rare labels more often (propensity); unset: propensity for prime",
     )
     propensity: Propensity = (0.55, 1.5)
-    hard_negatives: int | None = Field(
+    hard_negatives: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         None,
-        ge=0,
-        description="mined negatives of a query; unset: the method's default; dexml and softtopk use all labels",
+        description="mined negatives of a query, or all: every label is in the pool; unset: the method's default, "
+        "which is all for dexml, softtopk and ova",
     )
+    mine_from: int = Field(0, ge=0, description="first epoch with hard negatives")
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")
     mine_top: int = Field(
         50, ge=1, description="number of nearest labels of an instance from which its negatives are drawn"

@@ -136,7 +136,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             if step % batches.per_epoch == 0 and (clusters := curriculum.due(step // batches.per_epoch)):
                 with watch("cluster"):
                     learner.clusters = _cluster(task, keys, step, clusters, recipe, machine)
-            if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
+            if recipe.mines_at(step, learner.negatives is not None):
                 with watch("mine"):
                     learner.negatives = _mine(task, keys, step, recipe, machine)
             keys.clear()  # this step changes the model

@@ -46,6 +46,7 @@ def test_defaults_of_epochs_batch_size_and_learning_rate_depend_on_train(
         ("rae", 0.04, 2, 1, True),
         ("dexml", 0.05, None, 0, False),
         ("softtopk", 0.05, None, 0, False),
+        ("ova", 0.05, None, 0, False),
         ("infonce", 0.05, 0, 1, False),
         ("prime", 1.0, 0, 3, False),
         ("unidec", 1 / 18, 6, 3, True),
@@ -92,6 +93,22 @@ def test_first_limit_counts_if_epochs_and_steps_are_given(max_steps: int, steps:
 def test_given_steps_decide_the_number_of_epochs(max_steps: int, epochs: int, more: dict[str, float]) -> None:
     found = recipe(batch_size=100, max_steps=max_steps, **more)
     assert (found.steps, found.epochs) == (max_steps, epochs)
+
+
+@pytest.mark.parametrize("method", ["infonce", "rae", "dexml"])
+def test_all_as_hard_negatives_means_the_whole_label_space(method: str) -> None:
+    found = recipe(method=method, hard_negatives="all")
+    assert (found.hard_negatives, found.mines) == (None, False)
+
+
+def test_negatives_are_mined_from_the_given_epoch_and_then_in_the_given_rhythm() -> None:
+    found = recipe(instances=100, batch_size=10, epochs=6, mine_from=2, mine_every=8)
+    mined, steps = False, []
+    for step in range(found.steps):
+        if found.mines_at(step, mined):
+            mined = True
+            steps.append(step)
+    assert steps == [20, 24, 32, 40, 48, 56]
 
 
 def test_given_propensity_is_stored_if_positives_are_drawn_with_it() -> None:
