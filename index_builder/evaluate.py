@@ -78,7 +78,9 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     predictor = open_model(
         settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads
     ).predictor
-    dataset = open_dataset(settings.dataset, settings.format)
+    dataset = open_dataset(
+        settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts
+    )
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
@@ -220,6 +222,7 @@ def format_table(evaluation: Evaluation) -> Iterator[str]:
         "F1@5 extreme tail": "xtail",
         "F1@5 torso": "torso",
         "F1@5 tail": "tail",
+        "F1@5 unseen": "unseen",
     }
     cells = [[short.get(name, name) for name in evaluation.rows[0]]]
     cells += [[_format_cell(name, value) for name, value in row.items()] for row in evaluation.rows]

@@ -13,6 +13,7 @@ from service.options import Lambda, Temperature, TopB
 from service.settings import NO_WORD, Device, Location
 from trainer.settings import (
     BatchSize,
+    EmptyTexts,
     EncoderName,
     LabelMaxLength,
     Layout,
@@ -26,6 +27,7 @@ from trainer.settings import (
     NotEmpty,
     Pooling,
     Propensity,
+    TextFields,
     Trained,
     TrainingDevice,
     TrainingPrecision,
@@ -132,6 +134,8 @@ class EvaluateSettings(BuilderSettings):
         description="Ed25519 public keys (PEM), one of which must verify the bundle's signature; default: no check",
     )
     format: Layout = "auto"
+    text_fields: TextFields = []
+    empty_texts: EmptyTexts = "refuse"
     lambda_: Annotated[list[Lambda], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )
@@ -164,6 +168,8 @@ class CompareSettings(BuilderSettings):
         [0], description="one or more seeds; each method is trained once with each seed"
     )
     format: Layout = "auto"
+    text_fields: TextFields = []
+    empty_texts: EmptyTexts = "refuse"
     encoder: EncoderName = "minilm"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
@@ -172,7 +178,8 @@ class CompareSettings(BuilderSettings):
     epochs: int | None = Field(
         None,
         ge=1,
-        description="passes over the instances; default: set by --max-seconds, else 15 for an adapter and 3 for full",
+        description="passes over the instances; default: set by --max-steps or --max-seconds, else 15 for an adapter "
+        "and 3 for full",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0

@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor
 
+from trainer.data.split import LabelSets
+
 _BLOCK_QUERIES = 64
 # Relative penalty for each place in the list of candidates, so that equal scores are ordered by label position. The
 # penalty is far smaller than relevant differences of scores, and far larger than rounding errors.
@@ -49,6 +51,7 @@ def predict(
     values: sparse.csr_matrix,
     settings: Sequence[InferenceSetting],
     depth: int,
+    filtered: sparse.csr_matrix | None = None,
 ) -> Iterator[tuple[InferenceSetting, Int[np.ndarray, "query depth"]]]:
     """Yield the best labels of every query for every setting. -1 fills the list if fewer labels have votes.
 
@@ -58,11 +61,13 @@ def predict(
         values: The relevance matrix Y, with the axes (instance, label).
         settings: The settings. Put settings that differ only in lambda next to each other: they share most of the work.
         depth: Number of labels to return.
+        filtered: The labels that are removed from each query's ranking, with the axes (query, label). Their keys keep
+            their place among the nearest keys. None: no label is removed.
     """
     predictions: dict[InferenceSetting, list[np.ndarray]] = {setting: [] for setting in settings}
     for start in range(0, len(labels.keys), _BLOCK_QUERIES):
         block = slice(start, start + _BLOCK_QUERIES)
-        votes = _BlockVotes(instances[block], labels[block], values)
+        votes = _BlockVotes(instances[block], labels[block], values, None if filtered is None else filtered[block])
         for setting in predictions:
             predictions[setting].append(votes.best(setting, depth))
     for setting, blocks in predictions.items():
@@ -76,7 +81,13 @@ class _BlockVotes:
     by query, and ranked in a matrix with one row for each query.
     """
 
-    def __init__(self, instances: Neighbours, labels: Neighbours, values: sparse.csr_matrix) -> None:
+    def __init__(
+        self,
+        instances: Neighbours,
+        labels: Neighbours,
+        values: sparse.csr_matrix,
+        filtered: sparse.csr_matrix | None,
+    ) -> None:
         self._instances, self._labels = instances, labels
         queries, n_labels = len(labels.keys), values.shape[1]
         # All possible votes of instances: the query, the rank of the instance in the query's list, and the label.
@@ -91,6 +102,9 @@ class _BlockVotes:
         candidates, targets = np.unique(codes, return_inverse=True)
         self._instance_targets, self._label_targets = targets[: len(voter)], targets[len(voter) :]
         self._row, label = np.divmod(candidates, n_labels)
+        self._removed = np.zeros(len(candidates), dtype=bool)
+        if filtered is not None:
+            self._removed = np.isin(candidates, LabelSets.of(filtered).codes(n_labels))
         self._column = np.arange(len(candidates)) - np.searchsorted(self._row, self._row)
         self._shape = (queries, int(self._column.max(initial=0)) + 1)
         self._label_of = np.zeros(self._shape, dtype=np.int64)
@@ -144,5 +158,6 @@ class _BlockVotes:
         """
         votes = np.bincount(targets, weights=weights, minlength=len(self._row))
         scores = np.zeros(self._shape)
-        scores[self._row, self._column] = np.where(votes > 0, votes - _TIE_PENALTY * votes * self._column, 0)
+        counted = (votes > 0) & ~self._removed
+        scores[self._row, self._column] = np.where(counted, votes - _TIE_PENALTY * votes * self._column, 0)
         return torch.from_numpy(scores)

@@ -2,9 +2,9 @@
 
 Notation: s are inner products of unit vectors divided by the temperature (PRIME has none). P_i is the set of all true
 labels of query i in the pool of keys (argument `relevant`). T_i is the subset of P_i that this step moves closer to
-query i (argument `positives`). A loss is a mean over T_i. So each query has the same weight, however many labels it
-has, and the expected loss of one sampled positive equals the loss of all positives. A query without positives has loss
-0.
+query i (argument `positives`). Most losses are a mean over T_i. So each query has the same weight, however many labels
+it has, and the expected loss of one sampled positive equals the loss of all positives. A query without positives has
+loss 0.
 
 If several ranks share a pool, each rank has the similarities to its own share of the keys. Each function returns this
 rank's part of the loss of each query. The sum over the ranks is the loss (`Ranks`).
@@ -12,7 +12,7 @@ rank's part of the loss of each query. The sum over the ranks is the loss (`Rank
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -49,7 +49,7 @@ def softmax_cross_entropy(
         ranks: The processes that share the pool.
     """
     denominator = ranks.log_sum_exp(_log_sum_exp(scores, torch.ones_like(positives)))
-    return _mean_over(positives, denominator[:, None] - scores, ranks)
+    return _over(positives, denominator[:, None] - scores, ranks)
 
 
 def pal(
@@ -76,19 +76,39 @@ def decoupled_softmax(
     positives: Bool[Tensor, "query key"],
     relevant: Bool[Tensor, "query key"],
     ranks: Ranks = ALONE,
+    over_positives: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, " query"]:
     """Softmax of each positive over the negatives, without the query's other positives (DEXML, Eq. 5).
 
-    mean over l in T_i of  -log( e^{s_il} / ( e^{s_il} + sum_{m not in P_i} e^{s_im} ) )
+    mean (or sum) over l in T_i of  -log( e^{s_il} / ( e^{s_il} + sum_{m not in P_i} e^{s_im} ) )
 
     Args:
         scores: Similarities divided by tau.
         positives: T_i, one sampled or all.
         relevant: P_i, which includes T_i.
         ranks: The processes that share the pool.
+        over_positives: Whether the loss of a query is the mean or the sum over T_i.
     """
     negatives = ranks.log_sum_exp(_log_sum_exp(scores, ~relevant))
-    return _mean_over(positives, torch.logaddexp(scores, negatives[:, None]) - scores, ranks)
+    return _over(positives, torch.logaddexp(scores, negatives[:, None]) - scores, ranks, over_positives)
+
+
+def binary_cross_entropy(
+    scores: Float[Tensor, "query key"], relevant: Bool[Tensor, "query key"], ranks: Ranks = ALONE
+) -> Float[Tensor, " query"]:
+    """Binary cross-entropy of each key, one versus all (the baseline OvA-BCE of DEXML).
+
+    mean over all keys l of  log(1 + e^{s_il}) - [l in P_i] s_il
+
+    Args:
+        scores: Similarities divided by tau.
+        relevant: P_i.
+        ranks: The processes that share the pool.
+    """
+    keys = ranks.all_reduce_sum(scores.new_tensor(scores.shape[1])).clamp_min(1)
+    has_positives = ranks.all_reduce_sum(relevant.sum(dim=1)) > 0
+    entropies = torch.nn.functional.softplus(scores) - scores.masked_fill(~relevant, 0)
+    return entropies.masked_fill(~has_positives[:, None], 0).sum(dim=1) / keys
 
 
 def rae(
@@ -114,7 +134,7 @@ def rae(
     labels = _log_sum_exp(scores, ~relevant)
     instances = _log_sum_exp(instance_scores, disjoint_instances)
     negatives = ranks.log_sum_exp(torch.logaddexp(labels, instances))
-    return _mean_over(positives, torch.logaddexp(scores, negatives[:, None]) - scores, ranks)
+    return _over(positives, torch.logaddexp(scores, negatives[:, None]) - scores, ranks)
 
 
 def soft_top_k_loss(
@@ -123,12 +143,13 @@ def soft_top_k_loss(
     k: int,
     alpha: float = 2.0,
     ranks: Ranks = ALONE,
+    over_positives: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, " query"]:
     """Move each positive into the top k keys of its query (DEXML, Eq. 6 and 7).
 
-    mean over l in T_i of  -log SoftTop-k(s_i)_l
+    mean (or sum) over l in T_i of  -log SoftTop-k(s_i)_l
     """
-    return _mean_over(positives, -log_soft_top_k(scores, k, alpha, ranks), ranks)
+    return _over(positives, -log_soft_top_k(scores, k, alpha, ranks), ranks, over_positives)
 
 
 def log_soft_top_k(
@@ -259,8 +280,14 @@ def _log_sum_exp(scores: Float[Tensor, "query key"], mask: Bool[Tensor, "query k
     return torch.logsumexp(scores.masked_fill(~mask, _MASKED), dim=1)
 
 
-def _mean_over(
-    positives: Bool[Tensor, "query key"], losses: Float[Tensor, "query key"], ranks: Ranks
+def _over(
+    positives: Bool[Tensor, "query key"],
+    losses: Float[Tensor, "query key"],
+    ranks: Ranks,
+    over_positives: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, " query"]:
-    counts = ranks.all_reduce_sum(positives.sum(dim=1)).clamp_min(1)
-    return losses.masked_fill(~positives, 0).sum(dim=1) / counts
+    """Return this rank's part of the mean or sum of the losses of each query's positives."""
+    total = losses.masked_fill(~positives, 0).sum(dim=1)
+    if over_positives == "sum":
+        return total
+    return total / ranks.all_reduce_sum(positives.sum(dim=1)).clamp_min(1)

@@ -4,6 +4,8 @@
               keys.npy             [N+L, d] unit vectors: instances first, then labels, in dataset order
               value_indptr.npy     [N+1]    instance i votes for its labels, row i of Y:
               value_indices.npy             value_indices[value_indptr[i] : value_indptr[i + 1]]
+              filtered_pairs.npy  [P, 2]    pairs (instance, label): when the instance is a query, the label is removed
+                                            from its predictions (absent in memories of older releases: no pairs)
               labels.jsonl  instances.jsonl  {"uid", "text"}, row by row
 
 Three things are not stored. A label key votes for its own label, so the identity below Y in the paper is implicit.
@@ -26,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.split import Entries, LabelSets, Split, fingerprint
+from trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
 from trainer.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.files import write_json
@@ -82,6 +84,12 @@ class Memory:
     keys: Float[np.ndarray, "key dim"]
     value_indptr: Int[np.ndarray, " pointer"]
     value_indices: Int[np.ndarray, " pair"]
+    filtered_pairs: Int[np.ndarray, "filtered 2"]
+
+    @property
+    def filtered_labels(self) -> LabelSets:
+        """The labels that are removed from the predictions for each instance."""
+        return LabelSets.of_pairs(self.filtered_pairs, self.plan.instances)
 
     @property
     def label_sets(self) -> LabelSets:
@@ -121,7 +129,19 @@ def open_memory(folder: Path) -> Memory:
             f"{folder}: expected instances to vote for labels below {plan.labels:,}, found others; "
             "run `recollect train` again"
         )
-    return Memory(folder, plan, DEFAULTS | fields["defaults"], keys, indptr, indices)
+    filtered = no_pairs()
+    if (folder / "filtered_pairs.npy").exists():
+        filtered = _map_array(folder / "filtered_pairs.npy", None, "int64")
+        if filtered.ndim != 2 or filtered.shape[1] != 2 or (filtered < 0).any() or _exceeds(filtered, plan):
+            raise MemoryFolderError(
+                f"{folder}/filtered_pairs.npy: expected pairs of an instance below {plan.instances:,} and a label "
+                f"below {plan.labels:,}, found others; run `recollect train` again"
+            )
+    return Memory(folder, plan, DEFAULTS | fields["defaults"], keys, indptr, indices, filtered)
+
+
+def _exceeds(pairs: Int[np.ndarray, "pair 2"], plan: MemoryPlan) -> bool:
+    return bool((pairs >= [plan.instances, plan.labels]).any())
 
 
 def is_complete(folder: Path) -> bool:
@@ -197,12 +217,12 @@ def read_header(path: Path, *required: str) -> tuple[MemoryPlan, dict[str, Any]]
     return plan, fields
 
 
-def _map_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def _map_array(path: Path, shape: tuple[int, ...] | None, dtype: str) -> np.ndarray:
     try:
         mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise MemoryFolderError(f"{path}: expected an array, found: {error}; run `recollect train` again") from None
-    if mapped.shape != shape or mapped.dtype != dtype:
+    if mapped.shape != (shape or mapped.shape) or mapped.dtype != dtype:
         raise MemoryFolderError(
             f"{path}: expected {dtype} of shape {shape}, found {mapped.dtype} of shape {mapped.shape}; "
             "run `recollect train` again"

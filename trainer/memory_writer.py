@@ -73,6 +73,7 @@ def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instanc
         _write_entries(folder / "instances.jsonl", instances.entries)
         save_array(folder / "value_indptr.npy", instances.labels.indptr)
         save_array(folder / "value_indices.npy", instances.labels.indices)
+        save_array(folder / "filtered_pairs.npy", np.ascontiguousarray(instances.filtered_pairs))
     return done
 
 

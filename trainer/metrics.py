@@ -18,8 +18,11 @@ SEGMENTS: dict[str, tuple[float, float]] = {
     "head": (1000, math.inf),
     "torso": (100, 1000),
     "tail": (10, 100),
-    "extreme tail": (-math.inf, 10),
+    "extreme tail": (0, 10),
+    "unseen": (-math.inf, 0),
 }
+# A and B of the propensity model for most datasets.
+PROPENSITY = 0.55, 1.5
 
 
 def hits(predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_array) -> Bool[np.ndarray, "query top_k"]:
@@ -98,8 +101,8 @@ def propensity_weights(
     Args:
         label_counts: Number of training instances n_l of each label, 0 or more.
         instances: Number of training instances N.
-        a: A; 0.55 by default, 0.6 for Amazon datasets, 0.5 for Wikipedia datasets.
-        b: B; 1.5 by default, 2.6 for Amazon datasets, 0.4 for Wikipedia datasets.
+        a: A; 0.55 for most datasets, 0.6 for Amazon datasets, 0.5 for Wikipedia-500K.
+        b: B; 1.5 for most datasets, 2.6 for Amazon datasets, 0.4 for Wikipedia-500K.
 
     Raises:
         ValueError: If `instances` or `b` is not positive.
@@ -179,7 +182,7 @@ def report(
     truth: csr_matrix | csr_array,
     label_counts: Int[np.ndarray, " label"],
     instances: int,
-    propensity: tuple[float, float] = (0.55, 1.5),
+    propensity: tuple[float, float] = PROPENSITY,
 ) -> dict[str, float | None]:
     """All metrics in percent, in the order in which tables print them.
 

@@ -18,7 +18,7 @@ MineSearch = Literal["exact", "approximate"]
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """The labels nearest to each instance. -1 replaces each true label of the instance."""
+    """The labels nearest to each instance. -1 replaces each label that is no negative of the instance."""
 
     labels: Int[np.ndarray, "instance top"]
 
@@ -34,29 +34,29 @@ class HardNegatives:
 def mine(
     queries: Float[np.ndarray, "share dim"],
     label_keys: Float[np.ndarray, "label dim"],
-    label_sets: LabelSets,
+    excluded: LabelSets,
     top: int,
     search: MineSearch,
     device: str,
     ranks: Ranks,
 ) -> HardNegatives:
-    """Find the `top` nearest labels of each instance, and replace the instance's true labels by -1.
+    """Find the `top` nearest labels of each instance, and replace labels that are no negatives by -1.
 
     Args:
         queries: The vectors of this rank's share of the instances.
         label_keys: The vectors of all labels.
-        label_sets: The labels of each instance.
-        top: Number of nearest labels, including the instance's true labels.
+        excluded: The labels that are no negatives of each instance: its true labels and its filtered labels.
+        top: Number of nearest labels, including the excluded ones.
         search: Exact search, or inverted lists for many labels on a CPU.
         device: Device of an exact search.
         ranks: The processes that share the work.
     """
-    start, stop = ranks.bounds(len(label_sets))
+    start, stop = ranks.bounds(len(excluded))
     top = min(top, len(label_keys))
     if search == "exact":
         _, found = nearest(queries, label_keys, top, device)
     else:
         _, found = nearest_approximate(queries, label_keys, top)
-    own = hits(found, label_sets.to_csr(len(label_keys))[start:stop])
+    own = hits(found, excluded.to_csr(len(label_keys))[start:stop])
     found = np.where(own, -1, found).astype(np.int32)
-    return HardNegatives(ranks.all_gather_arrays(found, len(label_sets), device))
+    return HardNegatives(ranks.all_gather_arrays(found, len(excluded), device))

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.errors import TrainingError
 from trainer.methods import METHODS, Method, MethodOptions
+from trainer.metrics import PROPENSITY
 from trainer.negatives import MineSearch
 from trainer.train_settings import TrainSettings
 
@@ -36,10 +37,16 @@ _MOST_EXACT_PAIRS = 1 << 31
 _SINCE_ADDED = {
     "max_seconds": 0.0,
     "positive_sampling": "uniform",
+    "propensity": PROPENSITY,
     "clusters": 0,
     "cluster_from": 0,
     "cluster_every": 1,
+    "mine_from": 0,
     "options": {},
+    # options of methods
+    "over_positives": "mean",
+    "softtopk_k": 5,
+    "softtopk_alpha": 2.0,
 }
 
 
@@ -62,6 +69,7 @@ class Recipe:
             0.
         temperature: Tau of the loss; 1 if the method has none.
         hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
+        mine_from: First step with mined negatives.
         mine_every: Steps between two minings of negatives.
         mine_top: Number of nearest labels of an instance from which its negatives are drawn.
         mine_search: `exact` or `approximate`.
@@ -76,6 +84,7 @@ class Recipe:
         device: `cpu` or `cuda`, whose random numbers differ.
         max_seconds: Seconds after which training ends, unless all steps are done earlier; 0: no limit.
         positive_sampling: `uniform`, or `propensity` to draw with inverse propensities as weights.
+        propensity: A and B of the propensity model, for `positive_sampling`.
         clusters: Number of clusters of queries at the first clustering; 0: random batches.
         cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
@@ -107,9 +116,11 @@ class Recipe:
     device: str = "cpu"
     max_seconds: float = 0.0
     positive_sampling: str = "uniform"
+    propensity: tuple[float, float] = PROPENSITY
     clusters: int = 0
     cluster_from: int = 0
     cluster_every: int = 1
+    mine_from: int = 0
     options: MethodOptions = MethodOptions()
 
     @classmethod
@@ -147,7 +158,7 @@ class Recipe:
             )
         batch_size = settings.batch_size or min(_BATCH_SIZE[train], instances)
         per_epoch = math.ceil(instances / batch_size)
-        epochs = _epochs(settings)
+        epochs = _epochs(settings, per_epoch)
         if (settings.clusters or 0) > instances:
             raise TrainingError(
                 f"--clusters {settings.clusters}: expected at most {instances:,}, the instances to train on; "
@@ -165,6 +176,7 @@ class Recipe:
             )
         steps = min(epochs * per_epoch, settings.max_steps or epochs * per_epoch)
         clusters = _clusters(settings, method, instances, per_epoch)
+        sampling = settings.positive_sampling or method.positive_sampling
         return cls(
             encoder=encoder,
             encoder_sha256=encoder_sha256,
@@ -190,16 +202,27 @@ class Recipe:
             ranks=ranks,
             device=device,
             max_seconds=settings.max_seconds,
-            positive_sampling=settings.positive_sampling or method.positive_sampling,
+            positive_sampling=sampling,
+            propensity=settings.propensity if sampling == "propensity" else PROPENSITY,
             clusters=clusters,
             cluster_from=settings.cluster_from,
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
+            mine_from=settings.mine_from * per_epoch,
             options=_options(settings, method).with_defaults(labels),
         )
 
     @property
     def mines(self) -> bool:
         return bool(self.hard_negatives)
+
+    def mines_at(self, step: int, mined: bool) -> bool:
+        """Return whether negatives are mined before a step.
+
+        Args:
+            step: The step.
+            mined: Whether negatives were mined before.
+        """
+        return self.mines and step >= self.mine_from and (not mined or step % self.mine_every == 0)
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.
@@ -234,10 +257,13 @@ class Recipe:
         return list(dict.fromkeys(names))
 
 
-def _epochs(settings: TrainSettings) -> int:
-    if settings.epochs is None:
-        return _UNLIMITED_EPOCHS if settings.max_seconds else _EPOCHS[settings.train]
-    return settings.epochs
+def _epochs(settings: TrainSettings, per_epoch: int) -> int:
+    """Return the number of epochs: the given one, or enough for the given limit of steps or seconds."""
+    if settings.epochs is not None:
+        return settings.epochs
+    if settings.max_steps:
+        return math.ceil(settings.max_steps / per_epoch)
+    return _UNLIMITED_EPOCHS if settings.max_seconds else _EPOCHS[settings.train]
 
 
 def _clusters(settings: TrainSettings, method: Method, instances: int, per_epoch: int) -> int:

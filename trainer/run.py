@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_dataset, print_note
 from trainer.data.split import Split
 from trainer.distributed import Ranks, process_group
 from trainer.encoder import Encoder, choose_device
@@ -76,7 +76,13 @@ def write_run(settings: TrainSettings) -> None:
     """
     device = choose_device(settings.device)
     with explain_out_of_memory(), process_group(device) as ranks:
-        dataset = open_dataset(settings.dataset, settings.format)
+        dataset = open_dataset(
+            settings.dataset,
+            settings.format,
+            text_fields=settings.text_fields,
+            empty_texts=settings.empty_texts,
+            note=print_note if ranks.first else lambda _: None,
+        )
         instances = dataset.read_split("train")
         encoder = load_encoder(
             settings.encoder, settings.pooling, settings.max_length, settings.label_max_length, device
@@ -166,6 +172,7 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             queries,
             labels,
             run.instances.labels,
+            run.instances.filtered,
             _validation(run, held_out),
             save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
@@ -196,6 +203,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             VectorTable(torch.from_numpy(np.array(vectors.instance_keys, dtype=np.float32))),
             label_inputs,
             run.instances.labels,
+            run.instances.filtered,
             _validation(run, held_out),
             save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
@@ -259,7 +267,8 @@ def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarra
 
 
 def _validation(run: Run, held_out: np.ndarray) -> Validation:
-    return Validation(held_out, run.instances.labels, len(run.dataset.labels), run.settings.alpha, run.encoder.device)
+    instances, labels = run.instances, len(run.dataset.labels)
+    return Validation(held_out, instances.labels, labels, run.settings.alpha, run.encoder.device, instances.filtered)
 
 
 def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:

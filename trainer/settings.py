@@ -22,13 +22,24 @@ Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce"]
+MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
 
 # Settings that several verbs share.
 Layout = Annotated[
-    Literal["auto", "native", "xmc", "pecos", "parquet"],
+    Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet"],
     Field(description="layout of the dataset; auto: recognised from the folder's files"),
+]
+TextFields = Annotated[
+    list[str],
+    *Listed,
+    Field(description="JSON fields that form a text, for example title,content; default: text, or title,content (xmc)"),
+]
+EmptyTexts = Annotated[
+    Literal["refuse", "drop", "keep"],
+    Field(
+        description="empty texts of labels, instances and queries: refuse the dataset, drop their rows, or keep them"
+    ),
 ]
 EncoderName = Annotated[
     str,
@@ -51,7 +62,7 @@ Trained = Annotated[
     Field(description="adapter: train a small network on a frozen encoder, minutes on a CPU; full: the whole encoder"),
 ]
 MaxSteps = Annotated[
-    int, Field(ge=0, description="maximum number of optimizer steps; 0: only --epochs limits the training")
+    int, Field(ge=0, description="number of optimizer steps; with --epochs, the first limit counts; 0: no such limit")
 ]
 MaxSeconds = Annotated[
     float,
@@ -73,7 +84,7 @@ Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP
 Propensity = Annotated[
     tuple[float, Positive],
     *Listed,
-    Field(description="A,B of the propensity model of PSP@k: .6,2.6 for Amazon, .5,.4 for Wikipedia"),
+    Field(description="A,B of the propensity model: .6,2.6 for Amazon, .5,.4 for Wikipedia-500K, .55,1.5 for others"),
 ]
 
 
@@ -102,6 +113,8 @@ class SharedTrainSettings(TrainerSettings):
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
     format: Layout = "auto"
+    text_fields: TextFields = []
+    empty_texts: EmptyTexts = "refuse"
     encoder: EncoderName = "minilm"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
@@ -111,7 +124,8 @@ class SharedTrainSettings(TrainerSettings):
     epochs: int | None = Field(
         None,
         ge=0,
-        description="passes over the instances; 0: no training; unset: --max-seconds, or 15 for adapter, 3 for full",
+        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 (adapter) "
+        "or 3 (full)",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -129,11 +143,13 @@ class SharedTrainSettings(TrainerSettings):
         None,
         description="draw true labels uniformly, or rare labels more often (propensity); unset: propensity for prime",
     )
-    hard_negatives: int | None = Field(
+    propensity: Propensity = (0.55, 1.5)
+    hard_negatives: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         None,
-        ge=0,
-        description="mined negatives of a query; unset: the method's default; dexml and softtopk use all labels",
+        description="mined negatives of a query, or all: every label is in the pool; unset: the method's default, "
+        "which is all for dexml, softtopk and ova",
     )
+    mine_from: int = Field(0, ge=0, description="first epoch with hard negatives")
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")
     mine_top: int = Field(
         50, ge=1, description="number of nearest labels of an instance from which its negatives are drawn"

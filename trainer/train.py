@@ -42,8 +42,6 @@ _CHECKED_INSTANCES = 64
 _WEIGHT_DECAY, _CLIP = 0.01, 1.0
 # Steps between two calls of `trim_heap`.
 _TRIM_EVERY = 64
-# A and B of the propensity model, as for most datasets.
-_PROPENSITY = 0.55, 1.5
 # Number of tokens in a micro-batch: enough to use all cores, few enough for little padding.
 _MICRO_TOKENS = {"cpu": 2_048, "cuda": 32_768}
 
@@ -57,6 +55,7 @@ class Task:
         queries: Inputs of all instances.
         labels: Inputs of all labels.
         label_sets: The labels of each instance.
+        filtered: The labels that are removed from the predictions for each instance. They are never mined.
         validation: The held-out instances.
         save_best: Function that writes the model's checkpoint. It is called when the model is the best so far.
     """
@@ -65,6 +64,7 @@ class Task:
     queries: Inputs
     labels: Inputs
     label_sets: LabelSets
+    filtered: LabelSets
     validation: Validation
     save_best: Callable[[], None]
 
@@ -136,7 +136,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             if step % batches.per_epoch == 0 and (clusters := curriculum.due(step // batches.per_epoch)):
                 with watch("cluster"):
                     learner.clusters = _cluster(task, keys, step, clusters, recipe, machine)
-            if recipe.mines and (learner.negatives is None or step % recipe.mine_every == 0):
+            if recipe.mines_at(step, learner.negatives is not None):
                 with watch("mine"):
                     learner.negatives = _mine(task, keys, step, recipe, machine)
             keys.clear()  # this step changes the model
@@ -173,7 +173,8 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
 
 def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machine) -> HardNegatives:
     now, where = keys.at(step), (machine.device, machine.ranks)
-    return mine(now.instances, now.labels, task.label_sets, recipe.mine_top, recipe.mine_search, *where)
+    excluded = task.label_sets.union(task.filtered, len(task.labels))
+    return mine(now.instances, now.labels, excluded, recipe.mine_top, recipe.mine_search, *where)
 
 
 def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, machine: Machine) -> None:
@@ -210,7 +211,7 @@ def _label_weights(task: Task, recipe: Recipe) -> Float[np.ndarray, " label"] | 
         return None
     in_training = ~task.validation.held_out
     counts = np.bincount(task.label_sets.where(in_training).indices, minlength=len(task.labels))
-    return propensity_weights(counts, int(in_training.sum()), *_PROPENSITY)
+    return propensity_weights(counts, int(in_training.sum()), *recipe.propensity)
 
 
 def _has_finite_vectors(model: DualEncoder, task: Task, device: str) -> bool:

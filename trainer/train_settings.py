@@ -9,8 +9,8 @@ from pydantic import model_validator
 
 from trainer.errors import TrainingError
 from trainer.methods import METHODS
-from trainer.methods.dexml import DexmlOptions
 from trainer.methods.infonce import InfoNceOptions
+from trainer.methods.ova import OvaOptions
 from trainer.methods.prime import PrimeOptions
 from trainer.methods.rae import RaeOptions
 from trainer.methods.softtopk import SoftTopKOptions
@@ -19,7 +19,7 @@ from trainer.settings import SharedTrainSettings
 
 
 class TrainSettings(
-    PrimeOptions, SupconOptions, RaeOptions, DexmlOptions, SoftTopKOptions, InfoNceOptions, SharedTrainSettings
+    PrimeOptions, SupconOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
 ):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 
@@ -76,14 +76,14 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
         yield from _ignored(settings, ("cluster_from", "cluster_every"), "clusters", "clustered batches")
     if not method.mined(settings.hard_negatives):
         yield from _ignored(
-            settings, ("mine_every", "mine_top", "mine_search"), "hard_negatives", "hard negatives to mine"
+            settings, ("mine_from", "mine_every", "mine_top", "mine_search"), "hard_negatives", "hard negatives to mine"
         )
 
 
 def _ignored(settings: TrainSettings, flags: tuple[str, ...], switch: str, needed: str) -> Iterator[str]:
     """Yield a message for each given flag that has no effect because the flag `switch` is 0 (given, or by default)."""
-    by_method = getattr(settings, switch) is None
-    found = f"--method {settings.method}, which uses none" if by_method else f"{_flag(switch)} 0"
+    given = getattr(settings, switch)
+    found = f"--method {settings.method}, which uses none" if given is None else f"{_flag(switch)} {given}"
     for name in flags:
         if name in settings.model_fields_set:
             yield f"{_flag(name)}: expected {needed}, found {found}; omit the flag, or set {_flag(switch)}"

@@ -107,11 +107,12 @@ def tune(settings: TuneSettings) -> Tuning:
     grid = sorted(given | {previous}, key=lambda setting: (setting.temperature, setting.top_b, setting.lambda_))
     top_b = max(setting.top_b for setting in grid)
     instances = _instance_neighbours(memory, rows, top_b)
+    filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
     metric = _Metric(settings, memory, rows)
     trials = []
     for alpha in tqdm(alphas, unit="alpha", desc="tune", dynamic_ncols=True, file=sys.stderr):
         labels = _label_neighbours(memory, rows, alpha, top_b)
-        for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k):
+        for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k, filtered):
             trials.append(Trial(*setting, alpha, metric(predictions)))
     # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.
     trials.sort(key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))

@@ -43,6 +43,7 @@ class Validation:
         labels: Number of labels.
         alpha: Weight of the instances in label keys; 0: text alone.
         device: Where to search.
+        filtered: The labels that are removed from the predictions for each instance.
     """
 
     held_out: Bool[np.ndarray, " instance"]
@@ -50,6 +51,7 @@ class Validation:
     labels: int
     alpha: float
     device: str
+    filtered: LabelSets
 
     @property
     def rows(self) -> Int[np.ndarray, " query"]:
@@ -63,8 +65,8 @@ class Validation:
         label_keys = LabelKeys(keys.labels, keys.gathered, self.label_sets.where(~self.held_out), self.alpha).filled()
         instances = Neighbours(*nearest_among(queries, keys.gathered, voters, _TOP_B, self.device))
         labels = Neighbours(*nearest(queries, label_keys, _TOP_B, self.device))
-        sizes = np.diff(truth.indptr)
+        sizes, filtered = np.diff(truth.indptr), self.filtered.to_csr(self.labels)[self.rows]
         return max(
             100 * float(ndcg_at(hits(predictions, truth), sizes, _K).mean())
-            for _, predictions in predict(instances, labels, values, _SETTINGS, _K)
+            for _, predictions in predict(instances, labels, values, _SETTINGS, _K, filtered)
         )

@@ -94,12 +94,14 @@ def train_encoder(
         options=METHODS[method].options(),
     )
     held_out = np.zeros(len(label_sets), dtype=bool)
+    nothing = label_sets.where(held_out)
     task = Task(
         model=model,
         queries=queries.table(),
         labels=labels.table(),
         label_sets=label_sets,
-        validation=Validation(held_out, label_sets, len(labels.tokens), 0.0, "cpu"),
+        filtered=nothing,
+        validation=Validation(held_out, label_sets, len(labels.tokens), 0.0, "cpu", nothing),
         save_best=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:

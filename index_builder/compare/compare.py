@@ -37,7 +37,9 @@ def compare(settings: CompareSettings) -> str:
     """
     device = choose_device(settings.device)
     runs = plan_runs(settings)
-    dataset = open_dataset(settings.dataset, settings.format)
+    dataset = open_dataset(
+        settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts
+    )
     train, test = dataset.read_split("train"), dataset.read_split("test")
     check_sizes(runs, settings, train, len(dataset.labels), device)
     folder = ComparisonFolder(settings.out)

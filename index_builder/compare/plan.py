@@ -30,8 +30,9 @@ from trainer.validation import hold_out
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
 UNTRAINED = "untrained"
-# All contestants have the same encoder flags and the same flags for the training budget.
-_ENCODER_FLAGS = ("format", "encoder", "pooling", "max_length", "label_max_length", "device")
+# All contestants have the same flags for the dataset, the encoder and the training budget.
+_DATASET_FLAGS = ("format", "text_fields", "empty_texts", "propensity")
+_ENCODER_FLAGS = (*_DATASET_FLAGS, "encoder", "pooling", "max_length", "label_max_length", "device")
 _BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
 # All contestants have the same values for these flags too, but a variant may override them.
 _STEP_FLAGS = ("batch_size", "learning_rate")
@@ -114,7 +115,11 @@ def _trained_contestants(settings: CompareSettings) -> Iterator[Contestant]:
 def _explicit_flags(settings: CompareSettings, names: Iterable[str]) -> list[str]:
     """The flags that the user set. For all other flags, `recollect train` applies its own defaults."""
     explicit = [name for name in names if name in settings.model_fields_set]
-    return [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in explicit]
+    return [f"--{name.replace('_', '-')}={_as_argument(getattr(settings, name))}" for name in explicit]
+
+
+def _as_argument(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _parse_flags(contestant: Contestant, settings: CompareSettings) -> TrainSettings:
@@ -190,8 +195,6 @@ def _variant_flag(path: Path, name: str, key: str, value: Any) -> str:
     flag = key.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    if isinstance(value, list):
-        value = ",".join(map(str, value))
-    if not isinstance(value, (str, int, float)):
+    if not isinstance(value, (str, int, float, list)):
         raise BuildError(f"{where}: expected a string, a number, true, false or a list, found {type(value).__name__}")
-    return f"--{flag}={value}"
+    return f"--{flag}={_as_argument(value)}"

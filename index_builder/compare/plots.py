@@ -105,8 +105,8 @@ def _color(number: int) -> str:
 
 def _segment_title(name: str) -> str:
     more_than, at_most = SEGMENTS[name]
-    if more_than < 0:
-        return f"{name}\n≤ {at_most:,.0f} instances"
+    if at_most == 0:
+        return f"{name}\nno instances"
     return f"{name}\n> {more_than:,.0f}" + ("" if at_most == float("inf") else f", ≤ {at_most:,.0f}")
 
 

@@ -37,7 +37,8 @@ def provenance(
     variants = {each.name: " ".join(each.contestant.own) for each in results if each.contestant.own}
     return {
         "dataset": f"{settings.dataset.resolve().name}, {plan.instances:,} instances, {plan.labels:,} labels, "
-        f"{len(queries):,} test texts{' (the first)' if settings.limit else ''}, {queries.filtered:,} pairs filtered",
+        f"{len(queries):,} test texts{' (the first)' if settings.limit else ''}, "
+        f"{queries.filtered.nnz:,} pairs filtered",
         "encoder": f"{_encoder_name(settings)}, {encoder['pooling']} pooling, {encoder['max_length']} tokens, labels "
         f"{encoder['label_max_length']}, {plan.dim} dimensions, SHA-256 {plan.encoder_sha256[:_DIGEST_DIGITS]}",
         "command": _command(settings),
@@ -56,10 +57,10 @@ def _command(settings: CompareSettings) -> str:
     if settings.variants is not None:
         words.append(f"--variants {settings.variants.name}")
     words.append(f"--seeds {','.join(map(str, settings.seeds))}")
-    for name in (*SHARED_FLAGS, "metric", "propensity", "limit"):
+    for name in (*SHARED_FLAGS, "metric", "limit"):
         if name in settings.model_fields_set:
             value = _encoder_name(settings) if name == "encoder" else getattr(settings, name)
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
             words.append(f"--{name.replace('_', '-')} {text}")
     return " ".join(words)
 

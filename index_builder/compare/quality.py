@@ -30,7 +30,7 @@ DEPTH, _TOP = 100, 5
 _LAMBDAS = tuple(round(0.1 * step, 1) for step in range(11))
 _BLOCK_QUERIES = 8_192
 # Format of the cached figures. Raise it when the measurement changes: old files are then ignored.
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 Metrics = dict[str, float | None]
 
@@ -99,17 +99,17 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
     for start in tqdm(range(0, len(queries), _BLOCK_QUERIES), unit="block", desc="measure", dynamic_ncols=True):
         rows = slice(start, min(start + _BLOCK_QUERIES, len(queries)))
         block, truth, sizes = vectors[rows], queries.truth[rows], queries.sizes[rows]
+        filtered = queries.filtered[rows]
         instances = Neighbours(*nearest(block, instance_keys, tuned.top_b, device))
         labels = Neighbours(*nearest(block, label_keys, tuned.top_b, device))
-        for setting, predictions in predict(instances, labels, values, curve, depth):
-            allowed = queries.remove_filtered(predictions, start, DEPTH)
-            hit = hits(allowed[:, :_TOP], truth)
+        for setting, predictions in predict(instances, labels, values, curve, DEPTH, filtered):
+            hit = hits(predictions[:, :_TOP], truth)
             sums[setting] += precision_at(hit, 1).sum(), ndcg_at(hit, sizes, _TOP).sum()
             if setting == tuned:
-                best[rows] = allowed
+                best[rows] = predictions
         labels = Neighbours(*nearest(block, text_keys, depth, device))
-        for _, predictions in predict(instances, labels, values, [labels_alone], depth):
-            plain[rows] = queries.remove_filtered(predictions, start, DEPTH)
+        for _, predictions in predict(instances, labels, values, [labels_alone], DEPTH, filtered):
+            plain[rows] = predictions
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
     shared = (queries.truth, counts, memory.plan.instances, queries.propensity)

@@ -26,7 +26,7 @@ class Queries:
     Attributes:
         truth: Sparse matrix of true labels, with one row for each query and one column for each label.
         sizes: Number of true labels of each query.
-        filtered: Number of filtered pairs: a query, and a label that must not be predicted for it.
+        filtered: Sparse matrix of the labels that are removed from the predictions for each query.
         most_filtered: Largest number of filtered labels of one query.
         sha256: Digest of the texts, the labels, the filtered pairs and the propensity model.
     """
@@ -37,12 +37,9 @@ class Queries:
         self.propensity = propensity
         self.truth = split.labels.to_csr(len(labels))
         self.sizes: Int[np.ndarray, " query"] = np.diff(self.truth.indptr)
-        rows, columns = split.filtered_pairs.T
-        self._filtered = np.sort(rows * np.int64(len(labels)) + columns)
-        self.filtered = len(rows)
-        self.most_filtered = int(np.bincount(rows).max(initial=0))
+        self.filtered = split.filtered.to_csr(len(labels))
+        self.most_filtered = int(np.diff(self.filtered.indptr).max(initial=0))
         digest = hashlib.sha256(fingerprint(labels, split).encode())
-        digest.update(self._filtered.tobytes())
         digest.update(repr(propensity).encode())
         self.sha256 = digest.hexdigest()
 
@@ -57,25 +54,6 @@ class Queries:
         if self._frozen_vectors is None:
             self._frozen_vectors = self._encode(encoder.without_adapter())
         return encoder.refine(self._frozen_vectors)
-
-    def remove_filtered(
-        self, predictions: Int[np.ndarray, "query found"], first_query: int, depth: int
-    ) -> Int[np.ndarray, "query depth"]:
-        """Remove the filtered labels from the predictions for each query, and keep the best `depth` others.
-
-        -1 pads short lists.
-
-        Args:
-            predictions: Labels for each query, best first. There must be `depth + most_filtered` of them.
-            first_query: Number of the query in the first row of `predictions`.
-            depth: Number of labels to keep.
-        """
-        queries = first_query + np.arange(len(predictions))
-        dropped = np.isin(queries[:, None] * np.int64(self.truth.shape[1]) + predictions, self._filtered)
-        dropped |= predictions < 0
-        order = np.argsort(dropped, axis=1, kind="stable")[:, :depth]
-        kept: np.ndarray = np.take_along_axis(np.where(dropped, -1, predictions), order, axis=1)
-        return kept
 
     def _encode(self, encoder: Encoder) -> Float[np.ndarray, "query dim"]:
         texts = self._split.entries.texts.to_pylist()

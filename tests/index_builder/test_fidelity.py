@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_exact_indexes_and_full_precision_change_no_metric(memory: Memory, predi
     assert all(0.99999 < cosine < 1.00001 for cosine in parity)
     assert set(changes) == {f"{metric}_change_{part}" for metric in METRICS for part in ("precision", "index")}
     assert set(changes.values()) == {0.0}
+
+
+def test_filtered_labels_of_an_instance_are_no_answers_to_it(
+    memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quality(pairs: list[list[int]]) -> dict[str, float]:
+        filtered = dataclasses.replace(memory, filtered_pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2))
+        rows = np.arange(memory.plan.instances)
+        found = exact_search(memory, np.asarray(memory.instance_keys, np.float32), 20, 0.5)
+        return fidelity._quality(filtered, predictor, rows, found)
+
+    true = memory.label_sets.pairs()
+    every_wrong_label = np.argwhere(memory.label_sets.to_csr(memory.plan.labels).toarray() == 0)
+    assert 0 < quality([])["P@1"] < 100
+    assert quality(every_wrong_label.tolist())["P@1"] > quality([])["P@1"]
+    assert quality(true.tolist()) == dict.fromkeys(METRICS, 0.0)
 
 
 def test_change_from_the_encoder_and_change_from_the_index_are_reported_separately(

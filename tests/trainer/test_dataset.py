@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,8 @@ def split_of(rows: list[tuple[str, str, list[int]]], filtered: list[list[int]] |
     builder = SplitBuilder()
     for row in rows:
         builder.append(*row)
-    return Split(*builder.build(), np.array(filtered or [], dtype=np.int64).reshape(-1, 2))
+    pairs = np.array(filtered or [], dtype=np.int64).reshape(-1, 2)
+    return dataclasses.replace(builder.build(), filtered_pairs=pairs)
 
 
 @settings(deadline=None)
@@ -63,10 +65,31 @@ def test_string_column_of_many_chunks_keeps_order(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 100])
 def test_head_of_a_split_contains_its_first_rows(rows: int) -> None:
-    head = split_of(ROWS, filtered=[[2, 0], [0, 1], [1, 1]]).head(rows)
-    kept = [pair for pair in [[2, 0], [0, 1], [1, 1]] if pair[0] < rows]
-    assert fingerprint(entries(LABELS), head) == fingerprint(entries(LABELS), split_of(ROWS[:rows]))
+    head = split_of(ROWS, filtered=[[0, 1], [1, 1], [2, 0]]).head(rows)
+    kept = [pair for pair in [[0, 1], [1, 1], [2, 0]] if pair[0] < rows]
+    assert fingerprint(entries(LABELS), head) == fingerprint(entries(LABELS), split_of(ROWS[:rows], kept))
     assert head.filtered_pairs.tolist() == kept
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_split_without_some_rows_and_labels_has_the_other_pairs_under_new_numbers(data: st.DataObject) -> None:
+    labels = 5
+    sets = data.draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=1, max_size=8))
+    filters = data.draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=len(sets), max_size=len(sets)))
+    rows = np.array(data.draw(st.lists(st.booleans(), min_size=len(sets), max_size=len(sets))))
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=labels, max_size=labels)))
+    pairs = [[row, label] for row, own in enumerate(filters) for label in sorted(own)]
+    whole = split_of([(f"u{row}", f"t{row}", sorted(own)) for row, own in enumerate(sets)], pairs)
+
+    some = whole.where(rows, kept)
+
+    old_rows, old_labels = np.flatnonzero(rows).tolist(), np.flatnonzero(kept).tolist()
+    assert some.entries.uids.to_pylist() == [f"u{row}" for row in old_rows]
+    assert some.entries.texts.to_pylist() == [f"t{row}" for row in old_rows]
+    for found, expected in ((some.labels, sets), (some.filtered, filters)):
+        named = [[old_labels[label] for label in row] for row in np.split(found.indices, found.indptr[1:-1])]
+        assert named[: len(old_rows)] == [sorted(expected[row] & set(old_labels)) for row in old_rows]
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12))
@@ -84,8 +107,13 @@ def test_error_for_a_repeated_uid_names_its_first_two_rows(uids: list[str]) -> N
 
 
 class TestFingerprint:
-    def of(self, labels: list[tuple[str, str]] = LABELS, rows: list[tuple[str, str, list[int]]] = ROWS) -> str:
-        return fingerprint(entries(labels), split_of(rows))
+    def of(
+        self,
+        labels: list[tuple[str, str]] = LABELS,
+        rows: list[tuple[str, str, list[int]]] = ROWS,
+        filtered: list[list[int]] | None = None,
+    ) -> str:
+        return fingerprint(entries(labels), split_of(rows, filtered))
 
     def test_equal_content_gives_equal_fingerprints(self) -> None:
         assert self.of() == self.of()
@@ -108,8 +136,10 @@ class TestFingerprint:
             self.of(rows=[("a", "été", [1]), ("b", "花園", [0]), ("c", "third", [1])]),
             self.of(rows=[("a", "été ", [1, 0]), *ROWS[1:]]),
             self.of(rows=[("ab", "été", [1, 0]), ("", "花園", []), ("c", "third", [1])]),
+            self.of(filtered=[[0, 1]]),
+            self.of(filtered=[[1, 0]]),
         }
-        assert len(changed) == 9
+        assert len(changed) == 11
 
 
 @pytest.mark.skipif(not LARGE.is_dir(), reason=f"{LARGE} is missing: a dataset of half a million titles")

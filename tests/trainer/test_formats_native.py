@@ -57,6 +57,24 @@ def test_instance_may_have_no_labels(read: Read) -> None:
     assert label_sets(read({"text": "t", "labels": []}, {"text": "u", "labels": [0]})) == [[], [0]]
 
 
+def test_excluded_labels_of_a_row_are_filtered_pairs_and_a_filter_file_adds_others(
+    read: Read, tmp_path: Path, write_lines: WriteLines
+) -> None:
+    write_lines(tmp_path / "filter_labels_train.txt", ["2 1", "0 2"])
+    rows = [{"text": "t", "labels": [0], "exclude": ["blue", 1, 1]}, {"text": "u", "labels": []}]
+    split = read(*rows, {"text": "v", "labels": [1], "exclude": [1]})
+    assert label_sets(split) == [[0], [], [1]]
+    assert split.filtered_pairs.tolist() == [[0, 1], [0, 2], [2, 1]]
+
+
+def test_text_fields_replace_the_field_text(read: Read, tmp_path: Path) -> None:
+    rows = [{"uid": "r", "text": "Red", "long": "A colour"}]
+    read({"text": "t", "long": "u", "labels": []}, labels=rows)
+    dataset = open_dataset(tmp_path, text_fields=("long", "text"))
+    assert dataset.labels.texts.to_pylist() == ["A colour Red"]
+    assert dataset.read_split("train").entries.texts.to_pylist() == ["u t"]
+
+
 def test_integer_uids_become_strings(read: Read) -> None:
     labels = [{"uid": 7, "text": "seven"}, {"uid": 8, "text": "eight"}]
     split = read({"uid": 100, "text": "t", "labels": ["8"]}, labels=labels)
@@ -110,7 +128,7 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
     "text not a string": ({"text": 5, "labels": []}, "'text': expected a string, found int"),
     "uid not a string": ({"uid": 1.5, "text": "t", "labels": []}, "'uid': expected a string, found float"),
     "uid a bool": ({"uid": True, "text": "t", "labels": []}, "'uid': expected a string, found bool"),
-    "uid empty": ({"uid": "", "text": "t", "labels": []}, "'uid': the text is empty"),
+    "uid empty": ({"uid": "", "text": "t", "labels": []}, "'uid': the uid is empty"),
     "labels missing": ({"text": "t"}, "expected 'labels' to be a list, found None"),
     "labels not a list": ({"text": "t", "labels": "red"}, "expected 'labels' to be a list, found 'red'"),
     "position too large": ({"text": "t", "labels": [0, 3]}, "label position 3 is out of range; expected 0 to 2"),
@@ -118,6 +136,8 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
     "position a bool": ({"text": "t", "labels": [True]}, "expected a label position, found True"),
     "position a float": ({"text": "t", "labels": [1.0]}, r"expected a label position, found 1\.0"),
     "position null": ({"text": "t", "labels": [None]}, "expected a label position, found None"),
+    "exclude no list": ({"text": "t", "labels": [], "exclude": "red"}, "expected 'exclude' to be a list, found 'red'"),
+    "excluded label unknown": ({"text": "t", "labels": [], "exclude": ["mauve"]}, "label uid 'mauve' is unknown"),
     "unknown label uid": ({"text": "t", "labels": ["mauve"]}, "label uid 'mauve' is unknown; .*3 uids"),
 }
 

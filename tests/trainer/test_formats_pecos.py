@@ -35,9 +35,10 @@ def label_sets(split: Split) -> list[list[int]]:
     return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
 
 
-@pytest.mark.parametrize("texts", ["X.trn.txt", "trn_X.txt", "train_raw_texts.txt"])
-@pytest.mark.parametrize("labels", ["Y.txt", "label_map.txt", "output-items.txt"])
+@pytest.mark.parametrize("texts", ["X.trn.txt", "trn_X.txt", "train_raw_texts.txt", "raw/trn_X.txt"])
+@pytest.mark.parametrize("labels", ["Y.txt", "label_map.txt", "output-items.txt", "raw/Y.txt"])
 def test_all_known_file_names_are_recognised(folder: Path, texts: str, labels: str) -> None:
+    (folder / "raw").mkdir()
     (folder / "X.trn.txt").rename(folder / texts)
     (folder / "Y.txt").rename(folder / labels)
     dataset = open_dataset(folder)
@@ -45,6 +46,27 @@ def test_all_known_file_names_are_recognised(folder: Path, texts: str, labels: s
     assert dataset.labels.texts.to_pylist() == ["red", "green", "blue"]
     assert dataset.read_split("train").entries.texts.to_pylist() == ["one", "two"]
     assert label_sets(dataset.read_split("train")) == [[1, 2], [0]]
+
+
+def test_folder_as_dexml_distributes_it_is_read(tmp_path: Path, write_lines: WriteLines) -> None:
+    for split, texts in (("trn", ["one", "two"]), ("tst", ["three"])):
+        write_lines(tmp_path / "raw" / f"{split}_X.txt", texts)
+        (tmp_path / "raw" / f"{split}_X.bert-base-uncased_32.dat").write_bytes(b"token ids")
+        sparse.save_npz(tmp_path / f"Y.{split}.npz", RELEVANCE[: len(texts)])
+    write_lines(tmp_path / "raw" / "Y.txt", ["red", "green", "blue"])
+    write_lines(tmp_path / "filter_labels_train.txt", ["0 0"])
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.texts.to_pylist() == ["red", "green", "blue"]
+    assert label_sets(dataset.read_split("train")) == [[1, 2], [0]]
+    assert label_sets(dataset.read_split("test")) == [[1, 2]]
+    assert dataset.read_split("train").filtered_pairs.tolist() == [[0, 0]]
+
+
+def test_text_fields_are_refused_because_the_format_has_no_json(folder: Path) -> None:
+    with pytest.raises(
+        DatasetError, match=r"--text-fields: expected JSON lines, found the format pecos; omit the flag"
+    ):
+        open_dataset(folder, text_fields=("title",))
 
 
 def test_row_numbers_are_the_uids(folder: Path) -> None:

@@ -61,6 +61,29 @@ def test_text_is_the_title_followed_by_the_content_if_there_is_one(open_with: Op
 
 
 @pytest.mark.parametrize(
+    ("fields", "label", "instance"),
+    [
+        (("title",), "Red paint", "Chair"),
+        (("title", "content"), "Red paint One litre", "Chair of wood"),
+        (("content", "title"), "One litre Red paint", "of wood Chair"),
+    ],
+)
+def test_text_fields_choose_the_fields_of_labels_and_instances_and_their_order(
+    open_with: OpenWith, tmp_path: Path, fields: tuple[str, ...], label: str, instance: str
+) -> None:
+    open_with({"title": "Chair", "content": "of wood", "target_ind": []})
+    dataset = open_dataset(tmp_path, text_fields=fields)
+    assert dataset.labels.texts.to_pylist() == ["Garden chair", label]
+    assert dataset.read_split("train").entries.texts.to_pylist() == [instance]
+
+
+def test_text_fields_that_a_record_lacks_are_refused(open_with: OpenWith, tmp_path: Path) -> None:
+    open_with({"title": "Chair", "target_ind": []})
+    with pytest.raises(DatasetError, match=r"lbl\.json\.gz:1: expected the field 'titel', found \['title', 'uid'\]"):
+        open_dataset(tmp_path, text_fields=("titel",))
+
+
+@pytest.mark.parametrize(
     ("instance", "complaint"),
     [
         ({"title": "t", "target_ind": [2]}, "label position 2 is out of range; expected 0 to 1"),
@@ -70,6 +93,7 @@ def test_text_is_the_title_followed_by_the_content_if_there_is_one(open_with: Op
         ({"title": "t", "target_ind": 0}, "expected 'target_ind' to be a list, found 0"),
         ({"title": "t"}, "expected 'target_ind' to be a list, found None"),
         ({"title": " ", "content": "", "target_ind": []}, "'title': the text is empty"),
+        ({"title": 3, "target_ind": []}, "'title': expected a string, found int"),
         ("{", "broken JSON"),
     ],
 )

@@ -116,6 +116,20 @@ def test_labels_equal_those_of_the_service(
         assert predicted_labels(memory, setting, depth) == served_labels(memory, setting, depth)
 
 
+@with_random_memories
+def test_filtered_labels_are_removed_and_the_next_labels_move_up(
+    seed: int, lambda_: float, temperature: float, top_b: int, depth: int
+) -> None:
+    memory, setting = random_memory(seed), InferenceSetting(lambda_, temperature, top_b)
+    shape = (len(memory.labels.keys), memory.values.shape[1])
+    removed = np.random.default_rng(seed).random(shape) < 0.4
+    ((_, best),) = predict(*memory, [setting], depth, sparse.csr_matrix(removed.astype(np.float32)))
+    whole = predicted_labels(memory, setting, shape[1])
+    for query, row in enumerate(best.tolist()):
+        kept = [label for label in whole[query] if label >= 0 and not removed[query, label]][:depth]
+        assert row == kept + [-1] * (depth - len(kept))
+
+
 def test_equal_scores_are_ordered_by_label_position() -> None:
     values = sparse.csr_matrix(np.ones((1, 200), dtype=np.float32))
     one = Neighbours(np.array([[0.5]], dtype=np.float32), np.array([[0]]))

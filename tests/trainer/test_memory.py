@@ -133,7 +133,8 @@ class TestFinishedMemory:
         assert memory.plan == saved_plan(tmp_path / "memory") == writer.plan()
         assert memory.defaults == DEFAULTS
         assert {path.name for path in memory.folder.iterdir()} == {
-            "memory.json", "keys.npy", "value_indptr.npy", "value_indices.npy", "labels.jsonl", "instances.jsonl",
+            "memory.json", "keys.npy", "value_indptr.npy", "value_indices.npy", "filtered_pairs.npy", "labels.jsonl",
+            "instances.jsonl",
         }  # fmt: skip
 
     def test_stored_defaults_contain_the_alpha_of_label_keys(self, writer: Writer, tmp_path: Path) -> None:

@@ -110,6 +110,34 @@ def test_loss_of_a_method_with_one_view_equals_the_formula_of_its_paper(name: st
     torch.testing.assert_close(found, torch.stack(written), rtol=1e-6, atol=1e-7)
 
 
+def test_loss_of_ova_is_the_binary_cross_entropy_of_every_label() -> None:
+    (pool,) = pools = drawn("ova", dense=0.4)
+    found, gradient = loss_and_gradient("ova", pools, options("ova"))
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(
+        pool.labels.detach(), pool.relevant.double(), reduction="none"
+    )
+    written = torch.where(pool.relevant.any(dim=1), entropy.mean(dim=1), 0)
+    torch.testing.assert_close(found, written, rtol=1e-9, atol=1e-12)
+    assert gradient.any()
+
+
+@pytest.mark.parametrize("name", ["dexml", "softtopk"])
+def test_sum_over_positives_is_the_mean_times_their_number(name: str) -> None:
+    pools = drawn(name, dense=0.4)
+    mean, _ = loss_and_gradient(name, pools, options(name))
+    total, _ = loss_and_gradient(name, pools, options(name, over_positives="sum"))
+    torch.testing.assert_close(total, mean * pools[0].positives.sum(dim=1))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_softtopk_has_the_given_k_and_alpha(k: int) -> None:
+    pools = drawn("softtopk", dense=0.4)
+    found, _ = loss_and_gradient("softtopk", pools, options("softtopk", softtopk_k=k, softtopk_alpha=2))
+    torch.testing.assert_close(found, torch.stack(written_soft_top_k(pools[0], k=k)), rtol=1e-6, atol=1e-7)
+    sharper, _ = loss_and_gradient("softtopk", pools, options("softtopk", softtopk_k=k, softtopk_alpha=4))
+    assert not torch.allclose(sharper, found)
+
+
 @every_margin
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"sampled": True}, {"dense": 0.05}, {"queries": 1}, {"keys": 1}], ids=str)

@@ -155,7 +155,12 @@ class TestMacroF1:
         counts = np.array([2000, 500, 500, 50, 5])
         f1 = macro_f1_at(predictions, truth, counts, k=2)
         expected = {"head": 2 / 3, "torso": (2 / 3 + 1) / 2, "tail": 0, "extreme tail": 0}
+        assert f1.pop("unseen") is None
         assert f1 == pytest.approx(expected)
+
+    def test_labels_without_training_instances_are_a_segment_of_their_own(self) -> None:
+        f1 = macro_f1_at(np.array([[0, 1]]), truth_of([[0, 2]], labels=3), np.array([7, 0, 0]))
+        assert (f1["extreme tail"], f1["unseen"]) == (1, 0)
 
     def test_macro_f1_uses_only_the_top_k_predictions(self) -> None:
         f1 = macro_f1_at(np.array([[1, 0]]), truth_of([[0]], labels=2), np.array([50, 5]), k=1)
@@ -164,7 +169,8 @@ class TestMacroF1:
     @pytest.mark.parametrize(
         ("count", "segment"),
         [
-            (0, "extreme tail"),
+            (0, "unseen"),
+            (1, "extreme tail"),
             (10, "extreme tail"),
             (11, "tail"),
             (100, "tail"),
@@ -188,7 +194,7 @@ class TestReport:
         measured = report(PREDICTIONS, TRUTH, np.array([2000, 500, 50, 50, 5]), instances=3000)
         assert list(measured) == [
             *("P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"),
-            *("F1@5 head", "F1@5 torso", "F1@5 tail", "F1@5 extreme tail"),
+            *("F1@5 head", "F1@5 torso", "F1@5 tail", "F1@5 extreme tail", "F1@5 unseen"),
         ]
         assert measured["P@1"] == pytest.approx(100 / 3)
         assert measured["R@100"] == pytest.approx(200 / 9)

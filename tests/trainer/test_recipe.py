@@ -46,6 +46,7 @@ def test_defaults_of_epochs_batch_size_and_learning_rate_depend_on_train(
         ("rae", 0.04, 2, 1, True),
         ("dexml", 0.05, None, 0, False),
         ("softtopk", 0.05, None, 0, False),
+        ("ova", 0.05, None, 0, False),
         ("infonce", 0.05, 0, 1, False),
         ("prime", 1.0, 0, 3, False),
         ("unidec", 1 / 18, 6, 3, True),
@@ -83,8 +84,37 @@ def test_epoch_has_one_step_for_each_batch_and_by_default_negatives_are_mined_on
 
 
 @pytest.mark.parametrize(("max_steps", "steps"), [(0, 40), (7, 7), (40, 40), (1_000, 40)])
-def test_max_steps_only_reduces_the_steps(max_steps: int, steps: int) -> None:
+def test_first_limit_counts_if_epochs_and_steps_are_given(max_steps: int, steps: int) -> None:
     assert recipe(batch_size=100, epochs=4, max_steps=max_steps).steps == steps
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(1, 1), (10, 1), (11, 2), (40_000, 4_000)])
+@pytest.mark.parametrize("more", [{}, {"max_seconds": 60}], ids=["alone", "with seconds"])
+def test_given_steps_decide_the_number_of_epochs(max_steps: int, epochs: int, more: dict[str, float]) -> None:
+    found = recipe(batch_size=100, max_steps=max_steps, **more)
+    assert (found.steps, found.epochs) == (max_steps, epochs)
+
+
+@pytest.mark.parametrize("method", ["infonce", "rae", "dexml"])
+def test_all_as_hard_negatives_means_the_whole_label_space(method: str) -> None:
+    found = recipe(method=method, hard_negatives="all")
+    assert (found.hard_negatives, found.mines) == (None, False)
+
+
+def test_negatives_are_mined_from_the_given_epoch_and_then_in_the_given_rhythm() -> None:
+    found = recipe(instances=100, batch_size=10, epochs=6, mine_from=2, mine_every=8)
+    mined, steps = False, []
+    for step in range(found.steps):
+        if found.mines_at(step, mined):
+            mined = True
+            steps.append(step)
+    assert steps == [20, 24, 32, 40, 48, 56]
+
+
+def test_given_propensity_is_stored_if_positives_are_drawn_with_it() -> None:
+    assert recipe(method="prime", propensity=(0.6, 2.6)).propensity == (0.6, 2.6)
+    assert recipe(positive_sampling="propensity", propensity=(0.6, 2.6)).propensity == (0.6, 2.6)
+    assert recipe(propensity=(0.6, 2.6)) == recipe()
 
 
 @pytest.mark.parametrize("train", ["adapter", "full"])

@@ -26,6 +26,7 @@ from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
 from trainer.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
+from trainer.metrics import propensity_weights
 from trainer.recipe import Recipe
 from trainer.tokens import TokenTable
 from trainer.train_settings import TrainSettings
@@ -426,6 +427,18 @@ def test_only_large_batches_use_the_gradient_cache(train: Train, monkeypatch: An
     assert [each.micro_rows for each in embedders] == [2**31, 5, 2**31]
 
 
+def test_positives_are_drawn_with_the_propensities_of_the_dataset() -> None:
+    sets = label_sets([{0}, {0, 1}, {0, 2}, {0}, {1}, {0}])
+    held_out, nothing = np.array([False] * 5 + [True]), sets.where(np.zeros(6, dtype=bool))
+    queries, labels = (TokenTable(np.zeros(n, np.int32), np.arange(n + 1), 0) for n in (6, 3))
+    validation = Validation(held_out, sets, 3, 0.0, "cpu", nothing)
+    task = loop.Task(VectorDualEncoder(4), queries, labels, sets, nothing, validation, save_best=lambda: None)
+    for propensity in ((0.55, 1.5), (0.6, 2.6)):
+        found = loop._label_weights(task, recipe(method="prime", propensity=propensity))
+        np.testing.assert_allclose(found, propensity_weights(np.array([4, 2, 1]), 5, *propensity))
+    assert loop._label_weights(task, recipe(propensity=(0.6, 2.6))) is None
+
+
 @pytest.mark.parametrize(
     ("positives", "hard_negatives", "pool"),
     [(1, 2, 6), (2, 2, 8), (0, 2, 14), (9, 2, 14), (9, 0, 10), (0, 50, 40), (1, None, 40)],
@@ -443,7 +456,8 @@ def test_tokens_of_an_average_batch_include_its_queries_and_its_pool(
         queries,
         table,
         sets,
-        Validation(none_held_out, sets, 40, 0.0, "cpu"),
+        sets.where(none_held_out),
+        Validation(none_held_out, sets, 40, 0.0, "cpu", sets.where(none_held_out)),
         save_best=lambda: None,
     )
     given = recipe(

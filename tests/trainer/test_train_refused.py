@@ -213,7 +213,7 @@ class TestFullDisk:
 BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "method": (
         ["--method", "svm"],
-        "--method: expected 'rae', 'dexml', 'softtopk', 'prime', 'unidec', 'supcon' or 'infonce'; found 'svm'",
+        "--method: expected 'rae', 'dexml', 'softtopk', 'prime', 'unidec', 'supcon', 'infonce' or 'ova'; found 'svm'",
     ),
     "unknown flag": (["--learning-rat", 1], "unrecognized arguments: --learning-rat 1; see `recollect train --help`"),
     "what to train": (["--train", "head"], "--train: expected 'adapter' or 'full'; found 'head'"),

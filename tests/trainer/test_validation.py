@@ -14,6 +14,8 @@ from trainer.validation import Validation, hold_out
 
 LAMBDAS, TEMPERATURES, TOP_B, K = (0.05, 0.1, 0.2, 0.4, 0.7), (0.03, 0.05, 0.1), 200, 5
 
+NO_FILTERS = label_sets([set()] * 4)
+
 any_sets = st.lists(st.sets(st.integers(0, 5)), min_size=0, max_size=40)
 few = settings(max_examples=40, deadline=None)
 
@@ -65,16 +67,28 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / length if length else vector
 
 
-def naive_score(keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float) -> float:
+def nearest_label(keys: Keys) -> np.ndarray:
+    return (keys.gathered @ keys.labels.T).argmax(axis=1)
+
+
+def naive_score(
+    keys: Keys, sets: list[set[int]], filtered: list[set[int]], held_out: np.ndarray, alpha: float
+) -> float:
     """Return the score at the best tau and lambda."""
     return max(
-        naive_score_at(lambda_, temperature, keys, sets, held_out, alpha)
+        naive_score_at(lambda_, temperature, keys, sets, filtered, held_out, alpha)
         for lambda_, temperature in itertools.product(LAMBDAS, TEMPERATURES)
     )
 
 
 def naive_score_at(
-    lambda_: float, temperature: float, keys: Keys, sets: list[set[int]], held_out: np.ndarray, alpha: float
+    lambda_: float,
+    temperature: float,
+    keys: Keys,
+    sets: list[set[int]],
+    filtered: list[set[int]],
+    held_out: np.ndarray,
+    alpha: float,
 ) -> float:
     """Compute the formulas of RAE-XMC literally, query by query, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
@@ -92,6 +106,7 @@ def naive_score_at(
         for similarity, labels, share in found:
             for label in labels:
                 votes[label] += share * math.exp((similarity - found[0][0]) / temperature)
+        votes |= dict.fromkeys(filtered[row], 0.0)
         best = [label for label in sorted(votes, key=lambda label: -votes[label]) if votes[label] > 0][:K]
         gain = sum(1 / math.log2(place + 2) for place, label in enumerate(best) if label in sets[row])
         scores.append(gain / sum(1 / math.log2(place + 2) for place in range(min(K, len(sets[row])))))
@@ -108,13 +123,19 @@ def test_validation_score_equals_the_formula_and_held_out_instances_do_not_vote(
     keys = gathered(random_units(rng, instances, 6), random_units(rng, labels, 6))
     held_out = hold_out(label_sets(sets), 0.3, seed)
     assert held_out.any()
-    validation = Validation(held_out, label_sets(sets), labels, alpha, "cpu")
-    assert validation.score(keys) == pytest.approx(naive_score(keys, sets, held_out, alpha), abs=1e-3)
+    filtered = [
+        {int(label)} - own if row % 3 else set()
+        for row, (label, own) in enumerate(zip(nearest_label(keys), sets, strict=True))
+    ]
+    for removed in ([set[int]()] * instances, filtered):
+        validation = Validation(held_out, label_sets(sets), labels, alpha, "cpu", label_sets(removed))
+        expected = naive_score(keys, sets, removed, held_out, alpha)
+        assert validation.score(keys) == pytest.approx(expected, abs=1e-3)
 
 
 def test_held_out_instance_is_not_among_its_own_neighbours() -> None:
     keys = gathered(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
-    validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu")
+    validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu", NO_FILTERS)
     # The other instance has label 1. Label 0 has no instance except the query.
     assert validation.score(keys) == pytest.approx(100 / math.log2(3))
 
@@ -122,5 +143,19 @@ def test_held_out_instance_is_not_among_its_own_neighbours() -> None:
 def test_perfect_answers_have_the_score_100() -> None:
     units = np.eye(6, dtype=np.float32)
     keys = gathered(units[[0, 1, 0, 1]], units[[0, 1]])
-    validation = Validation(np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu")
+    validation = Validation(
+        np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu", NO_FILTERS
+    )
     assert validation.score(keys) == pytest.approx(100)
+
+
+def test_filtered_label_of_a_held_out_instance_is_no_answer_to_it() -> None:
+    units = np.eye(6, dtype=np.float32)
+    # The query is label 0 itself. Its true label 1 comes second.
+    keys = gathered(np.stack([units[0], units[2]]), np.stack([units[0], (units[0] + units[1]) / 2**0.5]))
+    sets, held_out = label_sets([{1}, {0}]), np.array([True, False])
+    scores = [
+        Validation(held_out, sets, 2, 0.0, "cpu", filtered).score(keys)
+        for filtered in (label_sets([set(), set()]), label_sets([{0}, set()]))
+    ]
+    assert scores == pytest.approx([100 / math.log2(3), 100])

@@ -5,18 +5,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from jaxtyping import Bool
 
-from trainer.data.formats import click_log, native, pecos, xmc_repository
+from trainer.data.formats import click_log, label_names, native, pecos, xclib, xmc_repository
+from trainer.data.formats.fields import TextRule
 from trainer.data.formats.filters import read_filter
-from trainer.data.split import Entries, LabelSets, Split, SplitName
+from trainer.data.split import Entries, Split, SplitName
 from trainer.errors import DatasetError
+
+EmptyTexts = Literal["refuse", "drop", "keep"]
 
 
 @runtime_checkable
@@ -24,32 +30,57 @@ class Format(Protocol):
     """A dataset format: how to recognise a folder and read its labels and splits.
 
     Both readers also return the path of the file with the texts, for error messages.
+
+    Attributes:
+        EXPECTED: The files of the format, for error messages.
+        TEXT_FIELDS: The JSON fields that form a text; empty if the format has no JSON.
     """
 
     EXPECTED: str
+    TEXT_FIELDS: tuple[str, ...]
 
     def recognises(self, folder: Path) -> bool: ...
 
-    def read_labels(self, folder: Path) -> tuple[Path, Entries]: ...
+    def read_labels(self, folder: Path, rule: TextRule) -> tuple[Path, Entries]: ...
 
-    def read_split(self, folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]: ...
+    def read_split(self, folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]: ...
 
 
 FORMATS: dict[str, Format] = {
     "native": native,
     "xmc": xmc_repository,
     "pecos": pecos,
+    "xclib": xclib,
+    "attentionxml": label_names,
     "parquet": click_log,
 }
 
 
+def print_note(note: str) -> None:
+    print(note, file=sys.stderr)  # noqa: T201
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """An open dataset folder. The labels are in memory; `read_split` reads the splits on demand."""
+    """An open dataset folder. The labels are in memory; `read_split` reads the splits on demand.
+
+    Attributes:
+        folder: The folder.
+        format: Its format.
+        labels: The labels.
+        rule: What a text is.
+        empty_texts: Whether empty texts are refused, dropped with their row, or kept.
+        note: Function that reports the number of empty texts.
+    """
 
     folder: Path
     format: Format
     labels: Entries
+    rule: TextRule
+    empty_texts: EmptyTexts
+    note: Callable[[str], None]
+    _listed: Entries  # all labels of the folder, also dropped ones, because files refer to labels by position
+    _kept: Bool[np.ndarray, " listed"]
 
     def read_split(self, name: SplitName) -> Split:
         """Read and check `train` or `test`.
@@ -57,20 +88,35 @@ class Dataset:
         Raises:
             DatasetError: If a file is missing or a row is invalid. The message names the file and the row.
         """
-        path, entries, label_sets = self.format.read_split(self.folder, name, self.labels)
-        if len(entries) == 0:
+        path, split = self.format.read_split(self.folder, name, self._listed, self.rule)
+        check_unique(split.entries.uids, path)
+        listed = read_filter(self.folder / f"filter_labels_{name}.txt", len(split), len(self._listed))
+        filtered = np.unique(np.concatenate([split.filtered_pairs, listed]), axis=0)
+        split = replace(split, filtered_pairs=filtered)
+        kept = _kept_rows(split.entries, path, self.empty_texts, self.note)
+        if not (kept.all() and self._kept.all()):
+            split = split.where(kept, self._kept)
+        if len(split) == 0:
             raise DatasetError(f"{path}: expected at least one {name} text, found none")
-        check_unique(entries.uids, path)
-        filtered = read_filter(self.folder / f"filter_labels_{name}.txt", len(entries), len(self.labels))
-        return Split(entries, label_sets, filtered)
+        return split
 
 
-def open_dataset(folder: Path, format_name: str = "auto") -> Dataset:
+def open_dataset(
+    folder: Path,
+    format_name: str = "auto",
+    *,
+    text_fields: Sequence[str] = (),
+    empty_texts: EmptyTexts = "refuse",
+    note: Callable[[str], None] = print_note,
+) -> Dataset:
     """Recognise the format of a dataset folder and read its labels.
 
     Args:
         folder: The dataset folder.
         format_name: A key of `FORMATS`, or `auto` to recognise the format by the files in the folder.
+        text_fields: The JSON fields that form a text, in this order; empty: the fields that the format names.
+        empty_texts: Whether empty texts are refused, dropped with their row, or kept.
+        note: Function that reports the number of empty texts.
 
     Raises:
         DatasetError: If the folder is missing, empty or in an unknown format, or if a label is invalid.
@@ -83,13 +129,30 @@ def open_dataset(folder: Path, format_name: str = "auto") -> Dataset:
     if not any(folder.iterdir()):
         raise DatasetError(f"{folder}: expected a dataset, found an empty folder")
     dataset_format = _recognise(folder) if format_name == "auto" else FORMATS[format_name]
-    path, labels = dataset_format.read_labels(folder)
+    if text_fields and not dataset_format.TEXT_FIELDS:
+        name = next(name for name, each in FORMATS.items() if each is dataset_format)
+        raise DatasetError(f"{folder}: --text-fields: expected JSON lines, found the format {name}; omit the flag")
+    rule = TextRule(tuple(text_fields), may_be_empty=empty_texts != "refuse")
+    path, listed = dataset_format.read_labels(folder, rule)
+    check_unique(listed.uids, path)
+    kept = _kept_rows(listed, path, empty_texts, note)
+    labels = listed if kept.all() else listed.where(kept)
     if len(labels) == 0:
         raise DatasetError(f"{path}: expected at least one label, found none")
-    check_unique(labels.uids, path)
-    if len(labels) > np.iinfo(np.int32).max:
-        raise DatasetError(f"{path}: expected at most 2**31 - 1 labels, found {len(labels):,}")
-    return Dataset(folder, dataset_format, labels)
+    if len(listed) > np.iinfo(np.int32).max:
+        raise DatasetError(f"{path}: expected at most 2**31 - 1 labels, found {len(listed):,}")
+    return Dataset(folder, dataset_format, labels, rule, empty_texts, note, listed, kept)
+
+
+def _kept_rows(
+    entries: Entries, path: Path, empty_texts: EmptyTexts, note: Callable[[str], None]
+) -> Bool[np.ndarray, " row"]:
+    """Mark the rows to keep, and report the number of empty texts. With `refuse`, the format has refused them."""
+    blank = pc.equal(pc.utf8_trim_whitespace(entries.texts), "").to_numpy(zero_copy_only=False).astype(bool)
+    if blank.any():
+        done = "dropped" if empty_texts == "drop" else "kept"
+        note(f"{path}: {blank.sum():,} of {len(entries):,} texts are empty; they are {done} (--empty-texts)")
+    return ~blank if empty_texts == "drop" else np.ones(len(entries), dtype=bool)
 
 
 def check_unique(uids: pa.LargeStringArray, path: Path) -> None:

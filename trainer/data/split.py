@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import array
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,11 @@ class Entries:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def where(self, kept: Bool[np.ndarray, " row"]) -> Entries:
+        """Copy the rows where `kept` is true."""
+        mask = pa.array(kept)
+        return Entries(self.uids.filter(mask), self.texts.filter(mask))
+
 
 @dataclass(frozen=True)
 class LabelSets:
@@ -51,6 +56,16 @@ class LabelSets:
         """Make the label sets from the non-zeros of a relevance matrix with the axes (row, label)."""
         return cls(relevance.indptr.astype(np.int64), relevance.indices.astype(np.int32))
 
+    @classmethod
+    def of_pairs(cls, pairs: Int[np.ndarray, "pair 2"], rows: int) -> LabelSets:
+        """Make the label sets from pairs (row, label), sorted and distinct.
+
+        Args:
+            pairs: The pairs.
+            rows: Number of rows.
+        """
+        return cls(np.searchsorted(pairs[:, 0], np.arange(rows + 1)).astype(np.int64), pairs[:, 1].astype(np.int32))
+
     def where(self, kept: Bool[np.ndarray, " row"]) -> LabelSets:
         """Copy the label sets, with an empty set for each row where `kept` is false."""
         sizes = np.diff(self.indptr)
@@ -66,6 +81,33 @@ class LabelSets:
         ones = np.ones(len(self.indices), dtype=np.float32)
         return sparse.csr_matrix((ones, self.indices, self.indptr), shape=(len(self), labels))
 
+    def union(self, other: LabelSets, labels: int) -> LabelSets:
+        """Join the label sets of each row.
+
+        Args:
+            other: Label sets of the same rows.
+            labels: Number of labels.
+        """
+        return LabelSets.of(self.to_csr(labels) + other.to_csr(labels))
+
+    def pairs(self) -> Int[np.ndarray, "pair 2"]:
+        """The pairs (row, label), sorted."""
+        rows = np.repeat(np.arange(len(self)), np.diff(self.indptr))
+        return np.stack([rows, self.indices.astype(np.int64)], axis=1)
+
+    def codes(self, labels: int) -> Int[np.ndarray, " pair"]:
+        """The pairs as numbers row * labels + label, sorted if the label sets are.
+
+        Args:
+            labels: Number of labels.
+        """
+        rows = np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.indptr))
+        return rows * labels + self.indices
+
+
+def no_pairs() -> Int[np.ndarray, "0 2"]:
+    return np.empty((0, 2), dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -74,15 +116,20 @@ class Split:
     Attributes:
         entries: Texts and uids.
         labels: The label set of each text.
-        filtered_pairs: Pairs (row, label): the label is removed from the predictions for the row.
+        filtered_pairs: Pairs (row, label), sorted and distinct: the label is removed from the predictions for the row.
     """
 
     entries: Entries
     labels: LabelSets
-    filtered_pairs: Int[np.ndarray, "pair 2"]
+    filtered_pairs: Int[np.ndarray, "pair 2"] = field(default_factory=no_pairs)
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def filtered(self) -> LabelSets:
+        """The labels that are removed from the predictions for each row."""
+        return LabelSets.of_pairs(self.filtered_pairs, len(self))
 
     def head(self, rows: int) -> Split:
         """The first `rows` rows."""
@@ -94,6 +141,25 @@ class Split:
             filtered_pairs=self.filtered_pairs[self.filtered_pairs[:, 0] < rows],
         )
 
+    def where(self, rows: Bool[np.ndarray, " row"], labels: Bool[np.ndarray, " label"]) -> Split:
+        """Copy the split with some rows and some labels. The rows and labels are numbered again, in the same order.
+
+        Args:
+            rows: Marks the rows to copy.
+            labels: Marks the labels to copy.
+        """
+        new_row, new_label = np.cumsum(rows) - 1, np.cumsum(labels) - 1
+
+        def renumber(pairs: Int[np.ndarray, "pair 2"]) -> Int[np.ndarray, "kept 2"]:
+            row, label = pairs[rows[pairs[:, 0]] & labels[pairs[:, 1]]].T
+            return np.stack([new_row[row], new_label[label]], axis=1)
+
+        return Split(
+            self.entries.where(rows),
+            LabelSets.of_pairs(renumber(self.labels.pairs()), int(rows.sum())),
+            renumber(self.filtered_pairs),
+        )
+
 
 class SplitBuilder:
     """Builds the texts and label sets of a split row by row."""
@@ -101,21 +167,23 @@ class SplitBuilder:
     def __init__(self) -> None:
         self._uids, self._texts = StringColumn(), StringColumn()
         self._indptr, self._indices = array.array("q", [0]), array.array("i")
+        self._filtered: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._indptr) - 1
 
-    def append(self, uid: str, text: str, labels: Sequence[int]) -> None:
+    def append(self, uid: str, text: str, labels: Sequence[int], filtered: Sequence[int] = ()) -> None:
+        self._filtered += [(len(self), label) for label in sorted(set(filtered))]
         self._uids.append(uid)
         self._texts.append(text)
         self._indices.extend(sorted(set(labels)))
         self._indptr.append(len(self._indices))
 
-    def build(self) -> tuple[Entries, LabelSets]:
+    def build(self) -> Split:
         entries = Entries(self._uids.build(), self._texts.build())
         indptr = np.frombuffer(self._indptr, dtype=np.int64)
         indices = np.frombuffer(self._indices, dtype=np.int32) if self._indices else np.empty(0, np.int32)
-        return entries, LabelSets(indptr, indices)
+        return Split(entries, LabelSets(indptr, indices), np.array(self._filtered, dtype=np.int64).reshape(-1, 2))
 
 
 class StringColumn:
@@ -139,8 +207,20 @@ class StringColumn:
         self._pending = []
 
 
+def numbered(texts: Iterable[str]) -> Entries:
+    """Make entries whose uids are the row numbers, from 0."""
+    column = StringColumn()
+    for text in texts:
+        column.append(text)
+    strings = column.build()
+    return Entries(pa.array(map(str, range(len(strings))), type=pa.large_string()), strings)
+
+
 def fingerprint(labels: Entries, split: Split) -> str:
-    """SHA-256 over every uid, text and label set, row by row. Equal rows in equal order give equal fingerprints."""
+    """SHA-256 over every uid, text, label set and filtered pair.
+
+    Equal rows in equal order give equal fingerprints.
+    """
     digest = hashlib.sha256()
     for strings in (labels.uids, labels.texts, split.entries.uids, split.entries.texts):
         digest.update(len(strings).to_bytes(8, "little"))
@@ -148,4 +228,5 @@ def fingerprint(labels: Entries, split: Split) -> str:
             digest.update(buffer)
     digest.update(split.labels.indptr.tobytes())
     digest.update(split.labels.indices.tobytes())
+    digest.update(split.filtered_pairs.astype(np.int64).tobytes())  # no bytes without pairs, as in older releases
     return digest.hexdigest()

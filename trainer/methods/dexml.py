@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
 
 from trainer.methods.method import Method, MethodOptions
 
@@ -14,13 +16,20 @@ if TYPE_CHECKING:
 
 
 class DexmlOptions(MethodOptions):
-    """DEXML has no flags of its own."""
+    """The flags of DEXML and SoftTop-k."""
+
+    over_positives: Literal["mean", "sum"] = Field(
+        "mean",
+        description="dexml, softtopk: mean over a query's true labels, or sum: many labels, more weight",
+    )
 
 
-def _loss(scored: Scored, _: DexmlOptions) -> Float[Tensor, " query"]:
+def _loss(scored: Scored, options: DexmlOptions) -> Float[Tensor, " query"]:
     from trainer import losses
 
-    return losses.decoupled_softmax(scored.labels[0], scored.positives, scored.relevant, scored.ranks)
+    return losses.decoupled_softmax(
+        scored.labels[0], scored.positives, scored.relevant, scored.ranks, options.over_positives
+    )
 
 
 METHOD = Method(name="dexml", options=DexmlOptions, loss=_loss, hard_negatives=None, positives=0, temperature=0.05)

@@ -92,6 +92,11 @@ class Method:
     head: Callable[[int, int, Any], Head] | None = None
     tuned: bool = False
 
-    def mined(self, given: int | None) -> int | None:
-        """Return the number of mined negatives for each query: the given number, or the default."""
+    def mined(self, given: int | Literal["all"] | None) -> int | None:
+        """Return the number of mined negatives for each query: the given number, or the default.
+
+        None: the pool is the whole label space.
+        """
+        if given == "all":
+            return None
         return self.hard_negatives if given is None else given

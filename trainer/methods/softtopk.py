@@ -1,10 +1,13 @@
-"""SoftTop-k (DEXML): move each true label into the top 5 of all labels, or of batch labels and mined negatives."""
+"""SoftTop-k (DEXML): move each true label into the top k of all labels, or of batch labels and mined negatives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.method import Method, MethodOptions
+from pydantic import Field
+
+from trainer.methods.dexml import DexmlOptions
+from trainer.methods.method import Method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -12,17 +15,25 @@ if TYPE_CHECKING:
 
     from trainer.methods.scored import Scored
 
-_K = 5  # the paper trains for P@5
+
+class SoftTopKOptions(DexmlOptions):
+    """The flags of SoftTop-k. The paper trains for P@5 and with alpha 2."""
+
+    softtopk_k: int = Field(5, ge=1, description="softtopk: k, the number of labels at the top")
+    softtopk_alpha: float = Field(2.0, gt=0, description="softtopk: alpha, the sharpness of the border of the top k")
 
 
-class SoftTopKOptions(MethodOptions):
-    """SoftTop-k has no flags of its own."""
-
-
-def _loss(scored: Scored, _: SoftTopKOptions) -> Float[Tensor, " query"]:
+def _loss(scored: Scored, options: SoftTopKOptions) -> Float[Tensor, " query"]:
     from trainer import losses
 
-    return losses.soft_top_k_loss(scored.labels[0], scored.positives, _K, ranks=scored.ranks)
+    return losses.soft_top_k_loss(
+        scored.labels[0],
+        scored.positives,
+        options.softtopk_k,
+        options.softtopk_alpha,
+        scored.ranks,
+        options.over_positives,
+    )
 
 
 METHOD = Method(

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from trainer.data.formats.fields import text_problem
-from trainer.data.split import Entries, LabelSets, SplitName
+from trainer.data.formats.fields import EMPTY, TextRule
+from trainer.data.split import Entries, LabelSets, Split, SplitName
 from trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
+TEXT_FIELDS = ()
 
 _QUERY = ("query", "query_text", "text")
 _LABEL = ("label", "label_uid", "uid")
@@ -32,16 +33,16 @@ def recognises(folder: Path) -> bool:
     return (folder / "labels.parquet").exists()
 
 
-def read_labels(folder: Path) -> tuple[Path, Entries]:
+def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = folder / "labels.parquet"
     table = _read_table(path)
-    return path, Entries(_read_strings(table, _LABEL, path), _read_strings(table, _TEXT, path))
+    return path, Entries(_read_strings(table, _LABEL, path), _read_strings(table, _TEXT, path, rule.may_be_empty))
 
 
-def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
+def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     path = folder / f"{name}.parquet"
     table = _read_table(path)
-    encoded = _read_strings(table, _QUERY, path).dictionary_encode()
+    encoded = _read_strings(table, _QUERY, path, rule.may_be_empty).dictionary_encode()
     queries = encoded.dictionary
     rows = encoded.indices.to_numpy().astype(np.int64)
     columns = _label_positions(_read_strings(table, _LABEL, path), labels, path)
@@ -50,7 +51,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, En
     counts = np.bincount(pairs // len(labels), minlength=len(queries))
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
-    return path, Entries(uids, queries), LabelSets(indptr, (pairs % len(labels)).astype(np.int32))
+    return path, Split(Entries(uids, queries), LabelSets(indptr, (pairs % len(labels)).astype(np.int32)))
 
 
 def _read_table(path: Path) -> pa.Table:
@@ -66,7 +67,9 @@ def _find_column(table: pa.Table, names: tuple[str, ...]) -> pa.ChunkedArray | N
     return next((table.column(name) for name in names if name in table.column_names), None)
 
 
-def _read_strings(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.LargeStringArray:
+def _read_strings(
+    table: pa.Table, names: tuple[str, ...], path: Path, may_be_empty: bool = False
+) -> pa.LargeStringArray:
     column = _find_column(table, names)
     if column is None:
         raise DatasetError(f"{path}: expected a column {' or '.join(names)}, found {', '.join(table.column_names)}")
@@ -80,10 +83,12 @@ def _read_strings(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Lar
         strings.validate(full=True)
     except pa.ArrowInvalid as error:
         raise DatasetError(f"{path}: expected column {names[0]!r} to hold UTF-8, found: {error}") from None
-    blank = pc.equal(pc.utf8_trim_whitespace(pc.fill_null(strings, "")), "")
-    if pc.any(blank).as_py():
+    strings = pc.fill_null(strings, "")
+    blank = pc.equal(pc.utf8_trim_whitespace(strings), "")
+    if pc.any(blank).as_py() and not may_be_empty:
         row = int(np.flatnonzero(blank.to_numpy(zero_copy_only=False))[0])
-        raise DatasetError(f"{path}: row {row + 1}: {names[0]!r}: {text_problem('')}")
+        problem = "the uid is empty; add one" if names == _LABEL else EMPTY
+        raise DatasetError(f"{path}: row {row + 1}: {names[0]!r}: {problem}")
     return strings
 
 

@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import DatasetError
 
+EMPTY = "the text is empty; add words, or choose --empty-texts drop or keep"
 
-def text_problem(text: object) -> str | None:
-    """The reason why a dataset may not contain `text`; None if the text is valid."""
-    if not isinstance(text, str):
-        return f"expected a string, found {type(text).__name__}"
-    if not text or text.isspace():
-        return "the text is empty; add words or remove the row"
+
+@dataclass(frozen=True)
+class TextRule:
+    """What a text is: the fields of a JSON record that form it, and whether it may be empty.
+
+    Attributes:
+        fields: Names of the fields; empty: the fields that the format names. Only formats of JSON lines have fields.
+        may_be_empty: Whether a text without words is valid.
+    """
+
+    fields: tuple[str, ...] = ()
+    may_be_empty: bool = False
+
+    def check(self, text: str, where: str) -> str:
+        """Return a valid text unchanged.
+
+        Args:
+            text: The text.
+            where: File and row, for error messages.
+
+        Raises:
+            DatasetError: If the text is invalid.
+        """
+        if not (self.may_be_empty or text.strip()):
+            raise DatasetError(f"{where}: {EMPTY}")
+        if problem := _character_problem(text):
+            raise DatasetError(f"{where}: {problem}")
+        return text
+
+    def read(self, record: dict[str, Any], default: tuple[str, ...], path: Path, number: int) -> str:
+        """Join the fields of a record that form a text. A null or blank field adds nothing.
+
+        Args:
+            record: The JSON object.
+            default: The fields that the format names.
+            path: The file, for error messages.
+            number: Line number of the record, from 1, for error messages.
+
+        Raises:
+            DatasetError: If the record has none of the fields, or a field holds no valid text.
+        """
+        fields = self.fields or default
+        if not any(field in record for field in fields):
+            names = " or ".join(map(repr, fields))
+            raise DatasetError(f"{path}:{number}: expected the field {names}, found {sorted(record)}")
+        parts = {field: record[field] for field in fields if record.get(field) is not None}
+        for field, part in parts.items():
+            if not isinstance(part, str):
+                raise DatasetError(f"{path}:{number}: {field!r}: expected a string, found {type(part).__name__}")
+        text = " ".join(part for part in parts.values() if part.strip())
+        return self.check(text, f"{path}:{number}: {fields[0]!r}")
+
+
+def _character_problem(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
         return "the text contains half of a surrogate pair, which is not a character; correct or remove the text"
     return None
-
-
-def text_field(record: dict[str, Any], field: str, path: Path, number: int) -> str:
-    """Read a field that must hold a valid text.
-
-    Args:
-        record: The JSON object.
-        field: Name of the field.
-        path: The file, for error messages.
-        number: Line number of the record, from 1, for error messages.
-
-    Raises:
-        DatasetError: If the field is missing or holds no valid text.
-    """
-    if field not in record:
-        raise DatasetError(f"{path}:{number}: expected the field {field!r}, found {sorted(record)}")
-    if problem := text_problem(record[field]):
-        raise DatasetError(f"{path}:{number}: {field!r}: {problem}")
-    return str(record[field])
 
 
 def uid_field(record: dict[str, Any], path: Path, number: int, default: str | None = None) -> str:
@@ -58,9 +89,11 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
     if uid is None:
         found = "null" if "uid" in record else sorted(record)
         raise DatasetError(f"{path}:{number}: expected the field 'uid', found {found}")
-    if problem := text_problem(uid):
+    if not isinstance(uid, str):
+        raise DatasetError(f"{path}:{number}: 'uid': expected a string, found {type(uid).__name__}")
+    if problem := "the uid is empty; add one" if not uid.strip() else _character_problem(uid):
         raise DatasetError(f"{path}:{number}: 'uid': {problem}")
-    return str(uid)
+    return uid
 
 
 def check_position(position: object, labels: int, path: Path, number: int) -> int:

@@ -1,6 +1,6 @@
 """Filter files: pairs (row, label), both counted from 0. The label is removed from the predictions for the row.
 
-In product-to-product data, a test text and a label can be the same product. Predicting this label is trivial.
+In product-to-product data, a query and a label can be the same product. Predicting this label is trivial.
 """
 
 from __future__ import annotations

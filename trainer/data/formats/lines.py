@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.data.formats.fields import text_problem
+from trainer.data.formats.fields import TextRule
 from trainer.errors import DatasetError
 
 
@@ -34,18 +34,21 @@ def require_file(folder: Path, names: tuple[str, ...]) -> Path:
     return path
 
 
-def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line number, from 1, with the text of the line."""
-    for number, line in _read_lines(path):
-        text = _decode(line, path, number)
-        if problem := text_problem(text):
-            raise DatasetError(f"{path}:{number}: {problem}")
-        yield number, text
+def read_texts(path: Path, rule: TextRule) -> Iterator[str]:
+    """Yield the text of each line."""
+    for number, line in read_lines(path):
+        yield rule.check(line, f"{path}:{number}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield each line number, from 1, with the line. The line break is removed."""
+    for number, line in _read_bytes(path):
+        yield number, _decode(line, path, number)
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line number, from 1, with the JSON object of the line. Blank lines are skipped."""
-    for number, line in _read_lines(path):
+    for number, line in _read_bytes(path):
         if not line or line.isspace():
             continue
         text = _decode(line, path, number)
@@ -58,7 +61,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _read_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield each line number, from 1, with the bytes of the line. The line break is removed."""
     number = 0
     try:

@@ -3,20 +3,20 @@
     trn.json.gz  tst.json.gz   {"uid", "title", "content", "target_ind": [position, ...], "target_rel"}
     lbl.json.gz                {"uid", "title", "content"}
 
-A text is the title, followed by the content if there is one.
+A text is the title, followed by the content if there is one, unless `--text-fields` names other fields.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from trainer.data.formats.fields import check_position, text_field, uid_field
+from trainer.data.formats.fields import TextRule, check_position, uid_field
 from trainer.data.formats.lines import find_file, read_records, require_file
-from trainer.data.split import Entries, LabelSets, SplitBuilder, SplitName, StringColumn
+from trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
 from trainer.errors import DatasetError
 
 EXPECTED = "lbl.json[.gz] and trn.json[.gz]"
+TEXT_FIELDS = ("title", "content")
 
 _STEMS: dict[str, str] = {"train": "trn", "test": "tst", "labels": "lbl"}
 
@@ -25,16 +25,16 @@ def recognises(folder: Path) -> bool:
     return find_file(folder, _file_names("labels")) is not None
 
 
-def read_labels(folder: Path) -> tuple[Path, Entries]:
+def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = require_file(folder, _file_names("labels"))
     uids, texts = StringColumn(), StringColumn()
     for number, record in read_records(path):
         uids.append(uid_field(record, path, number))
-        texts.append(_text(record, path, number))
+        texts.append(rule.read(record, TEXT_FIELDS, path, number))
     return path, Entries(uids.build(), texts.build())
 
 
-def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, Entries, LabelSets]:
+def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     path = require_file(folder, _file_names(name))
     split = SplitBuilder()
     for number, record in read_records(path):
@@ -43,14 +43,9 @@ def read_split(folder: Path, name: SplitName, labels: Entries) -> tuple[Path, En
             raise DatasetError(f"{path}:{number}: expected 'target_ind' to be a list, found {found!r}")
         positions = [check_position(position, len(labels), path, number) for position in found]
         uid = uid_field(record, path, number, default=str(len(split)))
-        split.append(uid, _text(record, path, number), positions)
-    return path, *split.build()
+        split.append(uid, rule.read(record, TEXT_FIELDS, path, number), positions)
+    return path, split.build()
 
 
 def _file_names(name: str) -> tuple[str, ...]:
     return (f"{_STEMS[name]}.json.gz", f"{_STEMS[name]}.json")
-
-
-def _text(record: dict[str, Any], path: Path, number: int) -> str:
-    parts = [part for field in ("title", "content") if isinstance(part := record.get(field), str) and part.strip()]
-    return text_field({"title": " ".join(parts)}, "title", path, number)

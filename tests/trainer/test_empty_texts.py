@@ -1,0 +1,96 @@
+"""Empty texts are refused, dropped with their row, or kept; their number is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.data.dataset import Dataset, open_dataset
+from trainer.errors import DatasetError
+
+WriteLines = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_lines: WriteLines) -> Path:
+    """A dataset in the layout of the XMC repository. Label 1 and instance 1 have no text, and there is a filter."""
+    labels = [{"uid": "a", "title": "Chair"}, {"uid": "b", "title": " "}, {"uid": "c", "title": "Paint"}]
+    write_lines(tmp_path / "lbl.json", labels)
+    instances = [
+        {"uid": "x", "title": "one", "target_ind": [0, 1]},
+        {"uid": "y", "title": "", "target_ind": [2]},
+        {"uid": "z", "title": "three", "target_ind": [1, 2]},
+    ]
+    write_lines(tmp_path / "trn.json", instances)
+    write_lines(tmp_path / "filter_labels_train.txt", ["2 0", "0 2", "1 0", "2 1"])
+    return tmp_path
+
+
+def opened(folder: Path, empty_texts: Any) -> tuple[Dataset, list[str]]:
+    notes: list[str] = []
+    return open_dataset(folder, empty_texts=empty_texts, note=notes.append), notes
+
+
+def test_empty_text_is_refused_by_default_and_the_error_names_the_flag(folder: Path) -> None:
+    with pytest.raises(DatasetError, match=r"lbl\.json:2: 'title': the text is empty; .* --empty-texts drop or keep"):
+        open_dataset(folder)
+
+
+def test_dropped_texts_leave_with_their_labels_and_filters_and_the_other_rows_are_renumbered(folder: Path) -> None:
+    dataset, notes = opened(folder, "drop")
+    split = dataset.read_split("train")
+    assert dataset.labels.uids.to_pylist() == ["a", "c"]
+    assert split.entries.uids.to_pylist() == ["x", "z"]
+    assert split.labels.to_csr(2).toarray().tolist() == [[1, 0], [0, 1]]
+    assert split.filtered_pairs.tolist() == [[0, 1], [1, 0]]
+    assert notes == [
+        f"{folder / 'lbl.json'}: 1 of 3 texts are empty; they are dropped (--empty-texts)",
+        f"{folder / 'trn.json'}: 1 of 3 texts are empty; they are dropped (--empty-texts)",
+    ]
+
+
+def test_kept_texts_stay_in_their_rows(folder: Path) -> None:
+    dataset, notes = opened(folder, "keep")
+    split = dataset.read_split("train")
+    assert dataset.labels.texts.to_pylist() == ["Chair", "", "Paint"]
+    assert split.entries.texts.to_pylist() == ["one", "", "three"]
+    assert split.labels.to_csr(3).toarray().tolist() == [[1, 1, 0], [0, 0, 1], [0, 1, 1]]
+    assert split.filtered_pairs.tolist() == [[0, 2], [1, 0], [2, 0], [2, 1]]
+    assert [note.partition("; ")[2] for note in notes] == ["they are kept (--empty-texts)"] * 2
+
+
+@pytest.mark.parametrize("empty_texts", ["refuse", "drop", "keep"])
+def test_dataset_without_empty_texts_has_no_note(toy: Path, empty_texts: Any) -> None:
+    dataset, notes = opened(toy, empty_texts)
+    assert len(dataset.read_split("train")) == 14
+    assert notes == []
+
+
+def test_dataset_of_which_no_text_remains_is_refused(folder: Path, write_lines: WriteLines) -> None:
+    write_lines(folder / "filter_labels_train.txt", [])
+    write_lines(folder / "trn.json", [{"title": "", "target_ind": [0]}])
+    with pytest.raises(DatasetError, match=r"trn\.json: expected at least one train text, found none"):
+        opened(folder, "drop")[0].read_split("train")
+
+
+def test_line_without_words_is_dropped_with_its_row_of_the_matrix(tmp_path: Path, write_lines: WriteLines) -> None:
+    write_lines(tmp_path / "raw_data" / "train.raw.txt", ["one", " ", "three"])
+    write_lines(tmp_path / "raw_data" / "label.raw.txt", ["red", "blue"])
+    write_lines(tmp_path / "trn_X_Y.txt", ["3 2", "0:1", "1:1", "1:1"])
+    split = opened(tmp_path, "drop")[0].read_split("train")
+    assert split.entries.uids.to_pylist() == ["0", "2"]
+    assert split.labels.to_csr(2).toarray().tolist() == [[1, 0], [0, 1]]
+
+
+def test_clicks_with_an_empty_query_are_dropped(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": ["red", "blue"], "text": ["Red", "Blue"]}), tmp_path / "labels.parquet")
+    clicks = pa.table({"query": ["sky", None, "rose", ""], "label": ["blue", "red", "red", "blue"]})
+    pq.write_table(clicks, tmp_path / "train.parquet")
+    split = opened(tmp_path, "drop")[0].read_split("train")
+    assert split.entries.texts.to_pylist() == ["sky", "rose"]
+    assert split.labels.to_csr(2).toarray().tolist() == [[0, 1], [1, 0]]

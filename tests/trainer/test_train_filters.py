@@ -1,0 +1,120 @@
+"""Train filters: labels that are removed from the predictions for an instance, wherever an instance is a query."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect
+from tests.trainer.runs import Train
+from trainer import train as loop
+from trainer.data.dataset import open_dataset
+from trainer.memory import open_memory
+from trainer.negatives import HardNegatives
+from trainer.settings import TuneSettings
+from trainer.tune import tune
+
+PRODUCTS = [f"{first} {second}" for first in ("red", "blue", "garden", "lazy") for second in ("chair", "dog", "lawn")]
+
+
+@pytest.fixture
+def products(tmp_path: Path) -> Path:
+    """A product-to-product dataset: the products are instances and labels. A product's label is the next product.
+
+    Each instance excludes the label that is the same product, half of them in a filter file.
+    """
+    folder, count = tmp_path / "products", len(PRODUCTS)
+    folder.mkdir()
+    labels = [{"uid": f"P{row}", "text": text} for row, text in enumerate(PRODUCTS)]
+    instances = [
+        {"uid": f"P{row}", "text": text, "labels": [(row + 1) % count]} | ({"exclude": [f"P{row}"]} if row % 2 else {})
+        for row, text in enumerate(PRODUCTS)
+    ]
+    for name, rows in (("labels", labels), ("train", instances)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "filter_labels_train.txt").write_text("".join(f"{row} {row}\n" for row in range(0, count, 2)))
+    return folder
+
+
+def own_products() -> list[list[int]]:
+    return [[row, row] for row in range(len(PRODUCTS))]
+
+
+@pytest.mark.parametrize("search", ["exact", "approximate"])
+def test_filtered_labels_are_never_mined(
+    train: Train, products: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    mined: list[HardNegatives] = []
+    mine = loop.mine
+
+    def watched(*arguments: Any) -> HardNegatives:
+        mined.append(mine(*arguments))
+        return mined[-1]
+
+    monkeypatch.setattr(loop, "mine", watched)
+    more = ["--mine-top", 3, "--mine-search", search, "--label-inputs", "text", "--epochs", 1]
+    assert train(*more, dataset=products).status == 0
+    assert mined
+    for row, found in enumerate(mined[0].labels.tolist()):
+        assert row not in found
+        assert any(label >= 0 for label in found)
+
+
+def test_memory_contains_the_filtered_pairs_of_the_dataset(train: Train, products: Path, run_folder: Path) -> None:
+    assert train("--epochs", 0, dataset=products).status == 0
+    memory = open_memory(run_folder / "memory")
+    assert memory.filtered_pairs.tolist() == own_products()
+    assert memory.filtered_labels.indices.tolist() == list(range(len(PRODUCTS)))
+
+
+def test_tuning_does_not_count_filtered_labels_as_wrong_answers(train: Train, products: Path, run_folder: Path) -> None:
+    """The label that is the query itself is the nearest label. Without the filter, no true label can be the first."""
+    assert train("--epochs", 0, dataset=products).status == 0
+    grid: dict[str, Any] = {"lambda": [0], "top_b": [100], "temperature": [0.05], "label_key_alpha": [0]}
+    settings = TuneSettings(run=run_folder, metric="P@1", **grid)
+    memory = open_memory(run_folder / "memory")
+    keys = np.asarray(memory.keys, dtype=np.float64)
+    similarities = keys[: len(PRODUCTS)] @ keys[len(PRODUCTS) :].T
+    assert (similarities.argmax(axis=1) == np.arange(len(PRODUCTS))).all()
+    np.fill_diagonal(similarities, -np.inf)
+    right = similarities.argmax(axis=1) == (np.arange(len(PRODUCTS)) + 1) % len(PRODUCTS)
+    assert right.any()
+    scores = {trial.lambda_: trial.score for trial in tune(settings).trials}
+    assert scores[0] == pytest.approx(100 * right.mean())
+
+
+def test_memory_of_an_older_release_has_no_filters(train: Train, products: Path, run_folder: Path) -> None:
+    assert train("--epochs", 0, dataset=products).status == 0
+    (run_folder / "memory" / "filtered_pairs.npy").unlink()
+    assert open_memory(run_folder / "memory").filtered_pairs.tolist() == []
+
+
+def test_training_with_other_filters_is_another_training(train: Train, products: Path) -> None:
+    assert train("--epochs", 1, dataset=products).status == 0
+    (products / "filter_labels_train.txt").unlink()
+    again = train("--epochs", 1, dataset=products)
+    assert again.status == 2
+    assert "differs in dataset" in again.message
+
+
+@pytest.mark.parametrize("pair", [[-1, 0], [0, -1], [12, 0], [0, 12]])
+def test_memory_with_filters_out_of_range_is_refused(
+    train: Train, products: Path, run_folder: Path, pair: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--epochs", 0, dataset=products).status == 0
+    path = run_folder / "memory" / "filtered_pairs.npy"
+    np.save(path, np.array([*own_products(), pair]))
+    assert recollect.main(["tune", str(run_folder)]) == 2
+    assert "filtered_pairs.npy: expected pairs of an instance below 12 and a label below 12" in capfd.readouterr().err
+
+
+def test_filters_survive_dropped_rows(products: Path, tmp_path: Path) -> None:
+    lines = (products / "train.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({"uid": "P0", "text": " ", "labels": [1]})
+    (products / "train.jsonl").write_text("\n".join(lines) + "\n")
+    split = open_dataset(products, empty_texts="drop", note=lambda _: None).read_split("train")
+    assert split.filtered_pairs.tolist() == [[row, row + 1] for row in range(len(PRODUCTS) - 1)]

@@ -1,0 +1,130 @@
+"""Sparse matrices in files: scipy's compressed archives (.npz), and the text format of xclib.
+
+The text format has a line with the numbers of rows and columns, then a line `column:value column:value ...` for each
+row. Columns count from 0. A row may be empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from trainer.data.formats.lines import read_lines
+from trainer.errors import DatasetError
+
+# Number of lines that are parsed at once.
+_CHUNK_LINES = 65_536
+
+
+def read_matrix(path: Path) -> sparse.csr_matrix:
+    """Read a sparse matrix. Zeros are not stored, and repeated entries are added.
+
+    Raises:
+        DatasetError: If the file holds no sparse matrix.
+    """
+    return _read_archive(path) if path.suffix == ".npz" else _read_text(path)
+
+
+def check_shape(matrix: sparse.csr_matrix, path: Path, shape: tuple[int, int], meaning: str) -> None:
+    """Check the shape of a matrix.
+
+    Args:
+        matrix: The matrix.
+        path: Its file.
+        shape: The expected shape.
+        meaning: The meaning of rows and columns, for the error message.
+
+    Raises:
+        DatasetError: If the shape differs.
+    """
+    if matrix.shape != shape:
+        raise DatasetError(
+            f"{path}: expected {shape[0]:,} x {shape[1]:,} ({meaning}), found {matrix.shape[0]:,} x {matrix.shape[1]:,}"
+        )
+
+
+def _read_archive(path: Path) -> sparse.csr_matrix:
+    if not zipfile.is_zipfile(path):
+        raise DatasetError(
+            f"{path}: expected a sparse matrix as scipy.sparse.save_npz writes it, found a file that is no zip archive"
+        )
+    try:
+        loaded = sparse.load_npz(path)  # load_npz never unpickles objects
+        if loaded.format in ("csr", "csc", "bsr"):
+            loaded.check_format(full_check=True)  # csr_matrix does not check the indices
+        return _normalised(sparse.csr_matrix(loaded))
+    except Exception as error:  # zipfile, numpy and scipy raise many kinds of errors
+        raise DatasetError(
+            f"{path}: expected a sparse matrix as scipy.sparse.save_npz writes it, found: {error}"
+        ) from None
+
+
+def _read_text(path: Path) -> sparse.csr_matrix:
+    lines = (line for _, line in read_lines(path))
+    rows, columns = _read_header(path, next(lines, ""))
+    counts, chunks, number = [], [np.empty((0, 2))], 2
+    while chunk := list(itertools.islice(lines, _CHUNK_LINES)):
+        chunks.append(_parse(path, number, chunk, columns))
+        counts += [line.count(":") for line in chunk]
+        number += len(chunk)
+    if len(counts) != rows:
+        raise DatasetError(f"{path}: expected {rows:,} rows, as its first line states, found {len(counts):,}")
+    entries = np.concatenate(chunks)
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    matrix = sparse.csr_matrix((entries[:, 1], entries[:, 0].astype(np.int32), indptr), shape=(rows, columns))
+    return _normalised(matrix)
+
+
+def _normalised(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    return matrix
+
+
+def _read_header(path: Path, line: str) -> tuple[int, int]:
+    try:
+        rows, columns = map(int, line.split())
+        if min(rows, columns) < 0:
+            raise ValueError
+    except ValueError:
+        raise DatasetError(
+            f"{path}:1: expected two numbers, the rows and the columns of the matrix, found {line[:40]!r}"
+        ) from None
+    return rows, columns
+
+
+def _parse(path: Path, first: int, lines: Sequence[str], columns: int) -> np.ndarray:
+    """Parse the entries of some lines, as an array with the axes (entry, column and value).
+
+    Args:
+        path: The file, for error messages.
+        first: Number of the first line.
+        lines: The lines.
+        columns: Number of columns of the matrix.
+
+    Raises:
+        DatasetError: If an entry is invalid. The message names its line.
+    """
+    try:
+        entries = [entry.split(":") for line in lines for entry in line.split()]
+        numbers = np.array(entries, dtype=np.float64).reshape(-1, 2)
+        column = numbers[:, 0]
+        if not np.isfinite(numbers).all() or (column != np.floor(column)).any():
+            raise ValueError
+    except ValueError:
+        if len(lines) > 1:  # look for the bad line
+            for number, line in enumerate(lines, start=first):
+                _parse(path, number, [line], columns)
+        raise DatasetError(f"{path}:{first}: expected entries like 3:1.0, found {lines[0][:40]!r}") from None
+    outside = (column < 0) | (column >= columns)
+    if outside.any():
+        line = int(np.searchsorted(np.cumsum([line.count(":") for line in lines]), np.flatnonzero(outside)[0], "right"))
+        raise DatasetError(
+            f"{path}:{first + line}: column {int(column[outside][0])} is out of range; expected 0 to {columns - 1}"
+        )
+    return numbers
