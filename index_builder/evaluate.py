@@ -21,8 +21,9 @@ from index_builder.settings import EvaluateSettings
 from service.bundle.bundle import LabelTable
 from service.model import open_model
 from service.predictor.predictor import Predictor
-from service.predictor.scoring import Ranking, cast_votes, rank
+from service.predictor.scoring import Ranking, Votes, cast_votes, rank
 from service.predictor.searcher import Neighbours, Searcher, search_parts
+from service.predictor.words import mix
 from trainer.data.dataset import open_dataset
 from trainer.data.split import Entries, Split
 from trainer.metrics import report
@@ -39,6 +40,11 @@ class Setting:
     lambda_: float
     temperature: float
     top_b: int
+    word_weight: float = 0.0
+
+    def to_dict(self, with_words: bool) -> dict[str, float]:
+        fields = {"lambda": self.lambda_, "temperature": self.temperature, "top_b": self.top_b}
+        return fields | ({"word_weight": self.word_weight} if with_words else {})
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         StoreError, BundleError: If the version cannot be opened.
         KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
-        BuildError: If the bundle has none of the dataset's labels.
+        BuildError: If the bundle has none of the dataset's labels, or `--word-weight` needs a lexical index.
     """
     predictor = open_model(
         settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads
@@ -88,7 +94,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     predictions = predict_top(predictor, test, truth, grid)
     instances = predictor.manifest.counts.instances
     rows = [
-        {"lambda": setting.lambda_, "temperature": setting.temperature, "top_b": setting.top_b}
+        setting.to_dict(predictor.words is not None)
         | dict[str, Any](report(found, truth.relevance, truth.label_counts, instances, settings.propensity))
         for setting, found in zip(grid, predictions, strict=True)
     ]
@@ -101,7 +107,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     test = dataset.read_split("test")
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
     defaults = predictor.manifest.defaults
-    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b)
+    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight)
     (found,) = predict_top(predictor, test, truth, [setting])
     metrics = report(found, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
     return {name: value for name, value in metrics.items() if value is not None}
@@ -146,11 +152,14 @@ def predict_top(
     predictions = [np.full((len(test), _DEPTH), -1, dtype=np.int32) for _ in grid]
     with tqdm(total=len(test), unit="query", unit_scale=True, desc="evaluate", dynamic_ncols=True) as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
-            vectors = predictor.encode(test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist())
+            texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
+            vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
             search = _search_once(predictor.searcher, vectors)
             for setting, rows in zip(grid, predictions, strict=True):
                 found = search(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
+                if setting.word_weight:
+                    votes = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
                 ranking = rank(votes, predictor.values)
                 rows[start : start + len(vectors)] = _best_allowed(ranking, len(vectors), start, truth)
             bar.update(len(vectors))
@@ -176,6 +185,11 @@ def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) ->
         )
 
     return search
+
+
+def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
+    """Return a function that gives the votes by words for a lambda, and computes them only once for each lambda."""
+    return functools.cache(lambda lambda_: predictor.words.votes(texts, lambda_))
 
 
 def best_labels(
@@ -204,12 +218,18 @@ def _best_allowed(ranking: Ranking, queries: int, first_query: int, truth: Groun
 
 def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     defaults = predictor.manifest.defaults
+    if any(settings.word_weight) and predictor.words is None:
+        raise BuildError(
+            f"--word-weight: version {predictor.version} has no lexical index; build one with "
+            "`recollect build --lexical on`"
+        )
     return [
         Setting(*each)
         for each in itertools.product(
             settings.lambda_ or [defaults.lambda_],
             settings.temperature or [defaults.temperature],
             settings.top_b or [defaults.top_b],
+            settings.word_weight or [defaults.word_weight],
         )
     ]
 
@@ -219,6 +239,7 @@ def format_table(evaluation: Evaluation) -> Iterator[str]:
     short = {
         "temperature": "tau",
         "top_b": "b",
+        "word_weight": "words",
         "F1@5 extreme tail": "xtail",
         "F1@5 torso": "torso",
         "F1@5 tail": "tail",
@@ -234,4 +255,4 @@ def format_table(evaluation: Evaluation) -> Iterator[str]:
 def _format_cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:g}" if name in ("lambda", "temperature", "top_b") else f"{value:.2f}"
+    return f"{value:g}" if name in ("lambda", "temperature", "top_b", "word_weight") else f"{value:.2f}"

@@ -49,6 +49,7 @@ def predict(settings: PredictSettings) -> None:
         temperature=settings.temperature,
         top_b=settings.top_b,
         top_k=settings.top_k,
+        word_weight=settings.word_weight,
         explain=settings.explain,
     )
     if settings.json_:
@@ -59,7 +60,8 @@ def predict(settings: PredictSettings) -> None:
     for label in answer.labels:
         _print_line(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
         for reason in label.because or []:
-            _print_line(f"    {reason.share:.4f}  {reason.kind}  {reason.uid}  {reason.text}")
+            kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
+            _print_line(f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}")
 
 
 def versions(settings: VersionsSettings) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from service.options import Lambda, Temperature, TopB, TopK
+from service.options import Lambda, Temperature, TopB, TopK, WordWeight
 from service.settings import Location, RedisSettings, ServiceSettings
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
@@ -45,6 +45,7 @@ class PredictSettings(ServiceSettings):
     )
     top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
     top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
+    word_weight: WordWeight | None = Field(None, description="Share of words in a score (default: from the bundle)")
     explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 

@@ -59,6 +59,9 @@ Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances aga
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the retrieved keys")]
 TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="number of keys to retrieve")]
 TopK = Annotated[int, Field(ge=1, le=_MAX_TOP_K, description="maximum number of labels to return")]
+WordWeight = Annotated[
+    float, Field(ge=0, le=1, description="share of words in a score; no effect without a lexical index in the bundle")
+]
 Threshold = Annotated[float, Field(ge=0, le=1, description="minimum score of a returned label")]
 
 
@@ -71,6 +74,7 @@ class AnswerOptions:
         temperature: Tau of the softmax over the retrieved keys.
         top_b: Number of keys to retrieve.
         top_k: Maximum number of labels to return.
+        word_weight: Share of the votes by words in a score.
         threshold: Minimum score of a returned label.
         allow: Uids of the only labels that may be returned; None allows all.
         deny: Uids of labels that are never returned.
@@ -81,6 +85,7 @@ class AnswerOptions:
     temperature: float
     top_b: int
     top_k: int
+    word_weight: float = 0.0
     threshold: float = 0.0
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
@@ -98,6 +103,7 @@ def resolve_options(
     temperature: float | None = None,
     top_b: int | None = None,
     top_k: int | None = None,
+    word_weight: float | None = None,
     threshold: float = 0.0,
     allow: Iterable[str] | None = None,
     deny: Iterable[str] | None = None,
@@ -109,6 +115,7 @@ def resolve_options(
         temperature=defaults.temperature if temperature is None else temperature,
         top_b=defaults.top_b if top_b is None else top_b,
         top_k=defaults.top_k if top_k is None else top_k,
+        word_weight=defaults.word_weight if word_weight is None else word_weight,
         threshold=threshold,
         allow=None if allow is None else tuple(allow),
         deny=() if deny is None else tuple(deny),

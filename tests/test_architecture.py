@@ -49,6 +49,7 @@ SERVICE_ORDER = (
     "storage",
     "store",
     "canary",
+    "lexical",
     "predictor",
     "model",
     "redis_client",

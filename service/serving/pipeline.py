@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from service.errors import DeadlineError, QueryError, QueryTooLargeError, RateLimitError, ServiceError
 from service.options import AnswerOptions, request_cost, resolve_options
-from service.predictor.predictor import Answers
+from service.predictor.answers import Answers
 from service.serving.answer_cache import AnswerCache, answer_keys
 from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits

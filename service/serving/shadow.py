@@ -20,7 +20,7 @@ from service.canary.comparison import Comparison, compare
 from service.canary.trial import Trial
 from service.errors import ServiceError
 from service.options import resolve_options
-from service.predictor.predictor import Answers
+from service.predictor.answers import Answers
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
 from service.telemetry.version_metrics import ShadowMetrics
