@@ -129,6 +129,7 @@ def prometheus(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @needs_redis
 @pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.slow
 def test_every_query_of_the_dashboard_is_valid_and_has_data(prometheus: Prometheus, name: str) -> None:
     expression = QUERIES[name].replace("$__rate_interval", "1m").replace("$instance", ".*")
     assert "$" not in expression
@@ -138,6 +139,7 @@ def test_every_query_of_the_dashboard_is_valid_and_has_data(prometheus: Promethe
 
 
 @needs_redis
+@pytest.mark.slow
 def test_prometheus_evaluates_all_rules_without_an_error(prometheus: Prometheus) -> None:
     prometheus.wait_for('ALERTS or up{job="recollect"}')
     rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]

@@ -80,6 +80,7 @@ def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: 
         assert store.open(version).manifest.version == version
 
 
+@pytest.mark.slow
 def test_int8_encoder_is_smaller_and_gives_the_same_best_label(built: Any, quick_graph: None, tmp_path: Path) -> None:
     version = build(BuildSettings(run=built.run, store=tmp_path, precision="int8"))
     manifest = Store(tmp_path).manifest(version)

@@ -173,6 +173,7 @@ def test_int8_encoder_is_closer_to_the_trained_one_if_all_products_are_quantised
     assert worst[0] < worst[1] > 0.995
 
 
+@pytest.mark.slow
 def test_fp16_export_halves_the_file_and_keeps_the_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
     served = export(minilm, tmp_path, "fp16")
     texts = [*titles, *TEXTS]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.loadtests.programs import last_line, run
 
 # Runs the benchmark with a longer wait for a free connection, so that all requests are sent on a busy machine.
@@ -16,6 +18,7 @@ sys.exit(bench_service.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
     result = run("-c", PATIENT_BENCHMARK, "--store", built.store, "--seconds", 0.5, "--clients", 2)
     assert result.returncode == 0, result.stderr

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from loadtests.malformed.generate import generate
 from tests.loadtests.programs import last_line, run
 
 
+@pytest.mark.slow
 def test_service_survives_thousands_of_malformed_requests(built: Any) -> None:
     flags = ("--requests", 3_000, "--seed", 7, "--max-growth-mb", 500)  # the growth of so few requests means nothing
     result = run("-m", "loadtests.malformed", "--store", built.store, *flags)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.loadtests.programs import last_line, run
 
 
+@pytest.mark.slow
 def test_soak_reports_memory_over_swaps_and_requests(built: Any, tmp_path: Path) -> None:
     plot = tmp_path / "soak.png"
     result = run("-m", "loadtests.soak", "--store", built.store, "--swaps", 2, "--requests", 300, "--plot", plot)

@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 
 import recollect
 from tests.trainer.helpers import Clock, files, label_sets
-from tests.trainer.runs import LEFT, Outcome, Train, metrics, texts, training, weights
+from tests.trainer.runs import LEFT, USUAL, Outcome, Train, metrics, texts, training, weights
 from trainer import memory_check, memory_writer, run_log
 from trainer import train as loop
 from trainer.checkpoint import load_checkpoint, load_encoder
 from trainer.encoder import Encoder
+from trainer.errors import EncoderError
 from trainer.heads.classifier import Classifier
 from trainer.heads.prototypes import Prototypes
 from trainer.memory import open_memory
@@ -328,33 +329,48 @@ def test_free_memory_for_a_head_is_checked_only_before_training(train: Train, mo
     assert "already done" in train("--method", "unidec", "--max-steps", 1).err
 
 
+@pytest.fixture(scope="module")
+def trained(lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a head of prime. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("prime") / "run"
+    words = ["train", lesson, "--out", folder, "--encoder", tiny_bert.folder, *USUAL, "--tune", "no"]
+    assert recollect.main([*map(str, words), "--method", "prime", "--max-steps", "1"]) == 0
+    return folder
+
+
 class TestDamagedHead:
     @pytest.fixture
-    def broken(self, train: Train, run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
-        """Train and build from a damaged checkpoint of prime. Returns both error messages."""
-        assert train("--method", "prime", "--max-steps", 1).status == 0
+    def damaged(self, trained: Path, run_folder: Path) -> Path:
+        """A copy of the run folder that a test damages."""
+        return Path(shutil.copytree(trained, run_folder))
 
-        def ask() -> list[str]:
-            before, messages = files(run_folder), []
-            started = train("--encoder", run_folder / "checkpoint", "--out", tmp_path / "second", "--epochs", 0)
-            assert started.status == 2
-            messages.append(started.message)
-            assert not (tmp_path / "second").exists()
-            capfd.readouterr()
-            assert recollect.main(["build", str(run_folder), "--store", str(tmp_path / "store")]) == 2
-            said = capfd.readouterr().err.splitlines()
-            assert len(said) == 1, said
-            messages.append(said[0])
-            assert files(run_folder) == before
-            return messages
-
-        return ask
+    @pytest.mark.parametrize("damage", ["no weights", "no description"])
+    def test_train_and_build_refuse_a_damaged_head_in_one_line_and_write_nothing(
+        self, damaged: Path, train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
+    ) -> None:
+        weights, description = (damaged / "checkpoint" / name for name in ("head.safetensors", "recollect.json"))
+        if damage == "no weights":
+            weights.unlink()
+            expected = f"{weights}: expected weights of the shapes in recollect.json, found: "
+        else:
+            description.write_text(json.dumps(json.loads(description.read_text()) | {"head": {}}))
+            expected = f"{description}: expected the description of a head, found: "
+        before = files(damaged)
+        started = train("--encoder", damaged / "checkpoint", "--out", tmp_path / "second", "--epochs", 0)
+        assert started.status == 2
+        assert expected in started.message
+        assert not (tmp_path / "second").exists()
+        capfd.readouterr()
+        assert recollect.main(["build", str(damaged), "--store", str(tmp_path / "store")]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert expected in line
+        assert files(damaged) == before
 
     @pytest.mark.parametrize("content", [None, b"", b"\x00\x01", "half", "a tensor less", "another shape"], ids=repr)
     def test_damaged_weights_of_a_head_are_refused_and_the_error_names_their_file(
-        self, broken: Any, run_folder: Path, content: Any
+        self, damaged: Path, content: Any
     ) -> None:
-        path = run_folder / "checkpoint" / "head.safetensors"
+        path = damaged / "checkpoint" / "head.safetensors"
         weights, whole = load_file(path), path.read_bytes()
         path.unlink()
         match content:
@@ -367,8 +383,8 @@ class TestDamagedHead:
                 save_file(weights, path)
             case "another shape":
                 save_file(weights | {"free": weights["free"][:, 1:].contiguous()}, path)
-        for message in broken():
-            assert f"{path}: expected weights of the shapes in recollect.json, found: " in message
+        with pytest.raises(EncoderError, match=f"^{path}: expected weights of the shapes in recollect.json, found: "):
+            load_checkpoint(damaged / "checkpoint", "cpu")
 
     @pytest.mark.parametrize(
         "change",
@@ -385,29 +401,27 @@ class TestDamagedHead:
         ids=str,
     )
     def test_damaged_description_of_a_head_is_refused_and_the_error_names_its_file(
-        self, broken: Any, run_folder: Path, change: dict[str, Any]
+        self, damaged: Path, change: dict[str, Any]
     ) -> None:
-        path = run_folder / "checkpoint" / "recollect.json"
+        path = damaged / "checkpoint" / "recollect.json"
         saved = json.loads(path.read_text())
         path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
-        for message in broken():
-            assert f"{path}: expected the description of a head, found: " in message
+        with pytest.raises(EncoderError, match=f"^{path}: expected the description of a head, found: "):
+            load_checkpoint(damaged / "checkpoint", "cpu")
 
     @pytest.mark.parametrize("head", ["prototypes", [], 3, {}], ids=repr)
-    def test_recollect_json_whose_head_is_not_a_description_is_refused(
-        self, broken: Any, run_folder: Path, head: Any
-    ) -> None:
-        path = run_folder / "checkpoint" / "recollect.json"
+    def test_recollect_json_whose_head_is_not_a_description_is_refused(self, damaged: Path, head: Any) -> None:
+        path = damaged / "checkpoint" / "recollect.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"head": head}))
-        for message in broken():
-            assert f"{path}: expected the description of a head, found: " in message
+        with pytest.raises(EncoderError, match=f"^{path}: expected the description of a head, found: "):
+            load_checkpoint(damaged / "checkpoint", "cpu")
 
     @pytest.mark.parametrize("change", [{"labels": 13}, {"bank": 3}, {"tokens": []}], ids=str)
     def test_description_of_a_head_that_does_not_match_its_weights_is_refused(
-        self, broken: Any, run_folder: Path, change: dict[str, Any]
+        self, damaged: Path, change: dict[str, Any]
     ) -> None:
-        path = run_folder / "checkpoint" / "recollect.json"
+        path = damaged / "checkpoint" / "recollect.json"
         saved = json.loads(path.read_text())
         path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
-        for message in broken():
-            assert "head.safetensors: expected weights of the shapes in recollect.json, found: " in message
+        with pytest.raises(EncoderError, match=r"head\.safetensors: expected weights of the shapes in recollect.json"):
+            load_checkpoint(damaged / "checkpoint", "cpu")

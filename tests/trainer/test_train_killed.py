@@ -66,10 +66,12 @@ KINDS: dict[str, list[object]] = {
     "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "adapter, mined negatives": ["--method", "rae", "--mine-every", 5, "--mine-top", 4, "--validation-fraction", 0],
 }
+# Kinds of training whose slow case has all moments.
+THOROUGH = ("adapter", "mined negatives", "prototypes", "classifier")
 # Each quick case has a third of the moments, and each moment is in two or three of them.
 SEVERAL_TIMES = [
     *(pytest.param(kind, ON_THE_WAY[number % 3 :: 3], id=kind) for number, kind in enumerate(KINDS)),
-    *(pytest.param(kind, ON_THE_WAY, id=f"{kind}, all moments", marks=pytest.mark.slow) for kind in KINDS),
+    *(pytest.param(kind, ON_THE_WAY, id=f"{kind}, all moments", marks=pytest.mark.slow) for kind in THOROUGH),
 ]
 
 
