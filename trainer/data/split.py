@@ -101,8 +101,8 @@ class LabelSets:
         Args:
             labels: Number of labels.
         """
-        rows = np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.indptr))
-        return rows * labels + self.indices
+        row, label = self.pairs().T
+        return np.asarray(row * labels + label)
 
 
 def no_pairs() -> Int[np.ndarray, "0 2"]:

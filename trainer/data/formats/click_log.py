@@ -21,7 +21,7 @@ from trainer.data.split import Entries, LabelSets, Split, SplitName
 from trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
-TEXT_FIELDS = ()
+TEXT_FIELDS: tuple[str, ...] = ()
 
 _QUERY = ("query", "query_text", "text")
 _LABEL = ("label", "label_uid", "uid")

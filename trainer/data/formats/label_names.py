@@ -19,7 +19,7 @@ from trainer.data.split import Entries, Split, SplitBuilder, SplitName
 from trainer.errors import DatasetError
 
 EXPECTED = "train_labels.txt and train_raw_texts.txt"
-TEXT_FIELDS = ()
+TEXT_FIELDS: tuple[str, ...] = ()
 
 _TEXTS: dict[str, tuple[str, ...]] = {
     "train": ("train_raw_texts.txt", "train_texts.txt"),

@@ -123,8 +123,9 @@ def _parse(path: Path, first: int, lines: Sequence[str], columns: int) -> np.nda
         raise DatasetError(f"{path}:{first}: expected entries like 3:1.0, found {lines[0][:40]!r}") from None
     outside = (column < 0) | (column >= columns)
     if outside.any():
-        line = int(np.searchsorted(np.cumsum([line.count(":") for line in lines]), np.flatnonzero(outside)[0], "right"))
+        ends = np.cumsum([line.count(":") for line in lines])
+        number = first + int(np.searchsorted(ends, np.flatnonzero(outside)[0], "right"))
         raise DatasetError(
-            f"{path}:{first + line}: column {int(column[outside][0])} is out of range; expected 0 to {columns - 1}"
+            f"{path}:{number}: column {int(column[outside][0])} is out of range; expected 0 to {columns - 1}"
         )
     return numbers

@@ -17,7 +17,7 @@ from trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringCo
 from trainer.errors import DatasetError
 
 EXPECTED = "labels.jsonl[.gz] and train.jsonl[.gz]"
-TEXT_FIELDS = ("text",)
+TEXT_FIELDS: tuple[str, ...] = ("text",)
 
 
 def recognises(folder: Path) -> bool:

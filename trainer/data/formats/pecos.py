@@ -19,7 +19,7 @@ from trainer.data.formats.matrices import check_shape, read_matrix
 from trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
 
 EXPECTED = "Y.trn.npz, X.trn.txt and Y.txt"
-TEXT_FIELDS = ()
+TEXT_FIELDS: tuple[str, ...] = ()
 
 _LABELS = ("Y.txt", "label_map.txt", "output-items.txt", "raw/Y.txt")
 _TEXTS: dict[str, tuple[str, ...]] = {

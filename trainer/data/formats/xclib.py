@@ -29,7 +29,7 @@ from trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
 from trainer.errors import DatasetError
 
 EXPECTED = "trn_X_Y.txt, and raw_data/train.raw.txt or trn_X_Xf.txt and Xf.txt"
-TEXT_FIELDS = ()
+TEXT_FIELDS: tuple[str, ...] = ()
 
 _TEXTS: dict[str, tuple[str, ...]] = {
     "train": ("raw_data/train.raw.txt", "trn_X.txt"),

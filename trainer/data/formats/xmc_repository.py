@@ -16,7 +16,7 @@ from trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringCo
 from trainer.errors import DatasetError
 
 EXPECTED = "lbl.json[.gz] and trn.json[.gz]"
-TEXT_FIELDS = ("title", "content")
+TEXT_FIELDS: tuple[str, ...] = ("title", "content")
 
 _STEMS: dict[str, str] = {"train": "trn", "test": "tst", "labels": "lbl"}
 
