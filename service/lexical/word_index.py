@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from service.lexical.postings import Postings, invert, join
-from service.lexical.terms import text_terms
+from service.lexical.terms import query_terms
 
 # Number of postings that choose candidates, and number of candidates for each text to find that the other terms score.
 _BUDGET, _CANDIDATES = 16_384, 5
@@ -77,7 +77,7 @@ class Query(NamedTuple):
 
 def weigh(query: str, indexes: Sequence[WordIndex]) -> Query:
     """Weigh the terms of a query by their frequency in the query and their rarity in the texts of some indexes."""
-    terms, frequencies = np.unique(text_terms([query])[1], return_counts=True)
+    terms, frequencies = np.unique(query_terms(query), return_counts=True)
     look_ups = {index: index.look_up(terms) for index in indexes}
     counts = sum(found.texts for found in look_ups.values())
     texts = sum(found.state.present for found in look_ups.values())
