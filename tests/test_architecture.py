@@ -54,6 +54,7 @@ SERVICE_ORDER = (
     "redis_client",
     "versions",
     "serving",
+    "playground",
     "http",
     "connection",
     "process",
