@@ -1,6 +1,6 @@
 """Serves the web pages from the files in `static/`.
 
-The files are plain HTML, CSS and JavaScript modules. There is no build step, and a page loads nothing from other servers.
+The files are plain HTML, CSS and JavaScript modules, without a build step. A page loads nothing from other servers.
 """
 
 from __future__ import annotations

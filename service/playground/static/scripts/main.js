@@ -22,6 +22,10 @@ const section = (view) => document.getElementById(`view-${view}`);
 const facts = {};
 const page = { panels: [], views: null, shown: null };
 
+// Words that are typed before the facts arrive are kept.
+query.value = store.state.query;
+query.addEventListener("input", () => store.update({ query: query.value, why: "" }));
+
 const starting = new Task(main, document.getElementById("start"));
 starting.start(loadFacts);
 document.addEventListener("version", () => starting.start(loadFacts));
@@ -50,7 +54,6 @@ function connect() {
     bundle: new BundleView(section("bundle"), facts),
   };
   store.addEventListener("change", show);
-  query.addEventListener("input", () => store.update({ query: query.value, why: "" }));
   query.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -61,8 +64,6 @@ function connect() {
     event.preventDefault();
     query.focus();
   });
-  // Words that were typed before the facts arrived are kept.
-  if (query.value && !store.state.query) store.update({ query: query.value });
 }
 
 /** Show the state of the page: the view, the query and the options. */

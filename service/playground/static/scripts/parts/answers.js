@@ -53,7 +53,7 @@ export class LabelList {
   #row(label) {
     const text = el("span", { class: "label-text", dir: "auto" });
     const uid = el("span", { class: "label-uid" });
-    const mark = el("span", { class: "mark" });
+    const mark = el("span", { class: "mark", role: "img" });
     const probability = el("span", { class: "probability" });
     const value = el("span", { class: "score" });
     const fill = el("i");
@@ -71,6 +71,8 @@ export class LabelList {
       probability.title = shown.probability === undefined ? "" : "Probability that the label is true";
       mark.textContent = remark?.text ?? "";
       mark.className = `mark ${remark?.kind ?? ""}`;
+      mark.setAttribute("aria-label", remark?.meaning ?? "");
+      mark.hidden = !remark;
       fill.style.width = `${100 * width}%`;
     };
     return { node: el("li", {}, head, why), head, why, update };
@@ -82,15 +84,21 @@ function assignLine(assigned) {
   return el("li", { class: "assign-line" }, el("span", {}, text));
 }
 
-/** For each label of `after`, its change of rank against `before`, as remarks for `LabelList.show`. */
+/**
+ * For each label of `after`, its change of rank against `before`, as remarks for `LabelList.show`; `absent` is the remark
+ * for labels that only `after` has.
+ */
 export function rankChanges(before, after, absent) {
-  const ranks = new Map(before.map((label, rank) => [label.uid, rank]));
+  const places = new Map(before.map((label, rank) => [label.uid, rank]));
   return new Map(after.map((label, rank) => {
-    const earlier = ranks.get(label.uid);
-    if (earlier === undefined) return [label.uid, { text: absent, kind: "only" }];
+    const earlier = places.get(label.uid);
+    if (earlier === undefined) return [label.uid, { text: absent, kind: "only", meaning: absent }];
     if (earlier === rank) return [label.uid, undefined];
     const steps = Math.abs(earlier - rank);
-    return [label.uid, earlier > rank ? { text: `▲ ${steps}`, kind: "up" } : { text: `▼ ${steps}`, kind: "down" }];
+    const ranks = count(steps, "rank");
+    return [label.uid, earlier > rank
+      ? { text: `▲ ${steps}`, kind: "up", meaning: `${ranks} higher` }
+      : { text: `▼ ${steps}`, kind: "down", meaning: `${ranks} lower` }];
   }));
 }
 
