@@ -37,8 +37,8 @@ export function bumpChart(columns, width, selected, onSelect) {
   const ordered = [...groups].sort((one, other) => (one.dataset.uid === selected) - (other.dataset.uid === selected));
   for (const group of groups) group.classList.toggle("selected", group.dataset.uid === selected);
   return svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "bump", "aria-label": "Ranks of labels by lambda; the table below has the same numbers" },
-    svg("text", { class: "axis", x: x(0), y: 12, "text-anchor": "middle" }, "label texts"),
-    svg("text", { class: "axis", x: x(last), y: 12, "text-anchor": "middle" }, "training texts"),
+    svg("text", { class: "axis", x: x(0) - 4, y: 12 }, "label texts"),
+    svg("text", { class: "axis", x: x(last) + 4, y: 12, "text-anchor": "end" }, "training texts"),
     ...columns.map(({ lambda }, column) => column % every === 0 && svg("text", { class: "axis", x: x(column), y: 28, "text-anchor": "middle" }, number(lambda))),
     ...ordered,
   );

@@ -15,7 +15,7 @@ export function recallChart(points, chosen) {
   const isChosen = (point) => ["factory", "keys", "effort", "refine"].every((field) => point[field] === chosen[field]);
   const ordered = [...points].sort((one, other) => isChosen(one) - isChosen(other));
   return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", class: "curve", "aria-label": describe(points, chosen) },
-    ...ticks(least, 1).map((recall) => svg("g", {},
+    ...ticks(least).map((recall) => svg("g", {},
       svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(recall), y2: y(recall) }),
       svg("text", { x: LEFT - 8, y: y(recall) + 4, "text-anchor": "end" }, recall.toFixed(least < 0.9 ? 2 : 3)))),
     ...decades(low, high).map((time) => svg("text", { x: x(time), y: HEIGHT - 20, "text-anchor": "middle" }, `${number(time)} ms`)),
@@ -30,8 +30,10 @@ function describe(points, chosen) {
   return `${points.length} measured indexes, recall against time. Chosen: ${chosen.factory}, effort ${chosen.effort}.`;
 }
 
-function ticks(least, most) {
-  return [0, 1, 2, 3, 4].map((step) => least + ((most - least) * step) / 4);
+/** Round recalls between `least` and 1. */
+function ticks(least) {
+  const step = [0.2, 0.1, 0.05, 0.02, 0.01, 0.005].find((each) => (1 - least) / each >= 3);
+  return Array.from({ length: Math.floor((1 - least) / step + 1e-9) + 1 }, (_, place) => 1 - place * step);
 }
 
 /** Round times between two powers of ten. */
