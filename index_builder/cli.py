@@ -43,5 +43,5 @@ def demo(settings: DemoSettings) -> None:
 
     with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201
-        print(f"\nServing at {url(bound)}; try it at {url(bound)}/docs. Stop with Ctrl-C.", flush=True)  # noqa: T201
+        print(f"\nServing at {url(bound)}; try it there in a browser. Stop with Ctrl-C.", flush=True)  # noqa: T201
         serve(ServeSettings(store=settings.folder / "store", workers=1), bound)

@@ -140,6 +140,9 @@ class ServeSettings(RedisSettings):
     docs: Access = Field(
         "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
     )
+    playground: CliImplicitFlag[bool] = Field(
+        True, description="Serve the playground, a web page to try queries and options, at /"
+    )
     metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
     access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")

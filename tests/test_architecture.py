@@ -55,6 +55,7 @@ SERVICE_ORDER = (
     "redis_client",
     "versions",
     "serving",
+    "playground",
     "http",
     "connection",
     "process",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -18,6 +17,8 @@ from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestCon
 from service.http.routes import Routes
 from service.http.schemas import Problem
 from service.options import max_request_cost
+from service.playground.bundle_facts import FactsRoute
+from service.playground.pages import add_docs, add_playground
 from service.redis_client import RedisClient
 from service.reloaded_file import ReloadedFile
 from service.serve_settings import ServeSettings
@@ -33,8 +34,7 @@ from service.versions.model_manager import ModelManager
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
 # Response headers that a web page of another origin may read.
 _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
-# The documentation: FastAPI's arguments that switch it off, and the beginnings of its paths.
-_DOCS_ARGUMENTS = ("openapi_url", "docs_url", "redoc_url")
+# The beginnings of the paths of the documentation.
 _DOCS_PATHS = ("/openapi.json", "/docs", "/redoc")
 
 
@@ -91,10 +91,23 @@ def create_app(
         layers.append(Middleware(ApiKeyAuth, api_keys, _paths_with_key(settings)))
     layers += [Middleware(BodyLimit, settings.max_body_bytes), Middleware(HeadAsGet)]
 
-    hidden: dict[str, Any] = {} if settings.docs != "off" else dict.fromkeys(_DOCS_ARGUMENTS)
-    app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers, **hidden)
+    app = FastAPI(
+        title="Recollect",
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        middleware=layers,
+        openapi_url=None if settings.docs == "off" else "/openapi.json",
+        docs_url=None,  # FastAPI's pages load scripts from other servers
+        redoc_url=None,
+    )
     routes = Routes(pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch)
     routes.register(app.router, with_metrics=settings.metrics != "off")
+    if settings.docs != "off":
+        add_docs(app.router)
+    if settings.playground:
+        facts = FactsRoute(model_manager.versions, settings.max_batch, docs=settings.docs == "public")
+        app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)
+        add_playground(app.router)
     problems.install(app)
     _document(app, guarded=api_keys is not None)
     return tracer.around(app) if tracer is not None else app

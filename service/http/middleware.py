@@ -32,7 +32,7 @@ _MAX_DISCARDED_BYTES = 64 << 20
 _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/health/ready", "/metrics"})
 
 # Paths that need an API key, if keys are configured: their answers reveal training data.
-_GUARDED = ("/predict", "/labels/", "/version")
+_GUARDED = ("/predict", "/labels/", "/version", "/playground/bundle")
 
 
 class RequestContext:

@@ -48,7 +48,9 @@ def test_demo_prints_its_url_and_serves_its_store(
     (store, listener), printed = served[0], capsys.readouterr().out
     assert store == tmp_path / "store"
     assert re.search(
-        r"^the table\n\nServing at http://127\.0\.0\.1:[1-9]\d+; try it at .*/docs\. Stop with Ctrl-C\.$", printed, re.M
+        r"^the table\n\nServing at http://127\.0\.0\.1:[1-9]\d+; try it there in a browser\. Stop with Ctrl-C\.$",
+        printed,
+        re.M,
     )
     assert listener.fileno() == -1  # closed
 

@@ -1,0 +1,70 @@
+"""Facts about the current version that only the playground shows: examples, and the measurements of the build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import BaseModel
+
+from service.bundle.bundle import Bundle
+from service.bundle.manifest import Check, Point
+from service.versions.open_versions import OpenVersions
+
+# An example is a text of the memory with at most so many characters.
+_MAX_CHARACTERS = 120
+_EXAMPLES = 24
+
+
+class BundleFacts(BaseModel):
+    """The answer of `GET /playground/bundle`.
+
+    Attributes:
+        examples: Training texts, to ask as queries.
+        curves: All measurements from which the build chose the index.
+        max_batch: Maximum number of queries in a batch.
+        docs: Whether a browser can open `/docs`.
+    """
+
+    version: str
+    examples: list[str]
+    curves: dict[str, list[Point]]
+    checks: list[Check]
+    size_bytes: int
+    max_batch: int
+    docs: bool
+
+
+@dataclass(frozen=True)
+class FactsRoute:
+    """The handler of `GET /playground/bundle`."""
+
+    versions: OpenVersions
+    max_batch: int
+    docs: bool
+
+    def bundle(self) -> BundleFacts:  # not async: on a thread, because reading mapped texts may wait for the disk
+        """Return examples and measurements of the current version.
+
+        Raises:
+            NotReadyError: If no version is open yet.
+        """
+        with self.versions.lease() as predictor:
+            manifest = predictor.manifest
+            return BundleFacts(
+                version=manifest.version,
+                examples=example_queries(predictor.bundle),
+                curves=manifest.curves,
+                checks=manifest.checks,
+                size_bytes=manifest.size_bytes,
+                max_batch=self.max_batch,
+                docs=self.docs,
+            )
+
+
+def example_queries(bundle: Bundle) -> list[str]:
+    """Short training texts, from evenly spaced rows of the memory."""
+    rows = np.linspace(0, len(bundle.instance_texts) - 1, num=4 * _EXAMPLES, dtype=int)
+    texts = dict.fromkeys(bundle.instance_texts[row].strip() for row in rows.tolist())
+    short = [text for text in texts if 0 < len(text) <= _MAX_CHARACTERS]
+    return short[:: max(1, len(short) // _EXAMPLES)][:_EXAMPLES]

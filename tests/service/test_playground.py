@@ -1,0 +1,114 @@
+"""The web pages of the service over HTTP: their files, their headers, and their switches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import service.playground
+from tests.service.http_helpers import Server, serving
+
+STATIC = Path(service.playground.__file__).parent / "static"
+FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
+KEY = "front-0123456789abcdef"
+
+
+def named(path: Path) -> str:
+    return path.relative_to(STATIC).as_posix()
+
+
+@pytest.fixture(scope="module")
+def server(light_versions: Path) -> Iterator[Server]:
+    with serving(light_versions, "--poll-seconds", "600", "--max-batch", "7") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/redoc"])
+def test_page_may_load_files_only_from_its_own_server_and_every_file_it_names_exists(
+    client: httpx.Client, path: str
+) -> None:
+    page = client.get(path)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    files = re.findall(r'(?:src|<link[^>]* href)="([^"]+)"', page.text)
+    assert len(files) >= 3
+    for file in files:
+        answer = client.get(f"/{file}")
+        assert answer.status_code == 200, file
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-security-policy"] == policy
+
+
+def test_browser_that_has_a_file_gets_304(client: httpx.Client) -> None:
+    first = client.get("/playground/scripts/main.js")
+    assert first.headers["content-type"] == "text/javascript; charset=utf-8"
+    again = client.get("/playground/scripts/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/playground/", "/playground/pages.py", "/playground/..%2fpages.py", "/playground/docs.html", "/docs/main.js"],
+)
+def test_only_the_files_of_the_pages_are_served(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_facts_about_the_bundle_have_examples_from_the_memory(client: httpx.Client) -> None:
+    facts = client.get("/playground/bundle").json()
+    assert (facts["version"], facts["max_batch"], facts["docs"]) == ("v3", 7, True)
+    assert facts["size_bytes"] > 10_000
+    assert len(facts["examples"]) == len(set(facts["examples"])) == 24
+    explained = client.post("/predict", json={"query": facts["examples"][5], "explain": True, "lambda": 1.0}).json()
+    assert facts["examples"][5] in {reason["text"] for label in explained["labels"] for reason in label["because"]}
+
+
+def test_playground_can_be_switched_off(light_versions: Path) -> None:
+    with serving(light_versions, "--no-playground") as server, httpx.Client(base_url=server.url) as client:
+        for path in ("/", "/playground/scripts/main.js", "/playground/bundle"):
+            assert client.get(path).status_code == 404, path
+        assert client.get("/docs/scripts/docs.js").status_code == 200
+
+
+def test_playground_reveals_training_data_only_with_an_api_key(light_versions: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"front {KEY}\n")
+    flags = ("--api-keys", str(tmp_path / "keys"), "--docs", "key")
+    with serving(light_versions, *flags) as server, httpx.Client(base_url=server.url) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/playground/bundle").status_code == 401
+        facts = client.get("/playground/bundle", headers={"X-API-Key": KEY})
+        assert (facts.status_code, facts.json()["docs"]) == (200, False)
+
+
+def test_pages_have_less_than_a_megabyte() -> None:
+    assert {path.suffix for path in FILES} == {".html", ".css", ".js", ".svg"}
+    assert sum(path.stat().st_size for path in FILES) < 1_000_000
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_file_neither_turns_text_into_html_nor_names_another_server(path: Path) -> None:
+    text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", text)
+    assert not re.search(r"https?://|//[a-z]+\.[a-z]+/", text)
+    if path.suffix == ".html":
+        assert not re.search(r"<style|style=|\son[a-z]+=|<script(?![^>]*src=)", text)
+
+
+def test_imported_modules_exist() -> None:
+    for path in FILES:
+        if path.suffix == ".js":
+            for module in re.findall(r'from "([^"]+)"', path.read_text("utf-8")):
+                assert (path.parent / module).is_file(), f"{named(path)}: {module}"

@@ -1,0 +1,361 @@
+"""The playground in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from service.bundle.strings import StringTable, write_table
+from tests.conftest import TOPICS
+from tests.service.http_helpers import add_version, copy_store, make_first, rehash, serving
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect, sync_playwright  # noqa: E402
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+QUERY = "Bake the bread in a hot oven for forty minutes"
+# Texts of the memory that would run as a script if the page read them as HTML.
+SCRIPT = "<img src=x onerror='window.ran = 1'><script>window.ran = 1</script>"
+LABEL, INSTANCE = f"label {SCRIPT}", f"instance {SCRIPT}"
+VIEWS = ("ask", "sweep", "compare", "list", "bundle")
+
+
+def hostile_texts(folder: Path, manifest: dict[str, Any]) -> None:
+    """A change to a copied version: the text of the label Cooking and the text of an instance contain scripts."""
+    table = StringTable.open(folder, "instance_texts", manifest["counts"]["instances"])
+    texts = [table[row] for row in range(len(table))]
+    write_table(folder, "instance_texts", [INSTANCE if text == QUERY else text for text in texts])
+    write_table(folder, "label_texts", [LABEL if label == "Cooking" else label for label in TOPICS])
+    rehash(folder, manifest)
+
+
+@pytest.fixture(scope="module")
+def url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    store = copy_store(light_versions, tmp_path_factory.mktemp("playground") / "store")
+    make_first(store, add_version(store, "v5", "hostile", hostile_texts))
+    with serving(store, "--poll-seconds", "600", "--max-batch", "10") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """An empty page. After the test: no script failed, nothing was refused, and no other server was asked."""
+    with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
+        page = context.new_page()
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if "Refused" in message.text else None)
+        page.on("request", lambda request: None if request.url.startswith(url) else faults.append(request.url))
+        yield page
+        assert faults == []
+        assert page.evaluate("window.ran") is None
+
+
+def address(url: str, **state: Any) -> str:
+    return f"{url}/#{httpx.QueryParams(state)}"
+
+
+def ask(url: str, **body: Any) -> list[dict[str, Any]]:
+    labels: list[dict[str, Any]] = httpx.post(f"{url}/predict", json=body).json()["labels"]
+    return labels
+
+
+def labels_of(page: Page, side: str = "#view-ask") -> Any:
+    return page.locator(f"{side} .label-text")
+
+
+def answered_once(status: int, code: str, headers: dict[str, str]) -> Callable[[Route], None]:
+    """Answers the first request with a problem, and lets the following requests through."""
+    requests: list[str] = []
+
+    def answer(route: Route) -> None:
+        requests.append(route.request.url)
+        if len(requests) > 1:
+            route.continue_()
+        else:
+            problem = json.dumps({"status": status, "code": code, "detail": f"the {code} detail"})
+            route.fulfill(status=status, headers=headers, content_type="application/problem+json", body=problem)
+
+    return answer
+
+
+def test_labels_appear_while_typing_and_the_url_holds_query_and_options(page: Page, url: str) -> None:
+    page.goto(url)
+    page.get_by_label("Your text").press_sequentially("orchestra plays")
+    expected = ask(url, query="orchestra plays")
+    expect(labels_of(page)).to_have_text([label["text"] for label in expected])
+    expect(page.locator("#view-ask .score")).to_have_text([f"{label['score']:.3f}" for label in expected])
+    page.wait_for_url(re.compile(r"#q=orchestra\+plays$"))
+
+    page.get_by_label("k", exact=True).first.focus()
+    page.keyboard.press("Home")
+    expect(labels_of(page)).to_have_count(1)
+    page.wait_for_url(re.compile(r"#q=orchestra\+plays&k=1$"))
+    page.reload()
+    expect(labels_of(page)).to_have_text([expected[0]["text"]])
+    page.get_by_role("button", name="Reset").click()
+    expect(labels_of(page)).to_have_count(len(expected))
+
+
+def test_request_of_an_earlier_text_is_cancelled(page: Page, url: str) -> None:
+    waiting: list[Route] = []
+    page.route(
+        "**/predict", lambda route: route.continue_() if "Saturn" in route.request.post_data else waiting.append(route)
+    )
+    with page.expect_request("**/predict"):
+        page.goto(address(url, q="comet"))
+    with page.expect_event("requestfailed", lambda request: "comet" in (request.post_data or "")):
+        page.get_by_label("Your text").fill("Rings of ice around Saturn")
+    expect(labels_of(page).first).to_have_text(ask(url, query="Rings of ice around Saturn")[0]["text"])
+    assert len(waiting) == 1
+
+
+def test_slider_of_lambda_changes_the_scores(page: Page, url: str) -> None:
+    page.goto(address(url, q=QUERY))
+    slider, field = page.get_by_role("slider", name="Lambda"), page.get_by_role("spinbutton", name="Lambda")
+    for key, value in (("Home", 0), ("End", 1)):
+        slider.press(key)
+        scores = [f"{label['score']:.3f}" for label in ask(url, query=QUERY, **{"lambda": value})]
+        expect(page.locator("#view-ask .score")).to_have_text([score.replace("0.000", "<0.001") for score in scores])
+        expect(field).to_have_value(str(value))
+    field.fill("0.02")
+    page.wait_for_url(re.compile(r"lambda=0\.02$"))
+    assert 0.2 < int(slider.input_value()) / 400 < 0.3  # nearly logarithmic
+
+
+def test_selected_label_shows_votes_that_add_up_to_its_score_and_a_training_text_becomes_the_query(
+    page: Page, url: str
+) -> None:
+    query = "The choir sings a mass in an old church"
+    best = ask(url, query=query, explain=True)[0]
+    page.goto(address(url, q=query))
+    page.get_by_role("button", name=best["text"]).click()
+    expect(page.locator(".sum")).to_have_text(
+        f"Sum of the votes {sum(term['share'] for term in best['because']):.4f} · score {best['score']:.4f}"
+    )
+    expect(page.locator(".terms li")).to_have_count(min(12, len(best["because"])))
+    page.wait_for_url(re.compile("why="))
+    page.locator(".terms .ask").nth(1).click()
+    text = sorted(best["because"], key=lambda term: -term["share"])
+    asked = [term["text"] for term in text if term["kind"] == "instance"][1]
+    expect(page.get_by_label("Your text")).to_have_value(asked)
+    expect(labels_of(page).first).to_have_text(ask(url, query=asked)[0]["text"])
+    page.go_back()
+    expect(page.get_by_label("Your text")).to_have_value(query)
+    expect(page.locator(".sum")).to_be_visible()  # the URL holds the selected label too
+    page.keyboard.press("Escape")
+
+
+def test_two_settings_are_compared_and_their_differences_are_marked(page: Page, url: str) -> None:
+    page.goto(address(url, view="compare", q=QUERY, k=3, lambda2=0.5, k2=5))
+    a, b = ask(url, query=QUERY, top_k=3), ask(url, query=QUERY, top_k=5)
+    expect(labels_of(page, "[data-side=a]")).to_have_text([label["text"] for label in a])
+    expect(labels_of(page, "[data-side=b]")).to_have_text([label["text"] for label in b])
+    expect(page.locator("#view-compare .status")).to_contain_text("3 labels in both answers, 0 only in A, 2 only in B.")
+    expect(page.locator("[data-side=b] .mark:visible")).to_have_text(["only in B"] * 2)
+
+    page.goto(address(url, view="compare", q=QUERY))  # without own options, setting B has lambda 0
+    ranks = {label["uid"]: rank for rank, label in enumerate(ask(url, query=QUERY))}
+    moved = [
+        "only in B"
+        if label["uid"] not in ranks
+        else f"{'▲' if ranks[label['uid']] > rank else '▼'} {abs(ranks[label['uid']] - rank)}"
+        for rank, label in enumerate(ask(url, query=QUERY, **{"lambda": 0}))
+        if ranks.get(label["uid"]) != rank
+    ]
+    expect(page.locator("[data-side=b] .mark:visible")).to_have_text(moved)
+
+
+def test_list_of_queries_shows_overlap_and_changes_of_rank(page: Page, url: str) -> None:
+    page.goto(address(url, view="list", k=2, k2=4, lambda2=0.5))
+    queries = [f"{text} again" for texts in TOPICS.values() for text in texts][:12]  # more than one request
+    page.get_by_role("textbox", name="Queries").fill("\n".join(["", *queries, " "]))
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator(".result tbody tr")).to_have_count(12)
+    expect(page.locator(".result td.figure")).to_have_text(["2 of 4", "0"] * 12)
+    expect(page.locator("#view-list .status")).to_contain_text("50% of the labels are in both answers")
+    page.get_by_role("button", name=queries[3]).click()
+    expect(page.locator("[data-side=b] .mark:visible")).to_have_text(["only in B"] * 2)
+
+
+def test_sweep_draws_the_ranks_at_each_lambda(page: Page, url: str) -> None:
+    page.goto(address(url, view="sweep", q=QUERY))
+    page.get_by_text("Ranks as a table").click()
+    header, *rows = page.locator(".chart tr").all()
+    lambdas = header.locator("th").all_text_contents()[1:]
+    assert (lambdas[0], lambdas[-1], len(lambdas)) == ("0", "1", 13)
+    for column in (0, 6, 12):
+        expected = [label["text"] for label in ask(url, query=QUERY, top_k=10, **{"lambda": float(lambdas[column])})]
+        ranks = {row.locator("td").nth(column).text_content(): row.locator("th").text_content() for row in rows}
+        assert [ranks[str(rank + 1)] for rank in range(len(expected))] == expected
+    assert page.locator(".bump .line").count() == len(rows)
+    rows[1].get_by_role("button").click()
+    expect(page.locator(".bump .selected title")).to_have_text(str(rows[1].locator("th").text_content()))
+
+
+def test_bundle_view_shows_counts_and_indexes(page: Page, url: str) -> None:
+    version = httpx.get(f"{url}/version").json()
+    page.goto(address(url, view="bundle"))
+    for text in (
+        "hostile",
+        version["encoder"]["name"],
+        version["index"]["labels"]["factory"],
+        "Default options",
+    ):
+        expect(page.locator(".facts").get_by_text(text).first).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "headers", "title"),
+    [
+        (503, "overloaded", {"Retry-After": "1"}, "The service is busy"),
+        (429, "rate_limited", {"Retry-After": "1"}, "The limit of this API key is reached"),
+    ],
+)
+def test_page_shows_a_temporary_problem_and_asks_again_by_itself(
+    page: Page, url: str, status: int, code: str, headers: dict[str, str], title: str
+) -> None:
+    page.route("**/predict", answered_once(status, code, headers))
+    page.goto(address(url, q=QUERY))
+    expect(page.locator("#view-ask .notice")).to_contain_text(title)
+    expect(page.locator("#view-ask .notice")).to_contain_text(f"The {code} detail.")
+    expect(labels_of(page).first).to_be_visible()
+    expect(page.locator(".notice")).to_have_count(0)
+
+
+def test_page_waits_for_a_service_that_starts_or_cannot_be_reached(page: Page, url: str) -> None:
+    page.route("**/version", answered_once(503, "not_ready", {"Retry-After": "1"}))
+    page.goto(address(url, q=QUERY))
+    expect(page.locator("#start .notice")).to_contain_text("The service is starting")
+    expect(labels_of(page).first).to_be_visible()
+    page.route("**/predict", lambda route: route.abort())
+    page.get_by_label("Your text").fill("comet")
+    expect(page.locator("#view-ask .notice")).to_contain_text("The service cannot be reached")
+    expect(labels_of(page).first).to_be_hidden()
+
+
+def test_page_asks_for_an_api_key_and_forgets_it_with_the_tab(page: Page, url: str) -> None:
+    def guarded(route: Route) -> None:
+        if route.request.headers.get("x-api-key") == "secret of the shop":
+            route.continue_()
+        else:
+            route.fulfill(
+                status=401, json={"status": 401, "code": "unauthorized", "detail": "expected a known API key"}
+            )
+
+    for path in ("predict", "version", "playground/bundle"):
+        page.route(f"**/{path}", guarded)
+    page.goto(address(url, q=QUERY))
+    for key in ("wrong", "secret of the shop"):
+        page.get_by_label("API key").fill(key)
+        page.keyboard.press("Enter")
+    expect(labels_of(page).first).to_be_visible()
+    assert "secret" not in page.url
+    assert page.evaluate("localStorage.length + document.cookie.length") == 0
+    page.get_by_role("button", name="Copy as curl").click()
+    assert "$RECOLLECT_API_KEY" in page.locator("#share pre").inner_text()
+
+
+def test_refused_request_shows_the_reason(page: Page, url: str) -> None:
+    page.goto(address(url, q="\u200b\u200b", b=300))
+    expect(page.locator(".notice")).to_contain_text("the query is empty; send some words")
+    page.get_by_label("Your text").fill(QUERY)
+    page.get_by_role("spinbutton", name="b, exact value").fill("5000")
+    page.locator(".label-head").first.click()
+    expect(page.locator(".why .notice")).to_contain_text("expected at most 2,000 keys to explain")
+
+
+def test_scripts_in_queries_labels_and_training_texts_are_shown_as_text(page: Page, url: str) -> None:
+    page.goto(address(url, q=QUERY))
+    page.get_by_role("button", name="label <img").click()
+    expect(page.locator(".terms").get_by_text(INSTANCE)).to_be_visible()
+    page.locator(".terms .ask", has_text="instance <img").click()
+    expect(page.get_by_label("Your text")).to_have_value(INSTANCE)
+    expect(labels_of(page).first).to_be_visible()
+    for view in VIEWS:
+        page.goto(address(url, view=view, q=SCRIPT, list=SCRIPT, why=SCRIPT))
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+    assert page.locator("img, body script").count() == 0
+
+
+def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page: Page, url: str) -> None:
+    def calibrated(route: Route) -> None:
+        labels = ask(url, query=QUERY)
+        assigned = json.loads(route.request.post_data).get("assign", False)
+        shown = [label | {"probability": 0.625} for label in labels[: 2 if assigned else None]]
+        route.fulfill(json={"version": "hostile", "labels": shown})
+
+    page.route("**/predict", calibrated)
+    page.goto(address(url, q=QUERY))
+    expect(page.locator(".probability").first).to_have_text("63%")
+    expect(page.locator(".labels > li").nth(2)).to_have_text("Assign these 2 labels")
+
+
+@pytest.mark.parametrize("language", ["curl", "Python"])
+def test_copied_program_sends_the_same_request(page: Page, url: str, language: str) -> None:
+    query = 'it\'s "bread"\n\\ $HOME é'
+    page.goto(address(url, q=query, k=2, tau=0.1))
+    page.get_by_role("button", name=f"Copy as {language}").click()
+    expect(page.locator("#share [role=status]")).to_have_text("Copied.")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    expected = ask(url, query=query, top_k=2, temperature=0.1)
+    if language == "curl":
+        program, address_, *rest = shlex.split(copied.replace("\\\n", ""))
+        assert (program, address_, rest[0]) == ("curl", f"{url}/predict", "-H")
+        assert ask(url, **json.loads(rest[-1])) == expected
+    else:
+        printed = subprocess.run([sys.executable, "-c", copied], capture_output=True, text=True, check=True).stdout
+        assert printed.splitlines() == [f"{label['score']:.3f}  {label['text']}" for label in expected]
+
+
+def test_page_fits_a_phone_and_every_control_has_a_name(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    for view in VIEWS:
+        page.goto(address(url, view=view, q=QUERY, list=QUERY))
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+        shown = page.locator("body").aria_snapshot()
+        assert not re.findall(r"- (?:button|link|textbox|slider|spinbutton|heading)(?: \[.*\])?:?$", shown, re.M), view
+
+
+def test_docs_describe_each_path_and_send_a_request(page: Page, url: str) -> None:
+    page.goto(f"{url}/docs")
+    expect(page.locator(".operation h2")).to_have_text(
+        [re.compile(f"^{method.upper()}{re.escape(path)}$") for path, methods in described(url) for method in methods]
+    )
+    predict = page.locator("[id='post/predict']")
+    predict.get_by_text("Try it").click()
+    predict.get_by_role("button", name="Send").click()
+    expect(predict.get_by_text("Status 200")).to_be_visible()
+    predict.get_by_label("Body of the request").fill('{"query": 5}')
+    predict.get_by_role("button", name="Send").click()
+    expect(predict.get_by_text("Status 422")).to_be_visible()
+
+
+def described(url: str) -> list[tuple[str, list[str]]]:
+    return [(path, list(methods)) for path, methods in httpx.get(f"{url}/openapi.json").json()["paths"].items()]
