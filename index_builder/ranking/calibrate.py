@@ -19,6 +19,8 @@ from service.ranking.calibration import calibrate
 # Fewer texts give no reliable calibration.
 LEAST_TEXTS = 100
 _FOLDS = 5
+# Least number of predictions in a pool of the isotonic regression.
+_LEAST_POOL = 50
 # Shares of the true labels for which the least probability is stated.
 _SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 
@@ -105,11 +107,25 @@ def fit_isotonic(held_out: HeldOut) -> Isotonic:
     found = np.isfinite(held_out.logit)
     logit, place, count = np.unique(held_out.logit[found], return_inverse=True, return_counts=True)
     true = np.bincount(place, held_out.hit[found])
-    starts = optimize.isotonic_regression(true / count, weights=count).blocks[:-1]
+    starts = _merge_small(optimize.isotonic_regression(true / count, weights=count).blocks[:-1], count)
     predictions, hits = np.add.reduceat(count, starts), np.add.reduceat(true, starts)
     centres = np.add.reduceat(logit * count, starts) / predictions
     rates = np.maximum.accumulate((hits + 0.5) / (predictions + 1))
     return Isotonic(logits=tuple(centres.tolist()), probabilities=tuple(rates.tolist()))
+
+
+def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logit"]) -> Int[np.ndarray, " pool"]:
+    """Merge pools of few predictions with their neighbours, because their shares of true labels are mostly chance."""
+    merged: list[int] = []
+    predictions = 0
+    for start, size in zip(starts[::-1].tolist(), np.add.reduceat(count, starts)[::-1].tolist(), strict=True):
+        predictions += size
+        if predictions >= _LEAST_POOL:
+            merged.append(start)
+            predictions = 0
+    if predictions:  # the lowest pools are too small together
+        merged[-1:] = [0]
+    return np.array(merged[::-1])
 
 
 def _cross_fitted(held_out: HeldOut, fit: Callable[[HeldOut], Platt | Isotonic]) -> Float[np.ndarray, "text label"]:
