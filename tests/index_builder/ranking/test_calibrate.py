@@ -80,6 +80,13 @@ def test_share_of_true_labels_that_is_not_found_has_no_coverage_statement() -> N
     assert (np.diff([each.probability for each in fitted.coverage]) <= 0).all()
 
 
+def test_candidates_in_any_order_become_rows_in_falling_order() -> None:
+    query, logit = np.array([2, 0, 2, 0, 2]), np.array([1.0, 5.0, 3.0, 6.0, 2.0])
+    found = HeldOut.of_candidates(query, logit, logit > 2, np.array([2, 1, 4]))
+    assert found.logit[:, :4].tolist() == [[6, 5, -np.inf, -np.inf], [-np.inf] * 4, [3, 2, 1, -np.inf]]
+    assert found.hit[:, :3].tolist() == [[True, True, False], [False] * 3, [True, False, False]]
+
+
 def test_few_texts_and_texts_without_a_true_label_give_no_calibration() -> None:
     assert fit_probabilities(held_out(LEAST_TEXTS - 1, steps)) is None
     assert fit_probabilities(held_out(LEAST_TEXTS, lambda logits: np.zeros(logits.shape))) is None
