@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -196,7 +195,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             vectors = predictor.encode(test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist())
             search = _search_once(predictor.searcher, vectors)
             for setting, blocks in zip(grid, predictions, strict=True):
-                options = AnswerOptions(*dataclasses.astuple(setting)[:3], _DEPTH, order=setting.order)
+                options = AnswerOptions(setting.lambda_, setting.temperature, setting.top_b, _DEPTH)
                 found = search(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
                 ranking = rank(votes, predictor.values)
@@ -246,7 +245,7 @@ def pick(
     column: Shaped[np.ndarray, " row"], rows: Int[np.ndarray, "query 100"], missing: float
 ) -> Shaped[np.ndarray, "query 100"]:
     """The values of rows that `best_rows` found, and `missing` for the padding."""
-    return np.append(column, np.array(missing, dtype=column.dtype))[rows]  # -1 picks the last value
+    return np.asarray(np.append(column, np.array(missing, dtype=column.dtype))[rows])  # -1 picks the last value
 
 
 def _best_allowed(

@@ -81,21 +81,16 @@ def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
     """
     if len(held_out) < LEAST_TEXTS or not held_out.hit.any():
         return None
-    best: tuple[float, Callable[[HeldOut], Platt | Isotonic], np.ndarray] | None = None
-    for fit in (fit_platt, fit_isotonic):
-        crossed = _cross_fitted(held_out, fit)
-        score = brier(crossed, held_out.hit, held_out.sizes)
-        if best is None or score < best[0]:
-            best = score, fit, crossed
-    assert best is not None
-    score, fit, crossed = best
+    crossed = {fit: _cross_fitted(held_out, fit) for fit in _FITS}
+    scores = {fit: brier(found, held_out.hit, held_out.sizes) for fit, found in crossed.items()}
+    fit = min(_FITS, key=lambda each: scores[each])
     calibration = fit(held_out)
     final = held_out.probabilities(calibration)
-    errors = {f"ECE@{k}": reliability(crossed, held_out.hit, k).expected_error for k in (1, 5)}
+    errors = {f"ECE@{k}": reliability(crossed[fit], held_out.hit, k).expected_error for k in (1, 5)}
     return Probabilities(
         calibration=calibration,
         texts=len(held_out),
-        metrics=errors | {"Brier": score},
+        metrics=errors | {"Brier": scores[fit]},
         mean_top_probability=float(final[:, 0].mean()),
         coverage=list(_coverage(final[held_out.hit], int(held_out.sizes.sum()))),
     )
@@ -133,6 +128,10 @@ def fit_isotonic(held_out: HeldOut) -> Isotonic:
     centres = np.add.reduceat(logit * count, starts) / predictions
     rates = np.maximum.accumulate((hits + 0.5) / (predictions + 1))
     return Isotonic(logits=tuple(centres.tolist()), probabilities=tuple(rates.tolist()))
+
+
+# The fits that are compared; the first one wins if both are equally good.
+_FITS: tuple[Callable[[HeldOut], Platt | Isotonic], ...] = (fit_platt, fit_isotonic)
 
 
 def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logit"]) -> Int[np.ndarray, " pool"]:
