@@ -48,6 +48,7 @@ SERVICE_ORDER = (
     "storage",
     "store",
     "canary",
+    "ranking",
     "predictor",
     "model",
     "redis_client",
