@@ -48,6 +48,7 @@ SERVICE_ORDER = (
     "storage",
     "store",
     "canary",
+    "lexical",
     "ranking",
     "predictor",
     "model",
