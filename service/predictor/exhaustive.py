@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
+from service.bundle.arrays import gather_rows
 from service.errors import QueryError
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Votes, gather_rows, key_weights
+from service.predictor.scoring import Ranking, Votes, key_weights
 from service.predictor.searcher import Neighbours, Searcher
 
 # Up to this number of votes for the admitted labels, exhaustive ranking costs less than a search for many keys.

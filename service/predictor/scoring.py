@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from service.bundle.arrays import gather_rows
 from service.predictor.searcher import Neighbours
 
 
@@ -97,16 +98,6 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
         label=np.concatenate([labels, key[is_label] - values.instances]),
         share=np.concatenate([lambda_ * weight[~is_label][voter], (1 - lambda_) * weight[is_label]]),
     )
-
-
-def gather_rows(
-    indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
-) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
-    """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
-    starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
-    row = np.repeat(np.arange(len(rows)), counts)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row, indices[starts[row] + nth]
 
 
 def sort_votes(votes: Votes) -> Votes:
