@@ -25,6 +25,7 @@ from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from index_builder.ranking.vote_probabilities import fit_vote_probabilities
 from index_builder.settings import BuildSettings
 from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from service.bundle.bundle import open_bundle
@@ -41,6 +42,7 @@ from service.bundle.manifest import (
     IndexInfo,
     Manifest,
     Point,
+    Probabilities,
 )
 from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.predictor.golden import write_golden
@@ -131,7 +133,7 @@ def write_bundle(
     export_encoder(encoder, folder, info, sample)
     indexes, points, curves = _write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
-    manifest = _manifest(memory, folder, info, indexes, curves)
+    manifest = _manifest(memory, folder, info, indexes, curves, fit_vote_probabilities(memory, settings.run))
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -204,7 +206,12 @@ def _progress_bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int]
 
 
 def _manifest(
-    memory: Memory, folder: Path, encoder: EncoderInfo, indexes: Indexes, curves: dict[str, list[Point]]
+    memory: Memory,
+    folder: Path,
+    encoder: EncoderInfo,
+    indexes: Indexes,
+    curves: dict[str, list[Point]],
+    probabilities: Probabilities | None,
 ) -> Manifest:
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
@@ -221,6 +228,7 @@ def _manifest(
         encoder=encoder,
         index=indexes,
         defaults=Defaults(**options, top_k=_DEFAULT_TOP_K),
+        probabilities=probabilities,
         metrics={},
         curves=curves,
         files=files,

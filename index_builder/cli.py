@@ -16,13 +16,15 @@ def build(settings: BuildSettings) -> None:
 def evaluate(settings: EvaluateSettings) -> None:
     from index_builder.evaluate import evaluate as evaluate_bundle
     from index_builder.evaluate import format_table
+    from index_builder.ranking.probability_report import format_coverage
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
         print(json.dumps(vars(evaluation)))  # noqa: T201
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
-    print("\n".join(format_table(evaluation)))  # noqa: T201
+    for line in (*format_table(evaluation), *format_coverage(evaluation.coverage)):
+        print(line)  # noqa: T201
 
 
 def compare(settings: CompareSettings) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.choose_index import evenly_spaced_rows
-from index_builder.evaluate import best_labels
+from index_builder.evaluate import best_rows, pick
 from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
 from service.predictor.predictor import Predictor
@@ -76,6 +76,6 @@ def _quality(
     others = Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
     ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
     truth = memory.label_sets.to_csr(values.labels)[rows]
-    hit = hits(best_labels(ranking.query, ranking.label, len(rows)), truth)
+    hit = hits(pick(ranking.label, best_rows(ranking.query, len(rows)), -1), truth)
     fractions = (precision_at(hit, 1), precision_at(hit, 5), recall_at(hit, np.diff(truth.indptr), 100))
     return {metric: 100 * float(each.mean()) for metric, each in zip(METRICS, fractions, strict=True)}

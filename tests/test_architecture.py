@@ -50,6 +50,7 @@ SERVICE_ORDER = (
     "canary",
     "lexical",
     "ranking",
+    "ranking",
     "predictor",
     "model",
     "redis_client",

@@ -94,7 +94,9 @@ def create_app(
 
     hidden: dict[str, Any] = {} if settings.docs != "off" else dict.fromkeys(_DOCS_ARGUMENTS)
     app = FastAPI(title="Recollect", description=_DESCRIPTION, lifespan=lifespan, middleware=layers, **hidden)
-    routes = Routes(pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch)
+    routes = Routes(
+        pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold
+    )
     routes.register(app.router, with_metrics=settings.metrics != "off")
     problems.install(app)
     _document(app, guarded=api_keys is not None)

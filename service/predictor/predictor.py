@@ -18,12 +18,14 @@ from jaxtyping import Float
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import MOST_KEYS, Defaults
 from service.errors import BundleError
-from service.options import AnswerOptions, resolve_options
+from service.options import AnswerOptions, require_probabilities, resolve_options
 from service.predictor.encoder import QueryEncoder
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.filters import LabelFilter
 from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, sort_votes
 from service.predictor.searcher import Neighbours, Searcher
+from service.ranking.assign import assigned_counts
+from service.ranking.calibration import calibrate, log_odds
 from service.settings import Device
 
 # A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
@@ -49,9 +51,12 @@ class ScoredLabel:
     text: str
     score: float
     because: list[Reason] | None = None
+    probability: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
+        if self.probability is not None:
+            content["probability"] = self.probability
         if self.because is not None:
             content["because"] = [vars(reason) for reason in self.because]
         return content
@@ -150,6 +155,16 @@ class Predictor:
     @property
     def defaults(self) -> Defaults:
         return self.manifest.defaults
+
+    def resolve(self, **chosen: Any) -> AnswerOptions:
+        """Complete the options that a caller chose: the arguments of `resolve_options`.
+
+        Raises:
+            QueryError: If an option needs probabilities, and the bundle has none for these options.
+        """
+        options = resolve_options(self.defaults, **chosen)
+        require_probabilities(options, self.defaults, self.version, self.manifest.probabilities is not None)
+        return options
 
     @property
     def cpu_reasons(self) -> list[str]:
@@ -256,17 +271,28 @@ class Predictor:
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         sorted_votes = sort_votes(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
+        chances = self.probabilities(ranking, options)
+        counts = np.minimum(np.diff(rows), options.top_k)
+        if options.assign and chances is not None:
+            counts = assigned_counts(chances, rows, options.top_k)
         answers = []
-        for query in range(len(vectors)):
-            best = slice(rows[query], min(rows[query] + options.top_k, rows[query + 1]))
+        for query, (start, count) in enumerate(zip(rows[:-1].tolist(), counts.tolist(), strict=True)):
             labels = [
-                self._describe(query, int(label), float(score), sorted_votes)
-                for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
-                if score >= options.threshold
+                self._describe(query, row, ranking, chances, sorted_votes)
+                for row in range(start, start + count)
+                if ranking.score[row] >= options.threshold
+                and (chances is None or chances[row] >= options.min_probability)
             ]
             answers.append(Answer(labels, truncated[query], exhausted))
         watch.lap("combine")
         return answers
+
+    def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
+        """The probability of each ranked label; None if the bundle has no probabilities for these options."""
+        info = self.manifest.probabilities
+        if info is None or not options.uses_votes_of(self.defaults):
+            return None
+        return calibrate(info.calibration, log_odds(ranking.score))
 
     def _search(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: _Stopwatch
@@ -303,10 +329,20 @@ class Predictor:
             vector[0], nearest, label_filter.labels, options.temperature, options.lambda_, explained
         )
 
-    def _describe(self, query: int, label: int, score: float, votes: Votes | None) -> ScoredLabel:
-        table = self.bundle.labels
+    def _describe(
+        self,
+        query: int,
+        row: int,
+        ranking: Ranking,
+        chances: Float[np.ndarray, " row"] | None,
+        votes: Votes | None,
+    ) -> ScoredLabel:
+        table, label = self.bundle.labels, int(ranking.label[row])
         because = None if votes is None else [self._reason(key, share) for key, share in votes.terms(query, label)]
-        return ScoredLabel(label, table.uids[label], table.texts[label], score, because)
+        probability = None if chances is None else float(chances[row])
+        return ScoredLabel(
+            label, table.uids[label], table.texts[label], float(ranking.score[row]), because, probability
+        )
 
     def _reason(self, key: int, share: float) -> Reason:
         instances = self.values.instances

@@ -225,13 +225,13 @@ class TestQueries:
     def queries(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         """The query rows of each tuning."""
         rows: list[list[int]] = []
-        find = tuner._instance_neighbours
+        find = tuner.instance_neighbours
 
         def watched(memory: Memory, chosen: Any, top_b: int) -> Any:
             rows.append(chosen.tolist())
             return find(memory, chosen, top_b)
 
-        monkeypatch.setattr(tuner, "_instance_neighbours", watched)
+        monkeypatch.setattr(tuner, "instance_neighbours", watched)
         return rows
 
     def test_queries_of_an_untrained_run_are_all_instances_with_labels(

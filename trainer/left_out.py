@@ -1,0 +1,89 @@
+"""Instances as queries, each left out of the memory: tuning and calibration measure the memory with them.
+
+The vector of such a query is its key, so no text is encoded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from trainer.errors import TrainingError
+from trainer.inference import Neighbours
+from trainer.label_keys import mix
+from trainer.memory import Memory
+from trainer.metrics import hits
+from trainer.randomness import Purpose, generator
+from trainer.run_folder import RunFolder
+from trainer.search import nearest
+from trainer.validation import hold_out
+
+
+def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int[np.ndarray, " query"], bool]:
+    """Rows of the query instances, and whether training used them.
+
+    The candidates are the held-out instances, or all instances with labels if training held out none.
+
+    Args:
+        memory: The memory of the run.
+        run: The run folder.
+        most: Maximum number of queries.
+        seed: Seed of the choice.
+
+    Raises:
+        TrainingError: If no instance has a label.
+    """
+    training = RunFolder(run).training()
+    rows = np.empty(0, dtype=np.int64)
+    if training is not None:
+        recipe = training["recipe"]
+        rows = np.flatnonzero(hold_out(memory.label_sets, recipe["validation_fraction"], recipe["seed"]))
+    trained_on = training is not None and len(rows) == 0
+    if len(rows) == 0:
+        rows = np.flatnonzero(np.diff(memory.value_indptr))
+    if len(rows) == 0:
+        raise TrainingError(f"{memory.folder}: expected instances with labels, found none; tuning needs some")
+    chosen = generator(seed, Purpose.TUNING).permutation(rows)[:most]
+    return np.sort(chosen), trained_on
+
+
+def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int) -> Neighbours:
+    """The nearest instances of each query, without the query itself."""
+    keys = memory.instance_keys
+    similarities, found = nearest(np.asarray(keys[rows]), keys, top_b + 1)
+    itself = found == rows[:, None]
+    # Many equal keys may push the query itself out of the list. Then drop the last key instead.
+    itself[~itself.any(axis=1), -1] = True
+    shape = (len(rows), found.shape[1] - 1)
+    return Neighbours(similarities[~itself].reshape(shape), found[~itself].reshape(shape))
+
+
+def label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, top_b: int) -> Neighbours:
+    """The nearest labels of each query. The query is left out of the means of its labels."""
+    keys = memory.label_keys(alpha)
+    queries = np.asarray(memory.instance_keys[rows], dtype=np.float32)
+    own = memory.label_sets.to_csr(len(keys))[rows]
+    # A label may lose its rank when the query is left out of the label's mean: search for more labels.
+    extra = int(np.diff(own.indptr).max()) if alpha else 0
+    similarities, found = nearest(queries, keys.filled(), top_b + extra)
+    if alpha:
+        query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
+        distinct, positions = np.unique(own.indices, return_inverse=True)  # many queries share a label
+        sums = keys.sums(distinct)[positions] - queries[query]
+        sums[keys.counts[own.indices] == 1] = 0  # labels with no other instance: remove the rounding error
+        texts = memory.label_keys(0.0)[own.indices]
+        without_query = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))
+        similarities[hits(found, own)] = -np.inf
+        # Add all labels of the query, found or not found: a label may come closer when the query is left out of its
+        # mean.
+        nth, shape = np.arange(len(query)) - own.indptr[query], (len(rows), extra)
+        own_similarities, own_labels = np.full(shape, -np.inf, np.float32), np.zeros(shape, found.dtype)
+        own_similarities[query, nth], own_labels[query, nth] = without_query, own.indices
+        similarities = np.concatenate([similarities, own_similarities], axis=1)
+        found = np.concatenate([found, own_labels], axis=1)
+        order = np.argsort(-similarities, axis=1, kind="stable")
+        similarities, found = (np.take_along_axis(part, order, axis=1) for part in (similarities, found))
+    top_b = min(top_b, len(keys))
+    return Neighbours(similarities[:, :top_b], found[:, :top_b])
