@@ -50,7 +50,6 @@ SERVICE_ORDER = (
     "canary",
     "lexical",
     "ranking",
-    "ranking",
     "predictor",
     "model",
     "redis_client",

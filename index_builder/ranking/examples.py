@@ -19,7 +19,7 @@ from service.predictor.searcher import Neighbours, search_parts
 from service.ranking.candidates import Searches, Voted, find_candidates
 from service.ranking.candidates import Values as LabelValues
 from service.ranking.evidence import Found
-from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from service.ranking.features import LabelFacts, compute_features
 from service.ranking.names import Names
 from trainer.label_keys import LabelKeys
 from trainer.memory import Memory

@@ -13,7 +13,8 @@ from index_builder.console import print_status
 from index_builder.evaluate import best_rows, pick
 from index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from service.bundle.manifest import Probabilities
-from service.predictor.scoring import Values, cast_votes, rank
+from service.bundle.values import Values
+from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
 from service.ranking.calibration import log_odds
 from trainer.left_out import choose_queries, instance_neighbours, label_neighbours

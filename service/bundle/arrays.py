@@ -74,13 +74,3 @@ def map_positions(path: Path, length: int, below: int) -> Int[np.ndarray, " posi
             "build the bundle again"
         )
     return positions
-
-
-def gather_rows(
-    indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
-) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
-    """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
-    starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
-    row = np.repeat(np.arange(len(rows)), counts)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row, indices[starts[row] + nth]

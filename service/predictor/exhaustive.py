@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.arrays import gather_rows
+from service.bundle.values import gather_rows
 from service.errors import QueryError
 from service.predictor.filters import LabelFilter
 from service.predictor.scoring import Ranking, Votes, key_weights

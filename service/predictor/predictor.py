@@ -17,12 +17,13 @@ from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import MOST_KEYS, Defaults
+from service.bundle.values import Values
 from service.errors import BundleError
 from service.options import AnswerOptions, require_probabilities, resolve_options
 from service.predictor.encoder import QueryEncoder
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, sort_votes
+from service.predictor.scoring import Ranking, Votes, cast_votes, rank, sort_votes
 from service.predictor.searcher import Neighbours, Searcher
 from service.ranking.assign import assigned_counts
 from service.ranking.calibration import calibrate, log_odds

@@ -14,21 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.arrays import gather_rows
+from service.bundle.values import Values, gather_rows
 from service.predictor.searcher import Neighbours
-
-
-@dataclass(frozen=True)
-class Values:
-    """The labels that each instance votes for: instance i votes for `indices[indptr[i] : indptr[i + 1]]`."""
-
-    indptr: Int[np.ndarray, " offset"]
-    indices: Int[np.ndarray, " pair"]
-    labels: int
-
-    @property
-    def instances(self) -> int:
-        return len(self.indptr) - 1
 
 
 @dataclass(frozen=True)

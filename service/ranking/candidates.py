@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from service.bundle.values import Values
 from service.ranking.evidence import Found, Pairs, Support
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
@@ -42,15 +43,6 @@ class Voted:
     query: Int[np.ndarray, " row"]
     label: Int[np.ndarray, " row"]
     score: Float[np.ndarray, " row"]
-
-
-@dataclass(frozen=True)
-class Values:
-    """The labels of each instance: instance i has the labels `indices[indptr[i] : indptr[i + 1]]`."""
-
-    indptr: Int[np.ndarray, " offset"]
-    indices: Int[np.ndarray, " pair"]
-    labels: int
 
 
 @dataclass(frozen=True)
@@ -93,9 +85,7 @@ def find_candidates(
         by_others: Number of candidates by each other measure.
     """
     entries = {
-        name: Pairs.of_labels(found, values.labels)
-        if name.startswith("label")
-        else Pairs.of_instances(found, values.indptr, values.indices, values.labels)
+        name: Pairs.of_labels(found, values.labels) if name.startswith("label") else Pairs.of_instances(found, values)
         for name, found in vars(searches).items()
         if found is not None
     }
@@ -122,15 +112,8 @@ def find_candidates(
         score=score[chosen],
         support={name: each[chosen] for name, each in support.items()},
         best_score=best_score[query],
-        nearest={name: _nearest(found)[query] for name, found in vars(searches).items() if found is not None},
+        nearest={name: found.nearest[query] for name, found in vars(searches).items() if found is not None},
     )
-
-
-def _nearest(found: Found) -> Float[np.ndarray, " query"]:
-    """Similarity of the nearest key of each query; NaN for a query without a key."""
-    if not found.keys.shape[1]:
-        return np.full(len(found.keys), np.nan)
-    return np.where(found.keys[:, 0] >= 0, found.similarities[:, 0], np.nan)
 
 
 def _best(query: Int[np.ndarray, " pair"], measure: Float[np.ndarray, " pair"], most: int) -> Bool[np.ndarray, " pair"]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.bundle.arrays import gather_rows
+from service.bundle.values import Values, gather_rows
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Found:
     Attributes:
         keys: Rows of the instances, or positions of the labels.
         similarities: Similarity of each key to the query.
-        weights: Weight of each key: a softmax over the keys of the query.
+        weights: Weight of each key; the weights of each query sum to 1.
     """
 
     keys: Int[np.ndarray, "query found"]
@@ -30,18 +30,28 @@ class Found:
     weights: Float[np.ndarray, "query found"]
 
     @classmethod
-    def of(
+    def by_vectors(
         cls,
         keys: Int[np.ndarray, "query found"],
         similarities: Float[np.ndarray, "query found"],
         temperature: float,
     ) -> Found:
-        """Weigh the keys by their similarities with the temperature tau of the softmax."""
-        missing = keys < 0
-        logits = np.where(missing, -np.inf, similarities.astype(np.float64) / temperature)
+        """Weigh keys that were found by their vectors: a softmax with the temperature tau."""
+        logits = np.where(keys < 0, -np.inf, similarities.astype(np.float64) / temperature)
         largest = logits.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min)
-        weights = np.exp(logits - largest)
-        return cls(keys, similarities, weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny))
+        return cls(keys, similarities, _normalise(np.exp(logits - largest)))
+
+    @classmethod
+    def by_words(cls, keys: Int[np.ndarray, "query found"], similarities: Float[np.ndarray, "query found"]) -> Found:
+        """Weigh keys that were found by their words in proportion to the third power of their similarities."""
+        return cls(keys, similarities, _normalise(np.where(keys < 0, 0, similarities.astype(np.float64)) ** 3))
+
+    @property
+    def nearest(self) -> Float[np.ndarray, " query"]:
+        """Similarity of the nearest key of each query; NaN for a query without a key."""
+        if not self.keys.shape[1]:
+            return np.full(len(self.keys), np.nan)
+        return np.where(self.keys[:, 0] >= 0, self.similarities[:, 0], np.nan)
 
 
 @dataclass(frozen=True)
@@ -67,14 +77,11 @@ class Pairs:
         return cls(query * np.int64(labels) + key, place, found.similarities[query, place], found.weights[query, place])
 
     @classmethod
-    def of_instances(
-        cls, found: Found, indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], labels: int
-    ) -> Pairs:
-        """Instance i is evidence for the labels `indices[indptr[i] : indptr[i + 1]]`."""
+    def of_instances(cls, found: Found, values: Values) -> Pairs:
         query, place = np.nonzero(found.keys >= 0)
-        voter, label = gather_rows(indptr, indices, found.keys[query, place])
+        voter, label = gather_rows(values.indptr, values.indices, found.keys[query, place])
         query, place = query[voter], place[voter]
-        pair = query * np.int64(labels) + label
+        pair = query * np.int64(values.labels) + label
         return cls(pair, place, found.similarities[query, place], found.weights[query, place])
 
 
@@ -112,3 +119,8 @@ def _at(values: np.ndarray, entry: Int[np.ndarray, " pair"], found: np.ndarray) 
     chosen = np.full(len(entry), np.nan)
     chosen[found] = values[entry[found]]
     return chosen
+
+
+def _normalise(weights: Float[np.ndarray, "query found"]) -> Float[np.ndarray, "query found"]:
+    normalised: np.ndarray = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return normalised

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from service.bundle.arrays import gather_rows, save_array
+from service.bundle.arrays import save_array
+from service.bundle.values import gather_rows
 from service.lexical.terms import hash_word, words
 
 # Number of words of a query, from its first word, that are compared with names.
