@@ -24,6 +24,7 @@ from index_builder.console import print_status
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
+from index_builder.lexical import write_lexical
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.ranking.vote_probabilities import fit_vote_probabilities
 from index_builder.settings import BuildSettings
@@ -94,7 +95,9 @@ def build(settings: BuildSettings) -> str:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         verification = verify(folder, memory, before, sample, points, settings, threads, device)
-        manifest = manifest.model_copy(update={"checks": verification.checks, "metrics": verification.metrics})
+        manifest = manifest.model_copy(
+            update={"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
+        )
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
@@ -133,7 +136,17 @@ def write_bundle(
     export_encoder(encoder, folder, info, sample)
     indexes, points, curves = _write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
-    manifest = _manifest(memory, folder, info, indexes, curves, fit_vote_probabilities(memory, settings.run))
+    word_weight, measured = write_lexical(memory, folder, settings.run, settings.lexical)
+    manifest = _manifest(
+        memory,
+        folder,
+        info,
+        indexes,
+        curves,
+        word_weight,
+        fit_vote_probabilities(memory, settings.run),
+        measured,
+    )
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -211,7 +224,9 @@ def _manifest(
     encoder: EncoderInfo,
     indexes: Indexes,
     curves: dict[str, list[Point]],
+    word_weight: float,
     probabilities: Probabilities | None,
+    metrics: dict[str, float],
 ) -> Manifest:
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
@@ -227,9 +242,9 @@ def _manifest(
         dim=memory.plan.dim,
         encoder=encoder,
         index=indexes,
-        defaults=Defaults(**options, top_k=_DEFAULT_TOP_K),
+        defaults=Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight),
         probabilities=probabilities,
-        metrics={},
+        metrics=metrics,
         curves=curves,
         files=files,
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
 from service.lexical.word_index import QueryTerms
-from service.predictor.scoring import Values, cast_votes, rank
+from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
 from service.ranking.candidates import Searches, Voted, find_candidates
 from service.ranking.candidates import Values as LabelValues

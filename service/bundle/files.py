@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from service.errors import BundleError, opening
@@ -16,7 +17,15 @@ def table_files(name: str) -> tuple[str, str]:
     return f"{name}.utf8.npy", f"{name}.offsets.npy"
 
 
-# All files of a bundle except its manifest and signature. A bundle must contain all of these files and no other files.
+INSTANCE_WORDS, LABEL_WORDS = "instance_words", "label_words"
+
+
+def posting_files(name: str) -> tuple[str, str, str, str]:
+    """Names of the files of a word index: the terms, the offsets of their postings, and rows and weights of these."""
+    return f"{name}.terms.npy", f"{name}.offsets.npy", f"{name}.rows.npy", f"{name}.weights.npy"
+
+
+# Files that every bundle has, besides its manifest and signature.
 BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
@@ -36,6 +45,19 @@ BUNDLE_FILES: frozenset[str] = frozenset(
         *table_files("instance_texts"),
     }
 )
+
+
+# Files of the lexical index; a bundle has all of them or none.
+LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
+
+
+def expected_files(present: Collection[str]) -> frozenset[str]:
+    """The files that a bundle must consist of: the required ones, and all of each optional part that it has files of.
+
+    Args:
+        present: Names of the files of a bundle, or of a folder with other files too.
+    """
+    return BUNDLE_FILES | LEXICAL_FILES if not LEXICAL_FILES.isdisjoint(present) else BUNDLE_FILES
 
 
 def require_file(path: Path) -> None:

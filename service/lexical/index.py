@@ -10,10 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from service.bundle.arrays import map_offsets, map_positions
-from service.lexical.postings import Postings, invert, map_terms, map_weights, posting_files, write_postings
-from service.lexical.word_index import QueryTerms, WordIndex
-
-INSTANCES, LABELS = "instance_words", "label_words"
+from service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
+from service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
+from service.lexical.word_index import WeightedTerms, WordIndex, weigh
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
 FileOpener = Callable[..., Any]
@@ -52,7 +51,7 @@ class LexicalIndex:
     @classmethod
     def open_with(cls, open_file: FileOpener, instances: int, labels: int) -> LexicalIndex:
         """Open the index as `open` does, but each file with `open_file`, as `Components.open` opens files."""
-        return cls(_open_words(open_file, INSTANCES, instances), _open_words(open_file, LABELS, labels))
+        return cls(_open_words(open_file, INSTANCE_WORDS, instances), _open_words(open_file, LABEL_WORDS, labels))
 
     def search(
         self, texts: Sequence[str], top: int, lambda_: float = 0.5
@@ -70,7 +69,7 @@ class LexicalIndex:
         similarities = np.full((len(texts), top), -np.inf, dtype=np.float32)
         keys = np.full((len(texts), top), -1, dtype=np.int64)
         for nth, text in enumerate(texts):
-            query = QueryTerms.of(text)
+            query = self.weigh(text)
             found = []
             if lambda_ > 0:
                 found.append(self.instances.search(query, top))
@@ -82,14 +81,15 @@ class LexicalIndex:
             similarities[nth, : len(best)], keys[nth, : len(best)] = value[best], key[best]
         return similarities, keys
 
+    def weigh(self, text: str) -> WeightedTerms:
+        """Weigh the terms of a query by their rarity among all texts, for searches of `instances` and `labels`."""
+        return weigh(text, (self.instances, self.labels))
+
 
 def write_lexical_index(folder: Path, instance_texts: Iterable[str], label_texts: Iterable[str]) -> None:
     """Write the files of an index. The texts can be streams, in the order of the memory."""
-    write_postings(folder, INSTANCES, invert(instance_texts))
-    write_postings(folder, LABELS, invert(label_texts))
-
-
-LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCES), *posting_files(LABELS)})
+    write_postings(folder, INSTANCE_WORDS, invert(instance_texts))
+    write_postings(folder, LABEL_WORDS, invert(label_texts))
 
 
 def _open_words(open_file: FileOpener, name: str, texts: int) -> WordIndex:

@@ -1,7 +1,8 @@
 """Postings: for each term, the rows of the texts that contain it, and the weight of the term in each of these texts.
 
-A row's weights are (1 + ln frequency) of its terms, scaled to length 1 (the document side of SMART's lnc.ltc). They
-depend on this row's text alone. So a text that is added later gets the same weights as in a new index of all texts.
+A word of a text weighs 1 + ln frequency, and a pair of words a quarter of that; the weights of a text are scaled to
+length 1. They depend on this text alone. So a text that is added later gets the same weights as in a new index of all
+texts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import numpy as np
 from jaxtyping import Float, Float16, Int, UInt64
 
 from service.bundle.arrays import map_array, save_array
+from service.bundle.files import posting_files
 from service.errors import BundleError
-from service.lexical.terms import count_terms, hash_word, text_terms
+from service.lexical.terms import are_pairs, count_terms, hash_word, text_terms
 
 # Number of texts whose terms are counted together.
 _BLOCK_TEXTS = 8_192
 # Number of words whose hashes the builder remembers.
 _CACHED_WORDS = 1 << 20
+# Weight of a pair of words against that of a word. At 1, pairs make up half of a text's length and outweigh its words.
+_PAIR_WEIGHT = 0.25
 # The largest weight, 1, as the bits of a float16. Greater bit patterns are greater, negative or not numbers.
 _ONE = np.float16(1).view(np.uint16)
 
@@ -44,6 +48,11 @@ class Postings:
         known = self.terms[place] == terms
         return np.stack([self.offsets[place], self.offsets[place + known]])
 
+    def count(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, " query_term"]:
+        """The number of texts that contain each term."""
+        first, last = self.find(terms)
+        return last - first
+
 
 def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
     """Build the postings of texts, whose rows are numbered from `first_row`. The texts can be a stream."""
@@ -51,7 +60,7 @@ def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
     blocks = []
     while block := list(islice(texts, _BLOCK_TEXTS)):
         row, term, frequency = count_terms(*text_terms(block, cached))
-        blocks.append(((row + first_row).astype(np.int32), term, _weights(row, frequency, len(block))))
+        blocks.append(((row + first_row).astype(np.int32), term, _weights(row, term, frequency, len(block))))
         first_row += len(block)
     if not blocks:
         blocks.append((np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.float16)))
@@ -66,11 +75,6 @@ def join(first: Postings, second: Postings) -> Postings:
         np.concatenate(list(terms)),
         np.concatenate([first.weights, second.weights]),
     )
-
-
-def posting_files(name: str) -> tuple[str, str, str, str]:
-    """Names of the files of postings: terms, offsets, rows and weights."""
-    return f"{name}.terms.npy", f"{name}.offsets.npy", f"{name}.rows.npy", f"{name}.weights.npy"
 
 
 def write_postings(folder: Path, name: str, postings: Postings) -> None:
@@ -112,9 +116,12 @@ def map_weights(path: Path) -> Float16[np.ndarray, " posting"]:
 
 
 def _weights(
-    row: Int[np.ndarray, " posting"], frequency: Int[np.ndarray, " posting"], texts: int
+    row: Int[np.ndarray, " posting"],
+    term: UInt64[np.ndarray, " posting"],
+    frequency: Int[np.ndarray, " posting"],
+    texts: int,
 ) -> Float16[np.ndarray, " posting"]:
-    weights = 1 + np.log(frequency)
+    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), _PAIR_WEIGHT, 1)
     lengths: Float[np.ndarray, " text"] = np.sqrt(np.bincount(row, weights=weights**2, minlength=texts))
     return (weights / lengths[row]).astype(np.float16)
 

@@ -1,11 +1,11 @@
-"""Terms: the words of a text and its pairs of neighbouring words, as 64-bit hashes.
+"""Terms: the words of a text and its pairs of neighbouring words, as 64-bit hashes. Words are even, pairs are odd.
 
 A word is a run of letters, digits and combining marks in any script. Scripts without spaces between words (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) give one word for each character; pairs of neighbours then stand for words. Words
 are compared without upper and lower case (Unicode's case folding), after NFKC normalisation.
 
 Hashes take 8 bytes for each term of any length, and an array of hashes is searched without reading strings. Among ten
-million terms, the chance that any two share a hash is 3 in a million.
+million words, the chance that any two share a hash is 5 in a million.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
-from jaxtyping import Int, UInt64
+from jaxtyping import Bool, Int, UInt64
 
 # Longest part of a text that is read, in characters: the cost of a query must have a bound.
 MAX_CHARACTERS = 20_000
@@ -35,15 +35,23 @@ _WORD = re.compile(f"[{_UNSPACED}]|(?:(?![{_UNSPACED}_])[\\w{_MARKS}])+")
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
+_PAIR = np.uint64(1)
 
 
 def words(text: str) -> list[str]:
     """The words of a text, in order, without upper case."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text[:MAX_CHARACTERS]).casefold())
+    found: list[str] = _WORD.findall(unicodedata.normalize("NFKC", text[:MAX_CHARACTERS]).casefold())
+    return found
 
 
 def hash_word(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    """The hash of a word, an even number."""
+    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()) & ~1
+
+
+def are_pairs(terms: UInt64[np.ndarray, " term"]) -> Bool[np.ndarray, " term"]:
+    """Whether each term is a pair of words."""
+    return np.asarray(terms & _PAIR, dtype=bool)
 
 
 def text_terms(
@@ -80,7 +88,7 @@ def count_terms(
     return row[starts], term[starts], np.diff(starts, append=len(row))
 
 
-def _hash_pairs(first: Sequence[int] | np.ndarray, second: np.ndarray) -> UInt64[np.ndarray, " pair"]:
-    """Hash pairs of words. The order of the two words matters."""
+def _hash_pairs(first: UInt64[np.ndarray, " pair"], second: UInt64[np.ndarray, " pair"]) -> UInt64[np.ndarray, " pair"]:
+    """Hash pairs of words to odd numbers. The order of the two words matters."""
     mixed = (first * _ODD + second) * _MIX
-    return mixed ^ (mixed >> np.uint64(31))
+    return (mixed ^ (mixed >> np.uint64(31))) | _PAIR

@@ -1,12 +1,13 @@
 """A word index: finds the texts that share rare words and word pairs with a query, among texts of one kind.
 
-The similarity of a query and a text is a cosine of term weights, from 0 to 1 (SMART's lnc.ltc):
+The similarity of a query and a text is a cosine of term weights, from 0 to 1:
 
-    query weight  (1 + ln frequency) ln(1 + N / n),  scaled to length 1; N texts, of which n contain the term
-    text weight   (1 + ln frequency),                scaled to length 1
+    query weight  (1 + ln frequency) ln(1 + N / n)^2,       scaled to length 1; N texts, of which n contain the term
+    text weight   (1 + ln frequency), a quarter for pairs,  scaled to length 1
 
-Texts are added and removed while searches run. `N` and `n` count the texts that are present, and the weights of a text
-depend on this text alone. The answers therefore equal those of a new index of the same texts.
+TF-IDF gives both sides one factor ln(1 + N / n). Here the query has both, so that a text's weights depend on this text
+alone. Texts are added and removed while searches run; `N` and `n` count the texts that are present. The answers
+therefore equal those of a new index of the same texts. The caller counts, because `N` and `n` cover all kinds of texts.
 
 The cost of a search has a bound: the rarest terms choose the candidates, up to `_BUDGET` postings. The other terms only
 add to the similarities of the best candidates.
@@ -29,16 +30,21 @@ from service.lexical.terms import count_terms, text_terms
 _BUDGET, _CANDIDATES = 16_384, 5
 
 
-class QueryTerms(NamedTuple):
-    """The terms of a query and their frequencies in it."""
+class WeightedTerms(NamedTuple):
+    """The terms of a query and their weights."""
 
     terms: UInt64[np.ndarray, " term"]
-    frequencies: Int[np.ndarray, " term"]
+    weights: Float[np.ndarray, " term"]
 
-    @classmethod
-    def of(cls, query: str) -> QueryTerms:
-        _, terms, frequencies = count_terms(*text_terms([query]))
-        return cls(terms, frequencies)
+
+def weigh(query: str, indexes: Sequence[WordIndex]) -> WeightedTerms:
+    """Weigh the terms of a query by their frequency in the query and their rarity in the texts of some indexes."""
+    _, terms, frequencies = count_terms(*text_terms([query]))
+    counts = np.sum([index.count_texts(terms) for index in indexes], axis=0)
+    texts = sum(index.present for index in indexes)
+    weights = (1 + np.log(frequencies)) * np.log1p(texts / np.maximum(counts, 1)) ** 2
+    length = max(np.sqrt(weights @ weights), np.finfo(float).tiny)
+    return WeightedTerms(terms, (weights / length).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,19 @@ class WordIndex:
         """Number of rows, with those of removed texts."""
         return self._state.rows
 
-    def search(self, query: QueryTerms, top: int) -> tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]:
+    @property
+    def present(self) -> int:
+        """Number of texts, without those that were removed."""
+        state = self._state
+        return state.rows - len(state.removed_rows)
+
+    def count_texts(self, terms: UInt64[np.ndarray, " term"]) -> Int[np.ndarray, " term"]:
+        """The number of texts that contain each term, without those that were removed."""
+        state = self._state
+        counts: np.ndarray = sum((part.count(terms) for part in state.parts), -state.removed.count(terms))
+        return counts
+
+    def search(self, query: WeightedTerms, top: int) -> tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]:
         """The similarities and rows of the most similar texts: at most `top`, in order of falling similarity, then row.
 
         Only texts with a positive similarity are found.
@@ -82,13 +100,12 @@ class WordIndex:
         state = self._state
         slices = np.stack([part.find(query.terms) for part in state.parts])  # [part, start and end, term]
         counts = (slices[:, 1] - slices[:, 0]).sum(axis=0)
-        weights = self._query_weights(state, query, counts)
         by_rarity = np.argsort(counts, kind="stable")
         by_rarity = by_rarity[counts[by_rarity] > 0]
         if not len(by_rarity):
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
         chosen = max(1, int(np.searchsorted(np.cumsum(counts[by_rarity]), _BUDGET, side="right")))
-        rows, similarities = _sum(state.parts, slices, weights, by_rarity[:chosen])
+        rows, similarities = _sum(state.parts, slices, query.weights, by_rarity[:chosen])
         if len(state.removed_rows):
             present = ~_contains(state.removed_rows, rows)
             rows, similarities = rows[present], similarities[present]
@@ -97,7 +114,7 @@ class WordIndex:
             order = np.argsort(rows)
             rows, similarities = rows[order], similarities[order]
             for term in by_rarity[chosen:]:
-                _add(state.parts, slices[:, :, term], weights[term], rows, similarities)
+                _add(state.parts, slices[:, :, term], query.weights[term], rows, similarities)
         rows, similarities = _best(rows, similarities, top)
         order = np.lexsort((rows, -similarities))
         return similarities[order], rows[order].astype(np.int64)
@@ -133,17 +150,6 @@ class WordIndex:
             removed = join(state.removed, invert(new.values(), len(gone)))
             removed_rows = np.sort(np.array([*gone, *new], dtype=np.int32))
             self._state = _State(state.parts, removed, removed_rows, state.rows)
-
-    @staticmethod
-    def _query_weights(
-        state: _State, query: QueryTerms, counts: Int[np.ndarray, " term"]
-    ) -> Float[np.ndarray, " term"]:
-        if len(state.removed_rows):
-            first, last = state.removed.find(query.terms)
-            counts = counts - (last - first)
-        present = state.rows - len(state.removed_rows)
-        weights = (1 + np.log(query.frequencies)) * np.log1p(present / np.maximum(counts, 1))
-        return (weights / max(np.sqrt(weights @ weights), np.finfo(float).tiny)).astype(np.float32)
 
 
 def _sum(

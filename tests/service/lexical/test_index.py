@@ -7,12 +7,13 @@ import threading
 import numpy as np
 import pytest
 
+from service.bundle.files import LEXICAL_FILES
 from service.errors import BundleError
 from service.lexical import word_index
-from service.lexical.index import LEXICAL_FILES, LexicalIndex, write_lexical_index
+from service.lexical.index import LexicalIndex, write_lexical_index
 from service.lexical.postings import invert
 from service.lexical.terms import count_terms, text_terms
-from service.lexical.word_index import QueryTerms, WordIndex
+from service.lexical.word_index import WordIndex, weigh
 
 VOCABULARY = [f"word{number}" for number in range(300)]
 
@@ -37,13 +38,13 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
     documents = {row: frequencies(text) for row, text in texts.items()}
     containing = {term: sum(term in each for each in documents.values()) for term in frequencies(query)}
     weights = {
-        term: (1 + np.log(number)) * np.log(1 + len(texts) / max(containing[term], 1))
+        term: (1 + np.log(number)) * np.log(1 + len(texts) / max(containing[term], 1)) ** 2
         for term, number in frequencies(query).items()
     }
     length = np.sqrt(sum(weight**2 for weight in weights.values()))
     found = []
     for row, each in documents.items():
-        own = {term: 1 + np.log(number) for term, number in each.items()}
+        own = {term: (1 + np.log(number)) * (0.25 if term % 2 else 1) for term, number in each.items()}
         own_length = np.sqrt(sum(weight**2 for weight in own.values()))
         similarity = sum(weights[term] * own[term] for term in own if term in weights) / (length * own_length)
         if similarity > 0:
@@ -53,7 +54,7 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
 
 
 def search(index: WordIndex, query: str, top: int):
-    return index.search(QueryTerms.of(query), top)
+    return index.search(weigh(query, [index]), top)
 
 
 def assert_equals_reference(index: WordIndex, texts: dict[int, str], queries: list[str], top: int = 10):
