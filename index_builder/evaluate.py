@@ -206,14 +206,16 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
-            search = _search_once(predictor.searcher, vectors)
+            search = _CachedSearch(predictor.searcher, vectors)
             for setting, blocks in zip(grid, predictions, strict=True):
                 options = setting.options()
-                found = search(setting.top_b, setting.lambda_)
+                found = search.nearest(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
                 if setting.word_weight:
                     votes = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
                 ranking = rank(votes, predictor.values)
+                if setting.order == "probability" and predictor.reranker is not None:
+                    ranking = _ranker_order(predictor, texts, search, setting, ranking)
                 blocks.append(
                     _best_allowed(ranking, predictor.probabilities(ranking, options), len(vectors), start, truth)
                 )
@@ -221,25 +223,35 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     return [Predictions.of(blocks) for blocks in predictions]
 
 
-def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> Callable[[int, float], Neighbours]:
-    """Return a search function for these vectors that searches each index only once for each number of keys.
+class _CachedSearch:
+    """Searches each index only once for each number of keys, and merges the keys for a lambda as the service does."""
 
-    The function merges the keys of both indexes for a lambda as the service does.
-    """
-    instances = functools.cache(functools.partial(searcher.instances.search, vectors))
-    labels = functools.cache(functools.partial(searcher.labels.search, vectors))
+    def __init__(self, searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> None:
+        self._vectors, self._count = vectors, searcher.instances.keys
+        self.instances = functools.cache(functools.partial(searcher.instances.search, vectors))
+        self.labels = functools.cache(functools.partial(searcher.labels.search, vectors))
 
-    def search(top_b: int, lambda_: float) -> Neighbours:
+    def nearest(self, top_b: int, lambda_: float) -> Neighbours:
         return search_parts(
-            lambda _, top_b: instances(top_b),
-            lambda _, top_b: labels(top_b),
-            searcher.instances.keys,
-            vectors,
+            lambda _, top_b: self.instances(top_b),
+            lambda _, top_b: self.labels(top_b),
+            self._count,
+            self._vectors,
             top_b,
             lambda_,
         )
 
-    return search
+
+def _ranker_order(
+    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, ranking: Ranking
+) -> Ranking:
+    """The ranking in the order of the bundle's ranker."""
+    assert predictor.reranker is not None
+    nearest, top_b = search.nearest(setting.top_b, setting.lambda_), setting.top_b
+    found = predictor.reranker.find(
+        texts, nearest, search.instances(top_b), search.labels(top_b), setting.options(), None
+    )
+    return predictor.reranker.reorder(ranking, found)
 
 
 def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
@@ -290,7 +302,7 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
             f"--word-weight: version {predictor.version} has no lexical index; build one with "
             "`recollect build --lexical on`"
         )
-    return [
+    settings_of_score = [
         Setting(*each, order="score")
         for each in itertools.product(
             settings.lambda_ or [defaults.lambda_],
@@ -299,6 +311,11 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
             settings.word_weight or [defaults.word_weight],
         )
     ]
+    if predictor.reranker is None:
+        return settings_of_score
+    # The ranker is fitted for the defaults only.
+    by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))
+    return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]
 
 
 def format_table(evaluation: Evaluation) -> Iterator[str]:

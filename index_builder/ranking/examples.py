@@ -1,46 +1,48 @@
-"""Training examples of the ranker: the candidates of instances, answered by a memory that lacks their whole fold.
+"""Examples for the ranker: the candidates of instances that a memory without their whole fold finds.
 
-A memory that lacks only the query itself would reveal its labels: such a label has one instance fewer than it has for
-all other queries. A memory that lacks the whole fold treats true and other labels alike.
+A memory that lacks only the query itself would reveal the labels of the query: each of them has one instance fewer than
+it has for all other queries. A memory that lacks the whole fold treats true and other labels alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from tqdm import tqdm
 
+from index_builder.bundle_tables import read_field
 from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
-from service.lexical.word_index import QueryTerms
+from service.lexical.postings import invert
+from service.lexical.word_index import WordIndex
 from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
-from service.ranking.candidates import Searches, Voted, find_candidates
-from service.ranking.candidates import Values as LabelValues
+from service.ranking.candidates import Voted, find_candidates
 from service.ranking.evidence import Found
-from service.ranking.features import LabelFacts, compute_features
+from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
 from service.ranking.names import Names
+from service.ranking.ranker import feature_matrix, search_words
 from trainer.label_keys import LabelKeys
 from trainer.memory import Memory
 from trainer.search import nearest, nearest_among
 
 # Number of queries whose features are computed together.
 _BLOCK_QUERIES = 64
-WORD_TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Candidates with their features, by query.
+    """The candidates of some queries: all of them are examples, not only the labels with the most votes.
 
     Attributes:
-        query: The number of each candidate's query.
+        query: The number of each candidate's query, in rising order.
         label: The label of each candidate.
-        score: The votes for the candidate.
-        features: A row for each candidate; the columns are those of `names`.
+        score: The votes for each candidate.
+        features: The features of each candidate, in the order of `names`.
         names: Names of the features.
+        true: Whether each candidate is a true label of its query.
     """
 
     query: Int[np.ndarray, " candidate"]
@@ -48,59 +50,114 @@ class Examples:
     score: Float[np.ndarray, " candidate"]
     features: Float[np.ndarray, "candidate feature"]
     names: tuple[str, ...]
+    true: Bool[np.ndarray, " candidate"]
+
+    def __getitem__(self, candidates: Bool[np.ndarray, " candidate"]) -> Examples:
+        columns = (self.query, self.label, self.score, self.features)
+        return Examples(*(column[candidates] for column in columns), self.names, self.true[candidates])
 
 
-class PartialMemory:
-    """A memory without some of its instances. It answers queries as the bundle of such a memory does."""
+class ExampleSource:
+    """Computes examples from a memory.
 
-    def __init__(self, memory: Memory, present: Bool[np.ndarray, " instance"], names: Names, words=None) -> None:
-        self._memory, self._words = memory, words
-        self._rows = np.flatnonzero(present)
+    Args:
+        memory: The memory.
+        with_words: Whether the features of a lexical index are computed.
+    """
+
+    def __init__(self, memory: Memory, with_words: bool) -> None:
+        self._memory = memory
+        self._texts = list(read_field(memory.folder / "instances.jsonl", "text"))
+        labels = list(read_field(memory.folder / "labels.jsonl", "text"))
+        self._names = Names.of(labels)
+        self.features = (*FEATURES, *WORD_FEATURES) if with_words else FEATURES
+        self._postings = invert(self._texts) if with_words else None
+        self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
+        self._values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+
+    def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
+        """Compute the examples of instances, each from a memory without all instances of its fold.
+
+        Args:
+            rows: The instances, in rising order.
+            fold: The fold of each of these instances.
+        """
+        parts = []
+        with tqdm(total=len(rows), unit="query", desc="features", dynamic_ncols=True) as bar:
+            for number in np.unique(fold):
+                queries = np.flatnonzero(fold == number)
+                partial = _PartialMemory(self._memory, rows[queries], self._names, self._words_without(rows[queries]))
+                for start in range(0, len(queries), _BLOCK_QUERIES):
+                    block = queries[start : start + _BLOCK_QUERIES]
+                    parts.append(self._examples(partial, rows[block], block))
+                    bar.update(len(block))
+        joined = Examples(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "label", "score")),
+            np.concatenate([part.features for part in parts]),
+            self.features,
+            np.concatenate([part.true for part in parts]),
+        )
+        order = np.argsort(joined.query, kind="stable")
+        return joined[order]
+
+    def _examples(
+        self, memory: _PartialMemory, rows: Int[np.ndarray, " query"], numbers: Int[np.ndarray, " query"]
+    ) -> Examples:
+        defaults, texts = self._memory.defaults, [self._texts[row] for row in rows.tolist()]
+        temperature, lambda_ = defaults["temperature"], defaults["lambda"]
+        vectors = np.asarray(self._memory.instance_keys[rows], dtype=np.float32)
+        instances, labels = memory.search(vectors, int(defaults["top_b"]))
+        found = _merge(instances, labels, self._memory.plan.instances, int(defaults["top_b"]), lambda_)
+        ranking = rank(cast_votes(found, temperature, lambda_, self._values), self._values)
+        by_vectors = (Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels))
+        searches = search_words(texts, *by_vectors, memory.words)
+        candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
+        truth = self._memory.label_sets.to_csr(self._memory.plan.labels)[rows]
+        return Examples(
+            query=numbers[candidates.query],
+            label=candidates.label,
+            score=candidates.score,
+            features=feature_matrix(candidates, texts, memory.facts, self.features),
+            names=self.features,
+            true=np.asarray(truth[candidates.query, candidates.label]).ravel() > 0,
+        )
+
+    def _words_without(self, rows: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
+        if self._postings is None or self._label_words is None:
+            return None
+        instances = WordIndex(self._postings, len(self._texts))
+        instances.remove(rows.tolist(), [self._texts[row] for row in rows.tolist()])
+        return LexicalIndex(instances, self._label_words)
+
+
+class _PartialMemory:
+    """A memory without some of its instances: neither their keys, nor their share in label keys, counts or words.
+
+    Attributes:
+        words: The lexical index without these instances; None without a lexical index.
+        facts: Properties of the labels without these instances.
+    """
+
+    def __init__(
+        self, memory: Memory, absent: Int[np.ndarray, " absent"], names: Names, words: LexicalIndex | None
+    ) -> None:
+        present = np.ones(memory.plan.instances, dtype=bool)
+        present[absent] = False
+        label_sets = memory.label_sets.where(present)
+        texts = memory.keys[memory.plan.instances :]
+        self._rows, self._instance_keys = np.flatnonzero(present), memory.instance_keys
         self._label_keys = LabelKeys(
-            memory.keys[memory.plan.instances :],
-            memory.instance_keys,
-            memory.label_sets.where(present),
-            memory.defaults["label_key_alpha"],
+            texts, memory.instance_keys, label_sets, memory.defaults["label_key_alpha"]
         ).filled()
-        kept = np.repeat(present, np.diff(memory.value_indptr))
-        counts = np.bincount(memory.value_indices[kept], minlength=memory.plan.labels)
-        self._facts = LabelFacts(counts, names)
+        self.facts = LabelFacts(np.bincount(label_sets.indices, minlength=memory.plan.labels), names)
+        self.words = words
 
-    def examples(self, vectors, texts: Sequence[str], block=_BLOCK_QUERIES, **kw) -> Examples:
-        memory, defaults = self._memory, self._memory.defaults
-        top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
-        instances = Neighbours(*nearest_among(vectors, memory.instance_keys, self._rows, top_b))
-        labels = Neighbours(*nearest(vectors, self._label_keys, top_b))
-        values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
-        lv = LabelValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
-        out = []
-        for start in range(0, len(texts), block):
-            part = slice(start, start + block)
-            i, l = (Neighbours(n.similarities[part], n.keys[part]) for n in (instances, labels))
-            found = search_parts(lambda *_: i, lambda *_: l, memory.plan.instances, vectors[part], top_b, lambda_)
-            ranking = rank(cast_votes(found, temperature, lambda_, values), values)
-            words = {}
-            if self._words is not None:
-                wi, wl = search_words(self._words, texts[part], top_b)
-                words = {"instance_words": wi, "label_words": wl}
-            searches = Searches(
-                Found.of(i.keys, i.similarities, temperature), Found.of(l.keys, l.similarities, temperature), **words
-            )
-            c = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), lv, **kw)
-            f = compute_features(c, texts[part], self._facts)
-            names = tuple(f)
-            out.append((c.query + start, c.label, c.score, np.column_stack([f[n] for n in names]).astype(np.float32)))
-        return Examples(*(np.concatenate(x) for x in zip(*out, strict=True)), names)
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> tuple[Neighbours, Neighbours]:
+        """The nearest instances, and the nearest labels by their positions."""
+        instances = nearest_among(vectors, self._instance_keys, self._rows, top_b)
+        return Neighbours(*instances), Neighbours(*nearest(vectors, self._label_keys, top_b))
 
 
-def search_words(index: LexicalIndex, texts, top: int) -> tuple[Found, Found]:
-    out = []
-    terms = [QueryTerms.of(text) for text in texts]
-    for part in (index.instances, index.labels):
-        keys = np.full((len(texts), top), -1, np.int64)
-        sims = np.full((len(texts), top), -np.inf, np.float32)
-        for n, t in enumerate(terms):
-            s, r = part.search(t, top)
-            keys[n, : len(r)], sims[n, : len(r)] = r, s
-        out.append(Found.of(keys, sims, WORD_TEMPERATURE))
-    return out[0], out[1]
+def _merge(instances: Neighbours, labels: Neighbours, count: int, top_b: int, lambda_: float) -> Neighbours:
+    """The nearest keys, as the service merges them for a lambda."""
+    return search_parts(lambda *_: instances, lambda *_: labels, count, instances.similarities, top_b, lambda_)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.bundle.files import LEXICAL_FILES, expected_files
+from service.bundle.files import LEXICAL_FILES, RANKER_FILES, expected_files
 from service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
@@ -220,6 +220,10 @@ class Manifest(_Section):
     @property
     def has_lexical_index(self) -> bool:
         return self.files.keys() >= LEXICAL_FILES
+
+    @property
+    def has_ranker(self) -> bool:
+        return self.files.keys() >= RANKER_FILES
 
 
 def is_version(name: str) -> bool:

@@ -49,11 +49,16 @@ class Votes:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scored labels, sorted by query, then by falling score, then by label position."""
+    """Scored labels, sorted by query, then by falling score, then by label position.
+
+    If a ranker has ordered the labels, each label has a logit, and falling logits come before falling scores in the
+    order. The logit of a label that was no candidate of the ranker is -inf.
+    """
 
     query: Int[np.ndarray, " row"]
     label: Int[np.ndarray, " row"]
     score: Float[np.ndarray, " row"]
+    logit: Float[np.ndarray, " row"] | None = None
 
 
 def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: float) -> Float[np.ndarray, "query top_b"]:

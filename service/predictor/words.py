@@ -28,11 +28,11 @@ class WordVoter:
     """Answers queries by words alone."""
 
     def __init__(self, index: LexicalIndex, values: Values) -> None:
-        self._index, self._values = index, values
+        self.index, self._values = index, values
 
     def search(self, queries: Sequence[str], lambda_: float, top: int = _TOP) -> Neighbours:
         """The keys that are most similar by words, numbered as in the memory."""
-        return Neighbours(*self._index.search(queries, top, lambda_))
+        return Neighbours(*self.index.search(queries, top, lambda_))
 
     def votes(self, queries: Sequence[str], lambda_: float) -> Votes:
         return word_votes(self.search(queries, lambda_), lambda_, self._values)

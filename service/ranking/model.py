@@ -17,7 +17,6 @@ from service.bundle.files import read_small
 from service.errors import BundleError
 from service.ranking.trees import Tree, Trees
 
-RANKER = "ranker.json"
 FORMAT_VERSION = 1
 _MOST_BYTES = 64 << 20
 

@@ -5,20 +5,21 @@ A label whose whole name is in a query is often true, above all if the name is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from service.bundle.arrays import save_array
+from service.bundle.arrays import map_array, map_offsets, save_array
+from service.bundle.files import NAME_OFFSETS, NAME_WORDS
 from service.bundle.values import gather_rows
 from service.lexical.terms import hash_word, words
 
 # Number of words of a query, from its first word, that are compared with names.
 _QUERY_WORDS = 256
-WORDS_FILE, OFFSETS_FILE = "name_words.npy", "name_offsets.npy"
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,19 @@ class Names:
             offsets.append(len(hashes))
         return cls(np.array(hashes, dtype=np.uint64), np.array(offsets, dtype=np.int64))
 
+    @classmethod
+    def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
+        """Open the files of a bundle, each with `open_file`, as `Components.open` opens files.
+
+        Raises:
+            BundleError: If a file is damaged, or does not have the names of so many labels.
+        """
+        hashes = open_file(map_array, NAME_WORDS, "uint64")
+        return cls(hashes, open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)))
+
     def write(self, folder: Path) -> None:
-        save_array(folder / WORDS_FILE, self.words)
-        save_array(folder / OFFSETS_FILE, self.offsets)
+        save_array(folder / NAME_WORDS, self.words)
+        save_array(folder / NAME_OFFSETS, self.offsets)
 
     def overlap(
         self,

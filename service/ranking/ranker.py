@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from service.bundle.bundle import Bundle
+from service.bundle.files import RANKER
 from service.bundle.values import Values
 from service.errors import BundleError
 from service.lexical.index import LexicalIndex
@@ -17,6 +19,7 @@ from service.ranking.candidates import Candidates, Searches, Voted, find_candida
 from service.ranking.evidence import Found
 from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
 from service.ranking.model import RankerModel
+from service.ranking.names import Names
 
 # Number of instances and of labels that are found by words.
 _TOP_WORDS = 50
@@ -49,6 +52,17 @@ class Ranker:
 
     def __init__(self, model: RankerModel, facts: LabelFacts, values: Values, words: LexicalIndex | None) -> None:
         self.model, self._facts, self._values, self._words = model, facts, values, words
+
+    @classmethod
+    def open(cls, bundle: Bundle, values: Values, words: LexicalIndex | None) -> Ranker:
+        """Open the ranker of a bundle that has one.
+
+        Raises:
+            BundleError: If a file of the ranker is damaged.
+        """
+        components = bundle.components
+        names = Names.open_with(components.open, len(bundle.labels))
+        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values, words)
 
     def rank(
         self,
