@@ -24,7 +24,9 @@ from index_builder.console import print_status
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
+from index_builder.lexical import write_lexical
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
 from index_builder.ranking.vote_probabilities import fit_vote_probabilities
 from index_builder.settings import BuildSettings
 from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
@@ -41,6 +43,7 @@ from service.bundle.manifest import (
     Indexes,
     IndexInfo,
     Manifest,
+    Order,
     Point,
     Probabilities,
 )
@@ -78,6 +81,7 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
+    choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
     if settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
@@ -94,7 +98,9 @@ def build(settings: BuildSettings) -> str:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         verification = verify(folder, memory, before, sample, points, settings, threads, device)
-        manifest = manifest.model_copy(update={"checks": verification.checks, "metrics": verification.metrics})
+        manifest = manifest.model_copy(
+            update={"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
+        )
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
@@ -133,7 +139,17 @@ def write_bundle(
     export_encoder(encoder, folder, info, sample)
     indexes, points, curves = _write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
-    manifest = _manifest(memory, folder, info, indexes, curves, fit_vote_probabilities(memory, settings.run))
+    ranker = choose_ranker(memory, settings)
+    lexical = lexical_for(ranker, settings.lexical)
+    word_weight, measured = write_lexical(memory, folder, settings.run, lexical)
+    if ranker is None:
+        probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
+    else:
+        probabilities = write_bundle_ranker(memory, folder, ranker)
+    order: Order = "score" if ranker is None else "probability"
+    options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
+    defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
+    manifest = _manifest(memory, folder, info, indexes, curves, defaults, probabilities, measured)
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -211,9 +227,10 @@ def _manifest(
     encoder: EncoderInfo,
     indexes: Indexes,
     curves: dict[str, list[Point]],
+    defaults: Defaults,
     probabilities: Probabilities | None,
+    metrics: dict[str, float],
 ) -> Manifest:
-    options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -227,9 +244,9 @@ def _manifest(
         dim=memory.plan.dim,
         encoder=encoder,
         index=indexes,
-        defaults=Defaults(**options, top_k=_DEFAULT_TOP_K),
+        defaults=defaults,
         probabilities=probabilities,
-        metrics={},
+        metrics=metrics,
         curves=curves,
         files=files,
     )

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 
-from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings
+from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings, RankSettings
 
 
 def build(settings: BuildSettings) -> None:
     from index_builder.build import build as build_bundle
 
     print(build_bundle(settings))  # noqa: T201
+
+
+def rank(settings: RankSettings) -> None:
+    from index_builder.ranking.rank import rank_run, table
+
+    result = rank_run(settings)
+    print(json.dumps(result.as_json()) if settings.json_ else "\n".join(table(result)))  # noqa: T201
 
 
 def evaluate(settings: EvaluateSettings) -> None:

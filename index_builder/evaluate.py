@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,9 @@ from service.bundle.manifest import Order
 from service.model import open_model
 from service.options import AnswerOptions
 from service.predictor.predictor import Predictor
-from service.predictor.scoring import Ranking, cast_votes, rank
+from service.predictor.scoring import Ranking, Votes, cast_votes, rank
 from service.predictor.searcher import Neighbours, Searcher, search_parts
+from service.predictor.words import mix
 from trainer.data.dataset import open_dataset
 from trainer.data.split import Entries, Split
 from trainer.files import write_text
@@ -45,7 +47,19 @@ class Setting:
     lambda_: float
     temperature: float
     top_b: int
+    word_weight: float
     order: Order
+
+    def options(self) -> AnswerOptions:
+        return AnswerOptions(top_k=_DEPTH, **vars(self))
+
+    def to_dict(self, with_words: bool) -> dict[str, float | str]:
+        fields: dict[str, float | str] = {
+            "lambda": self.lambda_,
+            "temperature": self.temperature,
+            "top_b": self.top_b,
+        }
+        return fields | ({"word_weight": self.word_weight} if with_words else {}) | {"order": self.order}
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         StoreError, BundleError: If the version cannot be opened.
         KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
-        BuildError: If the bundle has none of the dataset's labels.
+        BuildError: If the bundle has none of the dataset's labels, or `--word-weight` needs a lexical index.
     """
     predictor = open_model(
         settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads
@@ -130,8 +144,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     rows, judged = [], None
     for setting, found in zip(grid, predictions, strict=True):
         metrics = report(found.labels, truth.relevance, truth.label_counts, instances, settings.propensity)
-        row = {"lambda": setting.lambda_, "temperature": setting.temperature, "top_b": setting.top_b}
-        rows.append(row | {"order": setting.order} | dict[str, Any](metrics))
+        rows.append(setting.to_dict(predictor.words is not None) | dict[str, Any](metrics))
         if (with_probabilities := found.judge(truth.relevance)) is not None:
             judged = with_probabilities
             rows[-1] |= judged.metrics()
@@ -149,7 +162,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     test = dataset.read_split("test")
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
     defaults = predictor.manifest.defaults
-    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.order)
+    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
     (found,) = predict_top(predictor, test, truth, [setting])
     metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
     return {name: value for name, value in metrics.items() if value is not None}
@@ -192,13 +205,18 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     predictions: list[list[Predictions]] = [[] for _ in grid]
     with tqdm(total=len(test), unit="query", unit_scale=True, desc="evaluate", dynamic_ncols=True) as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
-            vectors = predictor.encode(test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist())
-            search = _search_once(predictor.searcher, vectors)
+            texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
+            vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
+            search = _CachedSearch(predictor.searcher, vectors)
             for setting, blocks in zip(grid, predictions, strict=True):
-                options = AnswerOptions(setting.lambda_, setting.temperature, setting.top_b, _DEPTH)
-                found = search(setting.top_b, setting.lambda_)
+                options = setting.options()
+                found = search.nearest(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
+                if setting.word_weight:
+                    votes = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
                 ranking = rank(votes, predictor.values)
+                if setting.order == "probability" and predictor.reranker is not None:
+                    ranking = _ranker_order(predictor, texts, search, setting, ranking)
                 blocks.append(
                     _best_allowed(ranking, predictor.probabilities(ranking, options), len(vectors), start, truth)
                 )
@@ -206,25 +224,40 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     return [Predictions.of(blocks) for blocks in predictions]
 
 
-def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> Callable[[int, float], Neighbours]:
-    """Return a search function for these vectors that searches each index only once for each number of keys.
+class _CachedSearch:
+    """Searches each index only once for each number of keys, and merges the keys for a lambda as the service does."""
 
-    The function merges the keys of both indexes for a lambda as the service does.
-    """
-    instances = functools.cache(functools.partial(searcher.instances.search, vectors))
-    labels = functools.cache(functools.partial(searcher.labels.search, vectors))
+    def __init__(self, searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> None:
+        self._vectors, self._count = vectors, searcher.instances.keys
+        self.instances = functools.cache(functools.partial(searcher.instances.search, vectors))
+        self.labels = functools.cache(functools.partial(searcher.labels.search, vectors))
 
-    def search(top_b: int, lambda_: float) -> Neighbours:
+    def nearest(self, top_b: int, lambda_: float) -> Neighbours:
         return search_parts(
-            lambda _, top_b: instances(top_b),
-            lambda _, top_b: labels(top_b),
-            searcher.instances.keys,
-            vectors,
+            lambda _, top_b: self.instances(top_b),
+            lambda _, top_b: self.labels(top_b),
+            self._count,
+            self._vectors,
             top_b,
             lambda_,
         )
 
-    return search
+
+def _ranker_order(
+    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, ranking: Ranking
+) -> Ranking:
+    """The ranking in the order of the bundle's ranker."""
+    assert predictor.reranker is not None
+    nearest, top_b = search.nearest(setting.top_b, setting.lambda_), setting.top_b
+    found = predictor.reranker.find(
+        texts, nearest, search.instances(top_b), search.labels(top_b), setting.options(), None
+    )
+    return predictor.reranker.reorder(ranking, found)
+
+
+def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
+    """Return a function that gives the votes by words for a lambda, and computes them only once for each lambda."""
+    return functools.cache(lambda lambda_: predictor.words.votes(texts, lambda_))
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:
@@ -265,14 +298,25 @@ def _best_allowed(
 
 def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     defaults = predictor.manifest.defaults
-    return [
+    if any(settings.word_weight) and predictor.words is None:
+        raise BuildError(
+            f"--word-weight: version {predictor.version} has no lexical index; build one with "
+            "`recollect build --lexical on`"
+        )
+    settings_of_score = [
         Setting(*each, order="score")
         for each in itertools.product(
             settings.lambda_ or [defaults.lambda_],
             settings.temperature or [defaults.temperature],
             settings.top_b or [defaults.top_b],
+            settings.word_weight or [defaults.word_weight],
         )
     ]
+    if predictor.reranker is None:
+        return settings_of_score
+    # The ranker is fitted for the defaults only.
+    by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))
+    return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]
 
 
 def format_table(evaluation: Evaluation) -> Iterator[str]:
@@ -280,6 +324,7 @@ def format_table(evaluation: Evaluation) -> Iterator[str]:
     short = {
         "temperature": "tau",
         "top_b": "b",
+        "word_weight": "words",
         "F1@5 extreme tail": "xtail",
         "F1@5 torso": "torso",
         "F1@5 tail": "tail",
@@ -297,6 +342,6 @@ def _format_cell(name: str, value: float | str | None) -> str:
         return "-"
     if isinstance(value, str):
         return value
-    if name in ("lambda", "temperature", "top_b", "best k"):
+    if name in ("lambda", "temperature", "top_b", "word_weight", "best k"):
         return f"{value:g}"
     return f"{value:.3f}" if name in _FRACTIONS else f"{value:.2f}"

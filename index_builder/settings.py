@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
 from service.bundle.manifest import Precision
-from service.options import Lambda, Temperature, TopB
+from service.options import Lambda, Temperature, TopB, WordWeight
 from service.settings import NO_WORD, Device, Location
 from trainer.settings import (
     BatchSize,
@@ -30,6 +30,8 @@ from trainer.settings import (
     TrainingDevice,
     TrainingPrecision,
 )
+
+Lexical = Literal["on", "off", "auto"]
 
 # All methods of `recollect train --method`, because each can be compared.
 METHODS: tuple[str, ...] = get_args(MethodName)
@@ -95,6 +97,14 @@ class BuildSettings(BuilderSettings):
     precision: Precision = Field(
         "fp32", description="precision of the query encoder: fp32, fp16 (for GPUs) or int8 (for CPUs)"
     )
+    lexical: Lexical = Field(
+        "auto",
+        description="index of words, whose votes are added to those of the vectors: on, off, or auto (on if it gains "
+        "nDCG@5 on left-out instances)",
+    )
+    rank: Literal["auto", "off"] = Field(
+        "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
+    )
     sign: Path | None = Field(
         None,
         description="Ed25519 private key (PEM, no passphrase) that signs the bundle, and with --activate its "
@@ -116,6 +126,21 @@ class BuildSettings(BuilderSettings):
     device: Device = Field(
         "cpu", description="device that trains and fills indexes: cpu, cuda, or auto (cuda if there is a GPU)"
     )
+
+
+class RankSettings(BuilderSettings):
+    """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes."""
+
+    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
+    metric: Metric = Field("nDCG@5", description="metric that the ranker must gain")
+    queries: int = Field(4_000, ge=1, description="maximum number of instances whose candidates are examples")
+    lexical: Literal["on", "off"] = Field(
+        "on", description="use the words that texts share; such a ranker needs a bundle with a lexical index"
+    )
+    propensity: Propensity = (0.55, 1.5)
+    seed: int = Field(0, ge=0, description="seed of the choice of instances, and of the folds")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")
+    threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
 
 
 class EvaluateSettings(BuilderSettings):
@@ -140,6 +165,9 @@ class EvaluateSettings(BuilderSettings):
     )
     top_b: Annotated[list[TopB], *Listed] = Field(
         [], description="one or more numbers of keys (b); default: the bundle's default"
+    )
+    word_weight: Annotated[list[WordWeight], *Listed] = Field(
+        [], description="one or more weights of the votes by words; default: the bundle's default"
     )
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")

@@ -9,7 +9,8 @@ from typing import Any
 from loadtests.client import Reply
 from loadtests.workload import Request
 from service.options import resolve_options
-from service.predictor.predictor import Answer, Predictor
+from service.predictor.answers import Answer
+from service.predictor.predictor import Predictor
 from service.store.store import Store
 
 # Tolerance of scores. The rounding of a score depends on the other queries that are encoded in the same batch.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from loadtests.client import Address, Connection, LostRequestError
-from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
+from service.bundle.files import MANIFEST, SIGNATURE
 from service.bundle.integrity import describe_files
 from service.store.store import Store
 
@@ -62,7 +62,7 @@ def add_changed_version(store: Store, version: str, number: int) -> str:
     name = f"{version[:55]}-change{number}"
     folder = store.bundles / name
     _copy_version(store.path(version), folder, store.manifest(version).defaults.top_k)
-    for file in BUNDLE_FILES:
+    for file in store.manifest(version).files:
         with (folder / file).open("ab") as opened:
             opened.write(number * _ENDINGS[Path(file).suffix])
     files = {file: info.model_dump() for file, info in describe_files(folder).items()}

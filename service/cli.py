@@ -20,6 +20,7 @@ from service.command_settings import (
     VerifySettings,
     VersionsSettings,
 )
+from service.printable import printable
 from service.serve_settings import ServeSettings
 from service.settings import RedisSettings, ServiceSettings
 
@@ -48,6 +49,7 @@ def predict(settings: PredictSettings) -> None:
         temperature=settings.temperature,
         top_b=settings.top_b,
         top_k=settings.top_k,
+        word_weight=settings.word_weight,
         explain=settings.explain,
         order=settings.order,
         min_probability=settings.min_probability,
@@ -63,7 +65,8 @@ def predict(settings: PredictSettings) -> None:
         text = f"  {label.text}" if label.text != label.uid else ""
         _print_line(f"{probability}{label.score:.4f}  {label.uid}{text}")
         for reason in label.because or []:
-            _print_line(f"    {reason.share:.4f}  {reason.kind}  {reason.uid}  {reason.text}")
+            kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
+            _print_line(f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}")
 
 
 def versions(settings: VersionsSettings) -> None:
@@ -250,13 +253,8 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def _print_line(line: str) -> None:
-    print(_escaped(line))  # noqa: T201
+    print(printable(line))  # noqa: T201
 
 
 def _print_error(line: str) -> None:
-    print(_escaped(line), file=sys.stderr)  # noqa: T201
-
-
-def _escaped(line: str) -> str:
-    """Escape control characters, because they could change the terminal's state."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
+    print(printable(line), file=sys.stderr)  # noqa: T201

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from service.bundle.manifest import Order
-from service.options import Lambda, MinProbability, Temperature, TopB, TopK
+from service.options import Lambda, MinProbability, Temperature, TopB, TopK, WordWeight
 from service.settings import Location, RedisSettings, ServiceSettings
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
@@ -46,6 +46,7 @@ class PredictSettings(ServiceSettings):
     )
     top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
     top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
+    word_weight: WordWeight | None = Field(None, description="Share of words in a score (default: from the bundle)")
     explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
     order: Order | None = Field(
         None, description="Order of the labels (default: probability if the bundle has a ranker, otherwise score)"

@@ -15,8 +15,9 @@ from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict
 
 from service.bundle.manifest import Manifest, Order
 from service.errors import QueryError, SettingsError
-from service.options import Lambda, MinProbability, Query, Temperature, Threshold, TopB, TopK
-from service.predictor.predictor import Answer, Predictor, ScoredLabel
+from service.options import Lambda, MinProbability, Query, Temperature, Threshold, TopB, TopK, WordWeight
+from service.predictor.answers import Answer, ScoredLabel
+from service.predictor.predictor import Predictor
 from service.settings import Device
 from service.store.locations import open_store
 from service.threads import threads_or_cores
@@ -33,6 +34,7 @@ class ChosenOptions(TypedDict, total=False):
     temperature: Temperature | None
     top_b: TopB | None
     top_k: TopK | None
+    word_weight: WordWeight | None
     threshold: Threshold
     allow: Sequence[str] | None
     deny: Sequence[str] | None
@@ -120,8 +122,9 @@ class Model:
 
         Args:
             query: One text, or several.
-            options: `top_k` (number of labels), `lambda_`, `temperature`, `top_b`, `threshold`, `allow`, `deny`,
-                `explain`, `order`, `min_probability` and `assign`, with the bounds of the HTTP interface.
+            options: `top_k` (number of labels), `lambda_`, `temperature`, `top_b`, `word_weight`, `threshold`,
+                `allow`, `deny`, `explain`, `order`, `min_probability` and `assign`, with the bounds of the HTTP
+                interface.
 
         Raises:
             QueryError: If a text is empty, or an option is unknown, out of range, or needs probabilities that the

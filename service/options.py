@@ -42,8 +42,9 @@ def _require_words(query: str) -> str:
         query.encode()
     except UnicodeEncodeError:
         raise ValueError("the query contains half of a surrogate pair, which is not a character; remove it") from None
-    # Sets, because a query of a megabyte of spaces must not take long.
-    pieces = (set(query[start : start + _PIECE]) for start in range(0, len(query), _PIECE))
+    rest = query.strip()  # fast: a query of a megabyte of spaces must not take long
+    # Sets, because the rest can be a megabyte of format characters.
+    pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))
     if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):
         raise ValueError("the query is empty; send some words")
     return query
@@ -62,6 +63,9 @@ Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances aga
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the retrieved keys")]
 TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="number of keys to retrieve")]
 TopK = Annotated[int, Field(ge=1, le=_MAX_TOP_K, description="maximum number of labels to return")]
+WordWeight = Annotated[
+    float, Field(ge=0, le=1, description="share of words in a score; no effect without a lexical index in the bundle")
+]
 Threshold = Annotated[float, Field(ge=0, le=1, description="minimum score of a returned label")]
 MinProbability = Annotated[float, Field(ge=0, le=1, description="minimum probability of a returned label")]
 
@@ -75,6 +79,7 @@ class AnswerOptions:
         temperature: Tau of the softmax over the retrieved keys.
         top_b: Number of keys to retrieve.
         top_k: Maximum number of labels to return.
+        word_weight: Share of the votes by words in a score.
         threshold: Minimum score of a returned label.
         allow: Uids of the only labels that may be returned; None allows all.
         deny: Uids of labels that are never returned.
@@ -88,6 +93,7 @@ class AnswerOptions:
     temperature: float
     top_b: int
     top_k: int
+    word_weight: float = 0.0
     threshold: float = 0.0
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
@@ -111,8 +117,8 @@ class AnswerOptions:
 
     def uses_votes_of(self, defaults: Defaults) -> bool:
         """Whether the scores are those of a bundle's defaults, for which its probabilities were measured."""
-        votes = self.lambda_, self.temperature, self.top_b
-        return votes == (defaults.lambda_, defaults.temperature, defaults.top_b)
+        votes = self.lambda_, self.temperature, self.top_b, self.word_weight
+        return votes == (defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight)
 
     @property
     def restricted(self) -> bool:
@@ -127,6 +133,7 @@ def resolve_options(
     temperature: float | None = None,
     top_b: int | None = None,
     top_k: int | None = None,
+    word_weight: float | None = None,
     threshold: float = 0.0,
     allow: Iterable[str] | None = None,
     deny: Iterable[str] | None = None,
@@ -141,6 +148,7 @@ def resolve_options(
         temperature=defaults.temperature if temperature is None else temperature,
         top_b=defaults.top_b if top_b is None else top_b,
         top_k=(MOST_ASSIGNED if assign else defaults.top_k) if top_k is None else top_k,
+        word_weight=defaults.word_weight if word_weight is None else word_weight,
         threshold=threshold,
         allow=None if allow is None else tuple(allow),
         deny=() if deny is None else tuple(deny),
@@ -174,12 +182,18 @@ def require_probabilities(options: AnswerOptions, defaults: Defaults, version: s
             f"{name}: version {version} gives no probabilities; leave out {name}, or build a version from a run with "
             "held-out texts"
         )
-    if not options.uses_votes_of(defaults):
-        raise QueryError(
-            f"{name}: probabilities hold only for the defaults lambda {defaults.lambda_:g}, temperature "
-            f"{defaults.temperature:g} and top_b {defaults.top_b}, found {options.lambda_:g}, "
-            f"{options.temperature:g} and {options.top_b}; leave out {name} or these options"
-        )
+    votes = {
+        "lambda": (options.lambda_, defaults.lambda_),
+        "temperature": (options.temperature, defaults.temperature),
+        "top_b": (options.top_b, defaults.top_b),
+        "word_weight": (options.word_weight, defaults.word_weight),
+    }
+    for other, (found, usual) in votes.items():
+        if found != usual:
+            raise QueryError(
+                f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
+                f"{name} or {other}"
+            )
     if options.order != defaults.order == "probability":
         raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
 

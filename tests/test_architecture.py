@@ -34,6 +34,7 @@ UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
 
 # Folders and files of service/. Each may import itself, and the folders and files above it in this list.
 SERVICE_ORDER = (
+    "printable",
     "errors",
     "bundle",
     "options",
@@ -48,6 +49,7 @@ SERVICE_ORDER = (
     "storage",
     "store",
     "canary",
+    "lexical",
     "ranking",
     "predictor",
     "model",
@@ -55,6 +57,7 @@ SERVICE_ORDER = (
     "versions",
     "serving",
     "http",
+    "connection",
     "process",
     "cli",
 )

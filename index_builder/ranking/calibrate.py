@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
-from index_builder.evaluate import best_rows, pick
 from index_builder.ranking.probability_metrics import brier, reliability
 from service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
 from service.ranking.calibration import calibrate
@@ -39,26 +38,6 @@ class HeldOut:
     logit: Float[np.ndarray, "text label"]
     hit: Bool[np.ndarray, "text label"]
     sizes: Int[np.ndarray, " text"]
-
-    @classmethod
-    def of_candidates(
-        cls,
-        query: Int[np.ndarray, " candidate"],
-        logit: Float[np.ndarray, " candidate"],
-        true: Bool[np.ndarray, " candidate"],
-        sizes: Int[np.ndarray, " text"],
-    ) -> HeldOut:
-        """The best 100 candidates of each text.
-
-        Args:
-            query: Number of the text of each candidate, in any order.
-            logit: Logit of each candidate.
-            true: Whether the candidate is a true label.
-            sizes: Number of true labels of each text.
-        """
-        order = np.lexsort((-logit, query))
-        best = best_rows(query[order], len(sizes))
-        return cls(pick(logit[order], best, -np.inf), pick(true[order], best, False), sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)

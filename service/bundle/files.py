@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from service.errors import BundleError, opening
@@ -16,7 +17,15 @@ def table_files(name: str) -> tuple[str, str]:
     return f"{name}.utf8.npy", f"{name}.offsets.npy"
 
 
-# All files of a bundle except its manifest and signature. A bundle must contain all of these files and no other files.
+INSTANCE_WORDS, LABEL_WORDS = "instance_words", "label_words"
+
+
+def posting_files(name: str) -> tuple[str, str, str, str]:
+    """Names of the files of a word index: the terms, the offsets of their postings, and rows and weights of these."""
+    return f"{name}.terms.npy", f"{name}.offsets.npy", f"{name}.rows.npy", f"{name}.weights.npy"
+
+
+# Files that every bundle has, besides its manifest and signature.
 BUNDLE_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
@@ -36,6 +45,22 @@ BUNDLE_FILES: frozenset[str] = frozenset(
         *table_files("instance_texts"),
     }
 )
+
+
+# Files of the lexical index, and files of the ranker. A bundle has all files of such a part or none.
+LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
+RANKER = "ranker.json"
+NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
+RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
+
+
+def expected_files(present: Collection[str]) -> frozenset[str]:
+    """The files that a bundle must consist of: the required ones, and all of each optional part that it has files of.
+
+    Args:
+        present: Names of the files of a bundle, or of a folder with other files too.
+    """
+    return BUNDLE_FILES.union(*(part for part in (LEXICAL_FILES, RANKER_FILES) if not part.isdisjoint(present)))
 
 
 def require_file(path: Path) -> None:

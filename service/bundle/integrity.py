@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE, read_small, require_file
+from service.bundle.files import MANIFEST, SIGNATURE, expected_files, read_small, require_file
 from service.bundle.manifest import FileInfo, Manifest, parse_manifest
 from service.bundle.signing import VerifyKeys
 from service.errors import BundleError
@@ -40,15 +40,17 @@ def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manife
 
 
 def describe_files(
-    folder: Path, pause: Callable[[], None] | None = None, names: Collection[str] = BUNDLE_FILES
+    folder: Path, pause: Callable[[], None] | None = None, names: Collection[str] | None = None
 ) -> dict[str, FileInfo]:
     """The SHA-256 and size of files of a bundle.
 
     Args:
         folder: Folder of the bundle.
         pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
-        names: Names of the files.
+        names: Names of the files; None means all files of the bundle.
     """
+    if names is None:
+        names = expected_files(os.listdir(folder))
 
     def describe(name: str) -> tuple[str, FileInfo]:
         digest, size = hashlib.sha256(), 0
@@ -73,8 +75,8 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     Raises:
         BundleError: If a file is missing, unexpected, a link, or has another size.
     """
-    for name in sorted(BUNDLE_FILES.union(os.listdir(folder))):
-        if name not in BUNDLE_FILES | {MANIFEST, SIGNATURE}:
+    for name in sorted({*manifest.files, *os.listdir(folder)}):
+        if name not in {*manifest.files, MANIFEST, SIGNATURE}:
             raise BundleError(f"{folder / name}: expected only the files of a bundle, found this file; move it away")
         require_file(folder / name)
     for name, expected in manifest.files.items():

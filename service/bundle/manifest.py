@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.bundle.files import BUNDLE_FILES
+from service.bundle.files import LEXICAL_FILES, RANKER_FILES, expected_files
 from service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
@@ -170,12 +170,16 @@ class Probabilities(_Section):
 
 
 class Defaults(_Section):
-    """Options for requests that do not set their own options."""
+    """Options for requests that do not set their own options.
+
+    `word_weight` is the share of the lexical index in a score; it has no effect in a bundle without a lexical index.
+    """
 
     lambda_: Fraction = Field(alias="lambda")
     temperature: float = Field(gt=0)
     top_b: int = Field(ge=1)
     top_k: int = Field(ge=1)
+    word_weight: Fraction = 0.0
     order: Order = "score"
 
 
@@ -212,6 +216,14 @@ class Manifest(_Section):
     @property
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files.values())
+
+    @property
+    def has_lexical_index(self) -> bool:
+        return self.files.keys() >= LEXICAL_FILES
+
+    @property
+    def has_ranker(self) -> bool:
+        return self.files.keys() >= RANKER_FILES
 
 
 def is_version(name: str) -> bool:
@@ -260,8 +272,8 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"]))
         raise BundleError(f"{path}: {field}: {problem['msg']}; build the bundle again") from None
-    if manifest.files.keys() != BUNDLE_FILES:
-        wrong = sorted(manifest.files.keys() ^ BUNDLE_FILES)
+    if manifest.files.keys() != (expected := expected_files(manifest.files.keys())):
+        wrong = sorted(manifest.files.keys() ^ expected)
         raise BundleError(
             f"{path}: files: expected exactly the files of a bundle; missing or unexpected: {', '.join(wrong)}"
         )

@@ -8,7 +8,17 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Order, Probabilities
-from service.options import MAX_FILTER_LABELS, Lambda, MinProbability, Query, Temperature, Threshold, TopB, TopK
+from service.options import (
+    MAX_FILTER_LABELS,
+    Lambda,
+    MinProbability,
+    Query,
+    Temperature,
+    Threshold,
+    TopB,
+    TopK,
+    WordWeight,
+)
 from service.serve_settings import MAX_BATCH
 
 # Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
@@ -24,6 +34,7 @@ class AnswerBody(BaseModel):
     lambda_: Lambda | None = Field(None, alias="lambda")
     temperature: Temperature | None = None
     top_b: TopB | None = None
+    word_weight: WordWeight | None = None
     allow: Uids | None = Field(None, description="uids of the only labels to return")
     deny: Uids | None = Field(None, description="uids of labels not to return")
     threshold: Threshold = 0.0
@@ -63,13 +74,16 @@ class _Versioned(BaseModel):
 class Reason(BaseModel):
     """One term of a score.
 
-    `share` is the key's weight times lambda (instance keys) or times 1 - lambda (label keys).
+    `share` is the key's weight times lambda (instance keys) or times 1 - lambda (label keys). `by` is `words` if the
+    key was found by its words, and absent if it was found by its vector. In a bundle with a lexical index, a key that
+    was found by both has two terms; the shares of words are multiplied by the word weight, all others by 1 minus it.
     """
 
     kind: str
     uid: str
     text: str
     share: float
+    by: str | None = None
 
 
 class ScoredLabel(BaseModel):

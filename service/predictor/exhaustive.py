@@ -15,10 +15,12 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
+from service.bundle.values import gather_rows
 from service.errors import QueryError
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Votes, gather_rows, key_weights
+from service.predictor.scoring import Ranking, Votes, key_weights
 from service.predictor.searcher import Neighbours, Searcher
+from service.predictor.words import mix
 
 # Up to this number of votes for the admitted labels, exhaustive ranking costs less than a search for many keys.
 MAX_CHEAP_VOTES = 16_384
@@ -58,6 +60,8 @@ class ExhaustiveRanker:
         temperature: float,
         lambda_: float,
         explained: int,
+        by_words: Votes | None = None,
+        word_weight: float = 0.0,
     ) -> tuple[Ranking, Votes]:
         """Rank labels by all keys that vote for them.
 
@@ -70,6 +74,8 @@ class ExhaustiveRanker:
             temperature: Tau of the softmax.
             lambda_: Weight of instances against labels.
             explained: The votes for this number of best labels are returned.
+            by_words: Votes by words of the query; None, or no votes, means that words have no share in the score.
+            word_weight: Their share.
 
         Returns:
             The labels that get a vote, ranked, and the votes of the best labels.
@@ -85,10 +91,19 @@ class ExhaustiveRanker:
             has_vote[block] |= self._count_instances(labels[block]) > 0
         if lambda_ < 1:
             score += (1 - lambda_) * weight[self._label_keys(labels)]
+        if by_words is not None and len(by_words.label):
+            # A label with a vote by words has a vote here too, because the same keys vote for it.
+            admitted = by_words.take(np.isin(by_words.label, labels))
+            score *= 1 - word_weight
+            np.add.at(score, np.searchsorted(labels, admitted.label), word_weight * admitted.share)
         order = np.argsort(-score[has_vote], kind="stable")
         best, score = labels[has_vote][order], score[has_vote][order]
         ranking = Ranking(np.zeros(len(best), dtype=np.int64), best, score)
-        return ranking, self._votes(best[:explained], weight, lambda_)
+        votes = self._votes(best[:explained], weight, lambda_)
+        if by_words is not None:
+            votes = mix(votes, by_words, word_weight)
+            votes = votes.take(np.isin(votes.label, best[:explained]))
+        return ranking, votes
 
     def _key_weights(
         self,

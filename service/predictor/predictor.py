@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import faiss
@@ -17,82 +16,27 @@ from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import MOST_KEYS, Defaults
+from service.bundle.values import Values
 from service.errors import BundleError
+from service.lexical.index import LexicalIndex
 from service.options import AnswerOptions, require_probabilities, resolve_options
+from service.predictor.answers import Answer, Answers, Reason, ScoredLabel
 from service.predictor.encoder import QueryEncoder
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, sort_votes
+from service.predictor.reranking import Reranker
+from service.predictor.scoring import Ranking, Votes, cast_votes, rank, sort_votes
 from service.predictor.searcher import Neighbours, Searcher
+from service.predictor.words import WordVoter, mix
 from service.ranking.assign import assigned_counts
 from service.ranking.calibration import calibrate, log_odds
+from service.ranking.ranker import RankedCandidates, Ranker
 from service.settings import Device
 
 # A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
 _TOP_B_GROWTH = 4
 # Number of keys whose votes are in memory at the same time; this limits the memory for a large batch.
 _BLOCK_KEYS = 16_384
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One term of a score."""
-
-    kind: str
-    uid: str
-    text: str
-    share: float
-
-
-@dataclass(frozen=True)
-class ScoredLabel:
-    position: int
-    uid: str
-    text: str
-    score: float
-    because: list[Reason] | None = None
-    probability: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
-        if self.probability is not None:
-            content["probability"] = self.probability
-        if self.because is not None:
-            content["because"] = [vars(reason) for reason in self.because]
-        return content
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The labels of one query.
-
-    Attributes:
-        labels: The labels, best first.
-        truncated: Whether the encoder read only the beginning of the query.
-        exhausted: Whether the answer has fewer than `top_k` labels because the filter admits too few labels with a
-            vote.
-    """
-
-    labels: list[ScoredLabel]
-    truncated: bool
-    exhausted: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of the JSON object for HTTP, the answer cache and the command line."""
-        content: dict[str, Any] = {"labels": [label.to_dict() for label in self.labels]}
-        if self.truncated:
-            content["truncated"] = True
-        if self.exhausted:
-            content["exhausted"] = True
-        return content
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers to one request, and the milliseconds that each stage of the computation took."""
-
-    answers: list[Answer]
-    milliseconds: dict[str, float]
 
 
 class _Stopwatch:
@@ -119,6 +63,15 @@ class Predictor:
         self.encoder = QueryEncoder.of(bundle, threads, device)
         self.searcher = Searcher(bundle, device)
         self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
+        self.words: WordVoter | None = None
+        if bundle.manifest.has_lexical_index:
+            counts = bundle.manifest.counts
+            index = LexicalIndex.open_with(bundle.components.open, counts.instances, counts.labels)
+            self.words = WordVoter(index, self.values)
+        self.reranker: Reranker | None = None
+        if bundle.manifest.has_ranker:
+            words = None if self.words is None else self.words.index
+            self.reranker = Reranker(Ranker.open(bundle, self.values, words), self.values)
         self._check_shapes()
         self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher)
         bundle.components.release_unused()
@@ -145,7 +98,7 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components = self.bundle.components
-        del self.bundle, self.encoder, self.searcher, self.values, self.exhaustive
+        del self.bundle, self.encoder, self.searcher, self.values, self.words, self.reranker, self.exhaustive
         components.close()
 
     @property
@@ -198,7 +151,7 @@ class Predictor:
                     f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
                     "build the bundle again"
                 )
-            self.answer(vector, resolve_options(self.defaults))
+            self.predict([text], resolve_options(self.defaults))
             if pause is not None:
                 pause()
 
@@ -207,9 +160,12 @@ class Predictor:
         return self.encoder.encode(self.encoder.tokenise(queries))
 
     def answer(self, vectors: Float[np.ndarray, "query dim"], options: AnswerOptions) -> list[Answer]:
-        """Answer queries that are encoded already, without a filter."""
+        """Answer queries that are encoded already, without a filter, in order of score.
+
+        Without the texts, words have no share in the scores, and there is no ranker.
+        """
         faiss.omp_set_num_threads(self._threads)
-        return self._answer(vectors, [False] * len(vectors), options, None, _Stopwatch())
+        return self._answer(None, vectors, [False] * len(vectors), options, None, _Stopwatch())
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
         """Answer the queries of one request."""
@@ -246,7 +202,8 @@ class Predictor:
                 checkpoint()
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
-                found = self._answer(vectors[part], truncated, options, label_filter, watch)
+                texts = [queries[row] for row in part]
+                found = self._answer(texts, vectors[part], truncated, options, label_filter, watch)
                 for row, answer in zip(part, found, strict=True):
                     answers[row] = answer
         ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
@@ -257,6 +214,7 @@ class Predictor:
 
     def _answer(
         self,
+        queries: Sequence[str] | None,
         vectors: Float[np.ndarray, "query dim"],
         truncated: list[bool],
         options: AnswerOptions,
@@ -264,10 +222,14 @@ class Predictor:
         watch: _Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
+        by_words = None if queries is None else self._vote_by_words(queries, options, watch)
+        nearest, reranked = self._search(queries, vectors, options, label_filter, watch)
         if label_filter is None:
-            ranking, votes = self._rank(self._search(vectors, options.top_b, options, watch), options)
+            ranking, votes = self._rank(nearest, by_words, options)
         else:
-            ranking, votes = self._rank_filtered(vectors, options, label_filter, watch)
+            ranking, votes = self._rank_filtered(vectors, nearest, by_words, options, label_filter, watch)
+        if self.reranker is not None and reranked is not None:
+            ranking = self.reranker.reorder(ranking, reranked)
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         sorted_votes = sort_votes(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
@@ -278,7 +240,7 @@ class Predictor:
         answers = []
         for query, (start, count) in enumerate(zip(rows[:-1].tolist(), counts.tolist(), strict=True)):
             labels = [
-                self._describe(query, row, ranking, chances, sorted_votes)
+                self._describe(query, row, ranking, chances, sorted_votes, reranked)
                 for row in range(start, start + count)
                 if ranking.score[row] >= options.threshold
                 and (chances is None or chances[row] >= options.min_probability)
@@ -290,32 +252,60 @@ class Predictor:
     def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
         """The probability of each ranked label; None if the bundle has no probabilities for these options."""
         info = self.manifest.probabilities
-        if info is None or not options.uses_votes_of(self.defaults):
+        if info is None or not options.uses_votes_of(self.defaults) or (self.reranker and ranking.logit is None):
             return None
-        return calibrate(info.calibration, log_odds(ranking.score))
+        return calibrate(info.calibration, log_odds(ranking.score) if ranking.logit is None else ranking.logit)
 
     def _search(
-        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: _Stopwatch
-    ) -> Neighbours:
-        neighbours = self.searcher.search(vectors, top_b, options.lambda_)
+        self,
+        queries: Sequence[str] | None,
+        vectors: Float[np.ndarray, "query dim"],
+        options: AnswerOptions,
+        label_filter: LabelFilter | None,
+        watch: _Stopwatch,
+    ) -> tuple[Neighbours, RankedCandidates | None]:
+        """Find the nearest keys, and the ranker's candidates if the labels are ordered by the ranker."""
+        if self.reranker is None or queries is None or options.order == "score":
+            nearest = self.searcher.search(vectors, options.top_b, options.lambda_)
+            watch.lap("search")
+            return nearest, None
+        nearest, instances, labels = self.searcher.search_each(vectors, options.top_b, options.lambda_)
         watch.lap("search")
-        return neighbours
+        reranked = self.reranker.find(queries, nearest, instances, labels, options, label_filter)
+        watch.lap("rank")
+        return nearest, reranked
 
-    def _rank(self, neighbours: Neighbours, options: AnswerOptions) -> tuple[Ranking, Votes]:
+    def _vote_by_words(self, queries: Sequence[str], options: AnswerOptions, watch: _Stopwatch) -> Votes | None:
+        """The votes of the keys that share words with the queries; None if words have no share in the scores."""
+        if self.words is None or options.word_weight == 0:
+            return None
+        votes = self.words.votes(queries, options.lambda_)
+        watch.lap("words")
+        return votes
+
+    def _rank(self, neighbours: Neighbours, by_words: Votes | None, options: AnswerOptions) -> tuple[Ranking, Votes]:
         """Rank the labels that the retrieved keys vote for. Each vote is one term of a score."""
         votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
+        if by_words is not None:
+            votes = mix(votes, by_words, options.word_weight)
         return rank(votes, self.values), votes
 
     def _rank_filtered(
-        self, vector: Float[np.ndarray, "1 dim"], options: AnswerOptions, label_filter: LabelFilter, watch: _Stopwatch
+        self,
+        vector: Float[np.ndarray, "1 dim"],
+        nearest: Neighbours,
+        by_words: Votes | None,
+        options: AnswerOptions,
+        label_filter: LabelFilter,
+        watch: _Stopwatch,
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
-        neighbours = nearest = self._search(vector, options.top_b, options, watch)
+        neighbours = nearest
         top_b, max_top_b = options.top_b, min(self.searcher.keys, MOST_KEYS)
         enough = min(options.top_k, self.exhaustive.count_rankable(label_filter, options.lambda_))
         exhaustive_is_cheap = self.exhaustive.is_cheap(label_filter, options.lambda_)
         while not exhaustive_is_cheap:
-            ranking, votes = self._rank(neighbours, options)
+            ranking, votes = self._rank(neighbours, by_words, options)
             ranking = label_filter.apply(ranking)
             watch.lap("combine")
             if len(ranking.label) >= enough:
@@ -323,10 +313,18 @@ class Predictor:
             if top_b >= max_top_b:
                 break
             top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
-            neighbours = self._search(vector, top_b, options, watch)
+            neighbours = self.searcher.search(vector, top_b, options.lambda_)
+            watch.lap("search")
         explained = options.top_k if options.explain else 0
         return self.exhaustive.rank(
-            vector[0], nearest, label_filter.labels, options.temperature, options.lambda_, explained
+            vector[0],
+            nearest,
+            label_filter.labels,
+            options.temperature,
+            options.lambda_,
+            explained,
+            by_words,
+            options.word_weight,
         )
 
     def _describe(
@@ -336,20 +334,22 @@ class Predictor:
         ranking: Ranking,
         chances: Float[np.ndarray, " row"] | None,
         votes: Votes | None,
+        reranked: RankedCandidates | None,
     ) -> ScoredLabel:
         table, label = self.bundle.labels, int(ranking.label[row])
-        because = None if votes is None else [self._reason(key, share) for key, share in votes.terms(query, label)]
+        because = None if votes is None else [self._reason(*term) for term in votes.terms(query, label)]
         probability = None if chances is None else float(chances[row])
-        return ScoredLabel(
-            label, table.uids[label], table.texts[label], float(ranking.score[row]), because, probability
-        )
+        score, terms = float(ranking.score[row]), None
+        if votes is not None and self.reranker is not None and reranked is not None:
+            terms = self.reranker.explain(query, label, reranked)
+        return ScoredLabel(label, table.uids[label], table.texts[label], score, because, probability, terms)
 
-    def _reason(self, key: int, share: float) -> Reason:
-        instances = self.values.instances
+    def _reason(self, key: int, share: float, by_words: bool) -> Reason:
+        instances, by = self.values.instances, "words" if by_words else None
         if key < instances:
-            return Reason("instance", self.bundle.instance_uids[key], self.bundle.instance_texts[key], share)
+            return Reason("instance", self.bundle.instance_uids[key], self.bundle.instance_texts[key], share, by)
         label = key - instances
-        return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share)
+        return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share, by)
 
 
 def _group_by_options(

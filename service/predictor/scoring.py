@@ -12,47 +12,53 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from service.bundle.values import Values, gather_rows
 from service.predictor.searcher import Neighbours
 
 
 @dataclass(frozen=True)
-class Values:
-    """The labels that each instance votes for: instance i votes for `indices[indptr[i] : indptr[i + 1]]`."""
-
-    indptr: Int[np.ndarray, " offset"]
-    indices: Int[np.ndarray, " pair"]
-    labels: int
-
-    @property
-    def instances(self) -> int:
-        return len(self.indptr) - 1
-
-
-@dataclass(frozen=True)
 class Votes:
-    """Votes for labels: for query `query[i]`, key `key[i]` adds `share[i]` to the score of label `label[i]`."""
+    """Votes for labels: for query `query[i]`, key `key[i]` adds `share[i]` to the score of label `label[i]`.
+
+    `by_words[i]` is true if the key was found by words, not by its vector; None means that no key was.
+    """
 
     query: Int[np.ndarray, " vote"]
     key: Int[np.ndarray, " vote"]
     label: Int[np.ndarray, " vote"]
     share: Float[np.ndarray, " vote"]
+    by_words: Bool[np.ndarray, " vote"] | None = None
 
-    def terms(self, query: int, label: int) -> Iterator[tuple[int, float]]:
-        """List the terms of one score, each a key and its share. The votes must be sorted by `sort_votes`."""
+    def terms(self, query: int, label: int) -> Iterator[tuple[int, float, bool]]:
+        """List the terms of one score: a key, its share, and whether the key was found by words.
+
+        The votes must be sorted by `sort_votes`.
+        """
         start, stop = np.searchsorted(self.query, [query, query + 1])
         first, last = start + np.searchsorted(self.label[start:stop], [label, label + 1])
-        yield from zip(self.key[first:last].tolist(), self.share[first:last].tolist(), strict=True)
+        by_words = [False] * (last - first) if self.by_words is None else self.by_words[first:last].tolist()
+        yield from zip(self.key[first:last].tolist(), self.share[first:last].tolist(), by_words, strict=True)
+
+    def take(self, rows: Int[np.ndarray, " taken"] | Bool[np.ndarray, " vote"]) -> Votes:
+        """Some of the votes, in the given order."""
+        by_words = None if self.by_words is None else self.by_words[rows]
+        return Votes(self.query[rows], self.key[rows], self.label[rows], self.share[rows], by_words)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scored labels, sorted by query, then by falling score, then by label position."""
+    """Scored labels, sorted by query, then by falling score, then by label position.
+
+    If a ranker has ordered the labels, each label has a logit, and falling logits come before falling scores in the
+    order. The logit of a label that was no candidate of the ranker is -inf.
+    """
 
     query: Int[np.ndarray, " row"]
     label: Int[np.ndarray, " row"]
     score: Float[np.ndarray, " row"]
+    logit: Float[np.ndarray, " row"] | None = None
 
 
 def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: float) -> Float[np.ndarray, "query top_b"]:
@@ -84,9 +90,15 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
     An instance gives lambda times its weight to each of its labels, a label key 1 - lambda times its weight to its
     label.
     """
-    weights = key_weights(neighbours.similarities, temperature)
-    query, slot = np.nonzero(neighbours.keys >= 0)
-    key, weight = neighbours.keys[query, slot], weights[query, slot]
+    return votes_of(neighbours.keys, key_weights(neighbours.similarities, temperature), lambda_, values)
+
+
+def votes_of(
+    keys: Int[np.ndarray, "query key"], weights: Float[np.ndarray, "query key"], lambda_: float, values: Values
+) -> Votes:
+    """The votes of keys with the given weights; the key -1 means no key."""
+    query, slot = np.nonzero(keys >= 0)
+    key, weight = keys[query, slot], weights[query, slot]
     is_label = key >= values.instances
 
     rows = key[~is_label]
@@ -99,20 +111,9 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
     )
 
 
-def gather_rows(
-    indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
-) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
-    """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
-    starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
-    row = np.repeat(np.arange(len(rows)), counts)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row, indices[starts[row] + nth]
-
-
 def sort_votes(votes: Votes) -> Votes:
     """Sort votes by query, then by label, then by falling share."""
-    order = np.lexsort((-votes.share, votes.label, votes.query))
-    return Votes(votes.query[order], votes.key[order], votes.label[order], votes.share[order])
+    return votes.take(np.lexsort((-votes.share, votes.label, votes.query)))
 
 
 def rank(votes: Votes, values: Values) -> Ranking:

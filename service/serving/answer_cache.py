@@ -41,6 +41,7 @@ def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) ->
         options.lambda_,
         options.temperature,
         options.top_b,
+        options.word_weight,
         options.top_k,
         options.threshold,
         options.explain,

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from service.errors import DrainingError, OverloadError
 from service.options import AnswerOptions, request_cost
-from service.predictor.predictor import Answers
+from service.predictor.answers import Answers
 from service.telemetry.metrics import Metrics
 from service.versions.open_versions import Lease
 

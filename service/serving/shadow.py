@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from service.canary.comparison import Comparison, compare
 from service.canary.trial import Trial
 from service.errors import ServiceError
-from service.predictor.predictor import Answers
+from service.predictor.answers import Answers
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
 from service.telemetry.version_metrics import ShadowMetrics

@@ -13,7 +13,8 @@ import pytest
 
 from service.errors import DrainingError, OverloadError
 from service.options import AnswerOptions, resolve_options
-from service.predictor.predictor import Answer, Answers, Predictor, ScoredLabel
+from service.predictor.answers import Answer, Answers, ScoredLabel
+from service.predictor.predictor import Predictor
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
 from service.versions.open_versions import Lease, OpenVersions

@@ -18,7 +18,8 @@ from service.bundle.bundle import open_bundle
 from service.bundle.files import MANIFEST
 from service.errors import QueryError
 from service.options import resolve_options
-from service.predictor.predictor import Answer, Predictor
+from service.predictor.answers import Answer
+from service.predictor.predictor import Predictor
 from tests.index_builder.vectors import clustered_keys, unit
 from tests.service.http_helpers import light_encoder
 

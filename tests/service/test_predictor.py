@@ -13,7 +13,8 @@ import pytest
 from service.bundle.bundle import open_bundle
 from service.errors import BundleError
 from service.options import resolve_options
-from service.predictor.predictor import Answer, Predictor
+from service.predictor.answers import Answer
+from service.predictor.predictor import Predictor
 from trainer.memory import Memory, open_memory
 
 QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]

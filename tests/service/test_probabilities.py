@@ -84,7 +84,9 @@ def test_option_that_needs_probabilities_is_refused_where_there_are_none(
 ) -> None:
     name = next(iter(options))
     for other in ({"lambda_": 0.25}, {"temperature": 0.5}, {"top_b": 3}):
-        with pytest.raises(QueryError, match=rf"^{name}: probabilities hold only for the defaults lambda 0\.5"):
+        with pytest.raises(
+            QueryError, match=rf"^{name}: probabilities hold only for the bundle's {next(iter(other)).rstrip('_')}"
+        ):
             model.predict(QUERY, **options, **other)  # type: ignore[arg-type]
     model.predict(QUERY, **options, lambda_=predictor.defaults.lambda_)
     monkeypatch.undo()
@@ -125,7 +127,9 @@ def test_service_answers_with_probabilities_and_measures_them(store: Path) -> No
         assert ask(min_probability=top).json()["labels"] == plain[:1]
         refused = ask(assign=True, top_b=3)
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-        assert refused.json()["detail"].startswith("assign: probabilities hold only for the defaults")
+        assert refused.json()["detail"].startswith(
+            "assign: probabilities hold only for the bundle's top_b 200, found 3"
+        )
         assert client.get("/version").json()["probabilities"] == json.loads(INFO.model_dump_json())
         found = {
             sample.name: sample.value

@@ -80,13 +80,6 @@ def test_share_of_true_labels_that_is_not_found_has_no_coverage_statement() -> N
     assert (np.diff([each.probability for each in fitted.coverage]) <= 0).all()
 
 
-def test_candidates_in_any_order_become_rows_in_falling_order() -> None:
-    query, logit = np.array([2, 0, 2, 0, 2]), np.array([1.0, 5.0, 3.0, 6.0, 2.0])
-    found = HeldOut.of_candidates(query, logit, logit > 2, np.array([2, 1, 4]))
-    assert found.logit[:, :4].tolist() == [[6, 5, -np.inf, -np.inf], [-np.inf] * 4, [3, 2, 1, -np.inf]]
-    assert found.hit[:, :3].tolist() == [[True, True, False], [False] * 3, [True, False, False]]
-
-
 def test_few_texts_and_texts_without_a_true_label_give_no_calibration() -> None:
     assert fit_probabilities(held_out(LEAST_TEXTS - 1, steps)) is None
     assert fit_probabilities(held_out(LEAST_TEXTS, lambda logits: np.zeros(logits.shape))) is None
@@ -108,7 +101,7 @@ def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_scores_of_left_out_instances_get_probabilities(tmp_path: Path, alpha: float) -> None:
-    fitted = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path)
+    fitted = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path, tmp_path, 0.0)
     assert fitted is not None
     assert fitted.texts == 600
     assert fitted.metrics["ECE@5"] < 0.05
@@ -122,6 +115,6 @@ def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     nothing = Memory(
         few.folder, few.plan, few.defaults, few.keys, np.zeros_like(few.value_indptr), few.value_indices[:0]
     )
-    assert fit_vote_probabilities(few, tmp_path) is None
-    assert fit_vote_probabilities(nothing, tmp_path) is None
+    assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
+    assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None
     assert "99 held-out texts are too few" in capsys.readouterr().err

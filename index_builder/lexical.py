@@ -1,0 +1,133 @@
+"""Write the lexical index of a bundle, and choose the weight of its votes on left-out instances.
+
+The queries are those of `recollect tune`: held-out instances, or all instances if training held out none. Each query is
+left out of the memory. The weight with the highest mean nDCG@5 wins. Noise can make a useless weight look better, so
+`--lexical auto` keeps the index only if the gain is at least two standard errors of the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from index_builder.bundle_tables import read_field
+from index_builder.console import print_status
+from index_builder.evaluate import best_rows, pick
+from index_builder.left_out_votes import left_out_votes
+from index_builder.settings import Lexical
+from service.bundle.files import LEXICAL_FILES
+from service.bundle.values import Values
+from service.lexical.index import LexicalIndex, write_lexical_index
+from service.predictor.scoring import rank
+from service.predictor.words import mix
+from trainer.errors import TrainingError
+from trainer.left_out import choose_queries
+from trainer.memory import Memory
+from trainer.metrics import hits, ndcg_at
+
+_WEIGHTS = (0.05, 0.1, 0.25, 0.5)
+_QUERIES, _SEED = 1_000, 0
+_STANDARD_ERRORS = 2.0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The gain of votes by words over the votes of the vectors alone, in percent of nDCG@5.
+
+    Attributes:
+        weight: The weight with the highest mean nDCG@5, above 0.
+        before: nDCG@5 with weight 0.
+        after: nDCG@5 with this weight.
+        error: Standard error of the mean of the differences.
+        queries: Number of queries.
+    """
+
+    weight: float
+    before: float
+    after: float
+    error: float
+    queries: int
+
+    @property
+    def certain(self) -> bool:
+        return self.after - self.before > max(0.0, _STANDARD_ERRORS * self.error)
+
+    def __str__(self) -> str:
+        return (
+            f"word_weight {self.weight:g}: nDCG@5 {self.before:.2f} -> {self.after:.2f} (standard error of the gain "
+            f"{self.error:.2f}) on {self.queries:,} left-out instances"
+        )
+
+
+def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> tuple[float, dict[str, float]]:
+    """Write the lexical index into a bundle folder, unless `lexical` is off, or is auto and the index gains nothing.
+
+    Returns:
+        The weight of the votes by words, and measurements for the manifest.
+
+    Raises:
+        BuildError: If the memory's texts are damaged.
+    """
+    if lexical == "off":
+        return 0.0, {}
+    instances, labels = (read_field(memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
+    write_lexical_index(folder, instances, labels)
+    try:
+        gain = measure_gain(memory, folder, run)
+    except TrainingError:  # no instance has a label
+        print_status("lexical: no instance has a label, so there is nothing to tune the word weight on")
+        return _without_gain(folder, lexical), {}
+    print_status(f"lexical: {gain}; {_decision(lexical, gain)}")
+    measured = {"nDCG@5_gain_words": gain.after - gain.before, "nDCG@5_gain_words_error": gain.error}
+    if gain.certain:
+        return gain.weight, measured
+    return _without_gain(folder, lexical), measured
+
+
+def _decision(lexical: Lexical, gain: Gain) -> str:
+    if gain.certain:
+        return "kept"
+    return "kept with word_weight 0" if lexical == "on" else "not kept: the gain is less than two standard errors"
+
+
+def _without_gain(folder: Path, lexical: Lexical) -> float:
+    """Remove the index if `--lexical auto` was given; return the weight 0."""
+    if lexical == "auto":
+        for name in LEXICAL_FILES:
+            (folder / name).unlink()
+    return 0.0
+
+
+def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
+    """Measure each weight on left-out instances with the memory's default options, and choose the best one.
+
+    Raises:
+        TrainingError: If no instance has a label.
+    """
+    rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
+    if trained_on:
+        print_status(
+            f"lexical: {run} held out no instances, so the word weight is tuned on training instances, for which the "
+            "vectors are too good; train with a --validation-fraction above 0"
+        )
+    index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
+    scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
+    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
+    for block, votes, by_words in left_out_votes(memory, rows, index):
+        for weight, score in scores.items():
+            ranking = rank(mix(votes, by_words, weight) if weight and by_words else votes, values)
+            best = pick(ranking.label, best_rows(ranking.query, len(score[block])), -1)
+            hit = hits(best[:, :5], truth[block])
+            score[block] = ndcg_at(hit, np.diff(truth[block].indptr), 5)
+    chosen = max(_WEIGHTS, key=lambda weight: (scores[weight].mean(), -weight))
+    return _gain(chosen, scores[0.0], scores[chosen])
+
+
+def _gain(weight: float, before: Float[np.ndarray, " query"], after: Float[np.ndarray, " query"]) -> Gain:
+    differences = after - before
+    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else np.inf
+    return Gain(weight, 100 * float(before.mean()), 100 * float(after.mean()), 100 * error, len(differences))

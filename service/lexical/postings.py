@@ -1,0 +1,133 @@
+"""Postings: for each term, the rows of the texts that contain it, and the weight of the term in each of these texts.
+
+A word of a text weighs 1 + ln frequency, and a pair of words a quarter of that; the weights of a text are scaled to
+length 1. They depend on this text alone. So a text that is added later gets the same weights as in a new index of all
+texts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Float16, Int, UInt64
+
+from service.bundle.arrays import map_array, save_array
+from service.bundle.files import posting_files
+from service.errors import BundleError
+from service.lexical.terms import are_pairs, count_terms, hash_word, text_terms
+
+# Number of texts whose terms are counted together.
+_BLOCK_TEXTS = 8_192
+# Number of words whose hashes the builder remembers.
+_CACHED_WORDS = 1 << 20
+# Weight of a pair of words against that of a word. At 1, pairs make up half of a text's length and outweigh its words.
+_PAIR_WEIGHT = 0.25
+# The largest weight, 1, as the bits of a float16. Greater bit patterns are greater, negative or not numbers.
+_ONE = np.float16(1).view(np.uint16)
+
+
+@dataclass(frozen=True)
+class Postings:
+    """Term `terms[t]` occurs in `rows[offsets[t] : offsets[t + 1]]`, in ascending order, with these `weights`."""
+
+    terms: UInt64[np.ndarray, " term"]
+    offsets: Int[np.ndarray, " offset"]
+    rows: Int[np.ndarray, " posting"]
+    weights: Float16[np.ndarray, " posting"]
+
+    def find(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, "2 query_term"]:
+        """The first and the last posting (exclusive) of each term; two equal numbers for an unknown term."""
+        if not len(self.terms):
+            return np.zeros((2, len(terms)), dtype=np.int64)
+        place = np.minimum(np.searchsorted(self.terms, terms), len(self.terms) - 1)
+        known = self.terms[place] == terms
+        return np.stack([self.offsets[place], self.offsets[place + known]])
+
+    def count(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, " query_term"]:
+        """The number of texts that contain each term."""
+        first, last = self.find(terms)
+        return last - first
+
+
+def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
+    """Build the postings of texts, whose rows are numbered from `first_row`. The texts can be a stream."""
+    texts, cached = iter(texts), functools.lru_cache(_CACHED_WORDS)(hash_word)
+    blocks = []
+    while block := list(islice(texts, _BLOCK_TEXTS)):
+        row, term, frequency = count_terms(*text_terms(block, cached))
+        blocks.append(((row + first_row).astype(np.int32), term, _weights(row, term, frequency, len(block))))
+        first_row += len(block)
+    if not blocks:
+        blocks.append((np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.float16)))
+    return _sort_by_term(*(np.concatenate(part) for part in zip(*blocks, strict=True)))
+
+
+def join(first: Postings, second: Postings) -> Postings:
+    """The postings of the texts of both; the rows of `second` must follow those of `first`."""
+    terms = (np.repeat(each.terms, np.diff(each.offsets)) for each in (first, second))
+    return _sort_by_term(
+        np.concatenate([first.rows, second.rows]),
+        np.concatenate(list(terms)),
+        np.concatenate([first.weights, second.weights]),
+    )
+
+
+def write_postings(folder: Path, name: str, postings: Postings) -> None:
+    for file, content in zip(posting_files(name), vars(postings).values(), strict=True):
+        save_array(folder / file, content)
+
+
+def map_terms(path: Path) -> UInt64[np.ndarray, " term"]:
+    """Map the hashes of all terms.
+
+    Raises:
+        BundleError: If they do not increase.
+    """
+    terms = map_array(path, "uint64").view(np.ndarray)
+    wrong = terms[1:] <= terms[:-1]
+    if wrong.any():
+        row = int(wrong.argmax()) + 1
+        raise BundleError(
+            f"{path}: row {row}: expected a greater hash than {terms[row - 1]}, the one before, found {terms[row]}; "
+            "build the bundle again"
+        )
+    return terms
+
+
+def map_weights(path: Path) -> Float16[np.ndarray, " posting"]:
+    """Map the weights of all postings.
+
+    Raises:
+        BundleError: If a weight is not in [0, 1].
+    """
+    weights = map_array(path, "float16").view(np.ndarray)
+    bits = weights.view(np.uint16)
+    if bits.max(initial=0) > _ONE:
+        row = int(bits.argmax())
+        raise BundleError(
+            f"{path}: row {row}: expected a weight from 0 to 1, found {weights[row]}; build the bundle again"
+        )
+    return weights
+
+
+def _weights(
+    row: Int[np.ndarray, " posting"],
+    term: UInt64[np.ndarray, " posting"],
+    frequency: Int[np.ndarray, " posting"],
+    texts: int,
+) -> Float16[np.ndarray, " posting"]:
+    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), _PAIR_WEIGHT, 1)
+    lengths: Float[np.ndarray, " text"] = np.sqrt(np.bincount(row, weights=weights**2, minlength=texts))
+    return (weights / lengths[row]).astype(np.float16)
+
+
+def _sort_by_term(row: np.ndarray, term: np.ndarray, weight: np.ndarray) -> Postings:
+    order = np.argsort(term, kind="stable")  # rows stay in ascending order
+    term = term[order]
+    starts = np.flatnonzero(np.concatenate([[True], term[1:] != term[:-1]])) if len(term) else np.empty(0, np.int64)
+    return Postings(term[starts], np.append(starts, len(term)), row[order], weight[order])

@@ -1,0 +1,94 @@
+"""Terms: the words of a text and its pairs of neighbouring words, as 64-bit hashes. Words are even, pairs are odd.
+
+A word is a run of letters, digits and combining marks in any script. Scripts without spaces between words (Chinese,
+Japanese, Thai, Lao, Khmer, Burmese) give one word for each character; pairs of neighbours then stand for words. Words
+are compared without upper and lower case (Unicode's case folding), after NFKC normalisation.
+
+Hashes take 8 bytes for each term of any length, and an array of hashes is searched without reading strings. Among ten
+million words, the chance that any two share a hash is 5 in a million.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from jaxtyping import Bool, Int, UInt64
+
+# Longest part of a text that is read, in characters: the cost of a query must have a bound.
+MAX_CHARACTERS = 20_000
+
+# Letters of scripts without spaces: Thai and Lao, Burmese, Khmer, Japanese and Chinese.
+_UNSPACED = (
+    "\u0e01-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+# Combining marks inside words, which `\w` does not match: Latin, Cyrillic, Hebrew, Arabic, and the scripts of India.
+_MARKS = (
+    "\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670"
+    "\u06d6-\u06ed\u0900-\u0963\u0966-\u0d7f"
+)
+_WORD = re.compile(f"[{_UNSPACED}]|(?:(?![{_UNSPACED}_])[\\w{_MARKS}])+")
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_PAIR = np.uint64(1)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in order, without upper case."""
+    found: list[str] = _WORD.findall(unicodedata.normalize("NFKC", text[:MAX_CHARACTERS]).casefold())
+    return found
+
+
+def hash_word(word: str) -> int:
+    """The hash of a word, an even number."""
+    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()) & ~1
+
+
+def are_pairs(terms: UInt64[np.ndarray, " term"]) -> Bool[np.ndarray, " term"]:
+    """Whether each term is a pair of words."""
+    return np.asarray(terms & _PAIR, dtype=bool)
+
+
+def text_terms(
+    texts: Iterable[str], hash_word: Callable[[str], int] = hash_word
+) -> tuple[Int[np.ndarray, " occurrence"], UInt64[np.ndarray, " occurrence"]]:
+    """All occurrences of terms in some texts: the place of the text, and the hash of the term, in no particular order.
+
+    Args:
+        texts: The texts.
+        hash_word: `hash_word`, or a version of it that caches.
+    """
+    hashes: list[int] = []
+    lengths: list[int] = []
+    for text in texts:
+        found = words(text)
+        hashes += map(hash_word, found)
+        lengths.append(len(found))
+    word = np.array(hashes, dtype=np.uint64)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    neighbours = row[1:] == row[:-1]
+    pair = _hash_pairs(word[:-1][neighbours], word[1:][neighbours])
+    return np.concatenate([row, row[1:][neighbours]]), np.concatenate([word, pair])
+
+
+def count_terms(
+    row: Int[np.ndarray, " occurrence"], term: UInt64[np.ndarray, " occurrence"]
+) -> tuple[Int[np.ndarray, " posting"], UInt64[np.ndarray, " posting"], Int[np.ndarray, " posting"]]:
+    """Count the occurrences of each term in each text: rows and terms in ascending order, and their numbers."""
+    order = np.lexsort((term, row))
+    row, term = row[order], term[order]
+    first = np.ones(len(row), dtype=bool)
+    first[1:] = (row[1:] != row[:-1]) | (term[1:] != term[:-1])
+    starts = np.flatnonzero(first)
+    return row[starts], term[starts], np.diff(starts, append=len(row))
+
+
+def _hash_pairs(first: UInt64[np.ndarray, " pair"], second: UInt64[np.ndarray, " pair"]) -> UInt64[np.ndarray, " pair"]:
+    """Hash pairs of words to odd numbers. The order of the two words matters."""
+    mixed = (first * _ODD + second) * _MIX
+    return (mixed ^ (mixed >> np.uint64(31))) | _PAIR

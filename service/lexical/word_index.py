@@ -1,0 +1,207 @@
+"""A word index: finds the texts that share rare words and word pairs with a query, among texts of one kind.
+
+The similarity of a query and a text is a cosine of term weights, from 0 to 1:
+
+    query weight  (1 + ln frequency) ln(1 + N / n)^2,       scaled to length 1; N texts, of which n contain the term
+    text weight   (1 + ln frequency), a quarter for pairs,  scaled to length 1
+
+TF-IDF gives both sides one factor ln(1 + N / n). Here the query has both, so that a text's weights depend on this text
+alone. Texts are added and removed while searches run; `N` and `n` count the texts that are present. The answers
+therefore equal those of a new index of the same texts. The caller counts, because `N` and `n` cover all kinds of texts.
+
+The cost of a search has a bound: the rarest terms choose the candidates, up to `_BUDGET` postings. The other terms only
+add to the similarities of the best candidates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, UInt64
+
+from service.lexical.postings import Postings, invert, join
+from service.lexical.terms import count_terms, text_terms
+
+# Number of postings that choose candidates, and number of candidates for each text to find that the other terms score.
+_BUDGET, _CANDIDATES = 16_384, 5
+
+
+class WeightedTerms(NamedTuple):
+    """The terms of a query and their weights."""
+
+    terms: UInt64[np.ndarray, " term"]
+    weights: Float[np.ndarray, " term"]
+
+
+def weigh(query: str, indexes: Sequence[WordIndex]) -> WeightedTerms:
+    """Weigh the terms of a query by their frequency in the query and their rarity in the texts of some indexes."""
+    _, terms, frequencies = count_terms(*text_terms([query]))
+    counts = np.sum([index.count_texts(terms) for index in indexes], axis=0)
+    texts = sum(index.present for index in indexes)
+    weights = (1 + np.log(frequencies)) * np.log1p(texts / np.maximum(counts, 1)) ** 2
+    length = max(np.sqrt(weights @ weights), np.finfo(float).tiny)
+    return WeightedTerms(terms, (weights / length).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class _State:
+    """Everything that a search reads. A write replaces the state, so that searches need no lock.
+
+    Attributes:
+        parts: The mapped postings, then the postings of texts that were added, in order of their rows.
+        removed: Postings of the texts that were removed.
+        removed_rows: Their rows, in ascending order.
+        rows: Number of rows, with the removed ones.
+    """
+
+    parts: tuple[Postings, ...]
+    removed: Postings
+    removed_rows: Int[np.ndarray, " removed"]
+    rows: int
+
+
+class WordIndex:
+    """The word index of one kind of texts; thread-safe.
+
+    Args:
+        postings: Postings of the first `rows` texts.
+        rows: Number of texts.
+    """
+
+    def __init__(self, postings: Postings, rows: int) -> None:
+        self._state = _State((postings,), invert([]), np.empty(0, dtype=np.int32), rows)
+        self._write = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of rows, with those of removed texts."""
+        return self._state.rows
+
+    @property
+    def present(self) -> int:
+        """Number of texts, without those that were removed."""
+        state = self._state
+        return state.rows - len(state.removed_rows)
+
+    def count_texts(self, terms: UInt64[np.ndarray, " term"]) -> Int[np.ndarray, " term"]:
+        """The number of texts that contain each term, without those that were removed."""
+        state = self._state
+        counts: np.ndarray = sum((part.count(terms) for part in state.parts), -state.removed.count(terms))
+        return counts
+
+    def search(self, query: WeightedTerms, top: int) -> tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]:
+        """The similarities and rows of the most similar texts: at most `top`, in order of falling similarity, then row.
+
+        Only texts with a positive similarity are found.
+        """
+        state = self._state
+        slices = np.stack([part.find(query.terms) for part in state.parts])  # [part, start and end, term]
+        counts = (slices[:, 1] - slices[:, 0]).sum(axis=0)
+        by_rarity = np.argsort(counts, kind="stable")
+        by_rarity = by_rarity[counts[by_rarity] > 0]
+        if not len(by_rarity):
+            return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
+        chosen = max(1, int(np.searchsorted(np.cumsum(counts[by_rarity]), _BUDGET, side="right")))
+        rows, similarities = _sum(state.parts, slices, query.weights, by_rarity[:chosen])
+        if len(state.removed_rows):
+            present = ~_contains(state.removed_rows, rows)
+            rows, similarities = rows[present], similarities[present]
+        if chosen < len(by_rarity):
+            rows, similarities = _best(rows, similarities, top * _CANDIDATES)
+            order = np.argsort(rows)
+            rows, similarities = rows[order], similarities[order]
+            for term in by_rarity[chosen:]:
+                _add(state.parts, slices[:, :, term], query.weights[term], rows, similarities)
+        rows, similarities = _best(rows, similarities, top)
+        order = np.lexsort((rows, -similarities))
+        return similarities[order], rows[order].astype(np.int64)
+
+    def add(self, texts: Sequence[str]) -> int:
+        """Add texts; searches that begin later find them.
+
+        Returns:
+            The row of the first text; the others follow it.
+        """
+        with self._write:
+            state = self._state
+            parts = [*state.parts, invert(texts, state.rows)]
+            # Parts that were added double in size from last to first, so that there are few.
+            while len(parts) > 2 and len(parts[-2].rows) < 2 * len(parts[-1].rows):
+                parts[-2:] = [join(*parts[-2:])]
+            self._state = _State(tuple(parts), state.removed, state.removed_rows, state.rows + len(texts))
+            return state.rows
+
+    def remove(self, rows: Sequence[int], texts: Sequence[str]) -> None:
+        """Remove texts; searches that begin later do not find them. A row that was removed already is skipped.
+
+        Args:
+            rows: Rows of the texts.
+            texts: The texts of these rows, as they were added.
+        """
+        with self._write:
+            state = self._state
+            gone = dict.fromkeys(state.removed_rows.tolist())
+            new = {row: text for row, text in zip(rows, texts, strict=True) if row not in gone}
+            if new and not 0 <= min(new) <= max(new) < state.rows:
+                raise ValueError(f"expected rows from 0 to {state.rows - 1:,}, found {min(new)} to {max(new)}")
+            removed = join(state.removed, invert(new.values(), len(gone)))
+            removed_rows = np.sort(np.array([*gone, *new], dtype=np.int32))
+            self._state = _State(state.parts, removed, removed_rows, state.rows)
+
+
+def _sum(
+    parts: Sequence[Postings],
+    slices: Int[np.ndarray, "part 2 term"],
+    weights: Float[np.ndarray, " term"],
+    chosen: Int[np.ndarray, " chosen"],
+) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
+    """Sum the contributions of the chosen terms for each row that contains one: rows in ascending order, and sums."""
+    rows, shares = [], []
+    for part, (starts, ends) in zip(parts, slices[:, :, chosen].tolist(), strict=True):
+        for start, end, weight in zip(starts, ends, weights[chosen].tolist(), strict=True):
+            if start < end:
+                rows.append(part.rows[start:end])
+                shares.append(part.weights[start:end] * np.float32(weight))
+    row, share = np.concatenate(rows), np.concatenate(shares)
+    order = np.argsort(row, kind="stable")
+    row, share = row[order], share[order]
+    first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
+    return row[first], np.add.reduceat(share, first)
+
+
+def _add(
+    parts: Sequence[Postings],
+    slices: Int[np.ndarray, "part 2"],
+    weight: float,
+    rows: Int[np.ndarray, " row"],
+    similarities: Float[np.ndarray, " row"],
+) -> None:
+    """Add the contributions of one term to the similarities of the given rows, which are in ascending order."""
+    for part, (start, end) in zip(parts, slices.tolist(), strict=True):
+        if start == end:
+            continue
+        containing = part.rows[start:end]
+        place = np.minimum(np.searchsorted(containing, rows), end - start - 1)
+        found = containing[place] == rows
+        similarities[found] += part.weights[start:end][place[found]] * weight
+
+
+def _contains(ascending: Int[np.ndarray, " member"], rows: Int[np.ndarray, " row"]) -> np.ndarray:
+    place = np.minimum(np.searchsorted(ascending, rows), len(ascending) - 1)
+    return np.asarray(ascending[place] == rows)
+
+
+def _best(
+    rows: Int[np.ndarray, " row"], similarities: Float[np.ndarray, " row"], most: int
+) -> tuple[Int[np.ndarray, " best"], Float[np.ndarray, " best"]]:
+    """At most `most` rows with the highest similarities, in no particular order. Of equal ones, lower rows are kept."""
+    if len(rows) <= most:
+        return rows, similarities
+    least = np.partition(similarities, len(rows) - most)[len(rows) - most]
+    kept = similarities > least
+    equal = np.flatnonzero(similarities == least)
+    kept[equal[: most - np.count_nonzero(kept)]] = True
+    return rows[kept], similarities[kept]

@@ -1,0 +1,86 @@
+"""Answers: the labels of a query with their scores, and the terms of each score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One term of a score; `by` is "words" if the key was found by its words, and None if by its vector."""
+
+    kind: str
+    uid: str
+    text: str
+    share: float
+    by: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class LogitTerm:
+    """One term of a ranker's logit: a feature of the label, its value (None if it is missing), and its log-odds.
+
+    The term `bias` is the same for all labels, and has no value.
+    """
+
+    feature: str
+    value: float | None
+    log_odds: float
+
+
+@dataclass(frozen=True)
+class ScoredLabel:
+    position: int
+    uid: str
+    text: str
+    score: float
+    because: list[Reason] | None = None
+    probability: float | None = None
+    ranked_by: list[LogitTerm] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
+        if self.probability is not None:
+            content["probability"] = self.probability
+        if self.because is not None:
+            content["because"] = [reason.to_dict() for reason in self.because]
+        if self.ranked_by is not None:
+            content["ranked_by"] = [vars(term) for term in self.ranked_by]
+        return content
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The labels of one query.
+
+    Attributes:
+        labels: The labels, best first.
+        truncated: Whether the encoder read only the beginning of the query.
+        exhausted: Whether the answer has fewer than `top_k` labels because the filter admits too few labels with a
+            vote.
+    """
+
+    labels: list[ScoredLabel]
+    truncated: bool
+    exhausted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of the JSON object for HTTP, the answer cache and the command line."""
+        content: dict[str, Any] = {"labels": [label.to_dict() for label in self.labels]}
+        if self.truncated:
+            content["truncated"] = True
+        if self.exhausted:
+            content["exhausted"] = True
+        return content
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to one request, and the milliseconds that each stage of the computation took."""
+
+    answers: list[Answer]
+    milliseconds: dict[str, float]
