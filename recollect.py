@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     ERRORS: tuple[type[Exception], ...]
 
-__all__ = ["ERRORS", "UsageError", "build", "evaluate", "main", "open", "train", "tune"]
+__all__ = ["ERRORS", "UsageError", "build", "evaluate", "main", "open", "rank", "train", "tune"]
 
 _PACKAGES = ("trainer", "index_builder", "service")
 
@@ -106,6 +106,19 @@ def tune(run: str | Path, **flags: Any) -> dict[str, float]:
         from trainer.tune import tune as tune_memory
 
         return tune_memory(settings).best.as_json()
+
+
+def rank(run: str | Path, **flags: Any) -> dict[str, Any]:
+    """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes.
+
+    Returns:
+        `kept`, and the `gains` of the ranker over the votes. `recollect rank --json` prints the same dict as JSON.
+    """
+    with _require_extra("build"):
+        settings = _from_keywords("rank", {"run": run, **flags})
+        from index_builder.ranking.rank import rank_run
+
+        return rank_run(settings).as_json()
 
 
 def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
@@ -205,6 +218,7 @@ VERBS = {
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
     "train": Verb("trainer.cli", "train", "train an encoder on a dataset and encode its memory"),
     "tune": Verb("trainer.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
+    "rank": Verb("index_builder.cli", "build", "fit a ranker of labels on left-out instances"),
     "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on the test split of a dataset"),
     "compare": Verb("index_builder.cli", "build", "train several methods with the same budget and write a table"),

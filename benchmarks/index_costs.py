@@ -36,8 +36,9 @@ from index_builder.recall import exact_neighbours, recall, search_milliseconds
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import IndexInfo, Manifest
+from service.bundle.values import Values
 from service.predictor.predictor import Predictor
-from service.predictor.scoring import Values, cast_votes, rank
+from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours
 from service.threads import threads_or_cores
 from trainer.encoder import Encoder, UnitVectorModel

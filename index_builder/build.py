@@ -26,6 +26,8 @@ from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
 from index_builder.lexical import write_lexical
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
+from index_builder.ranking.vote_probabilities import fit_vote_probabilities
 from index_builder.settings import BuildSettings
 from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from service.bundle.bundle import open_bundle
@@ -41,7 +43,9 @@ from service.bundle.manifest import (
     Indexes,
     IndexInfo,
     Manifest,
+    Order,
     Point,
+    Probabilities,
 )
 from service.bundle.signing_key import read_signing_key, sign_manifest
 from service.predictor.golden import write_golden
@@ -77,6 +81,7 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
+    choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
     if settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
@@ -134,8 +139,17 @@ def write_bundle(
     export_encoder(encoder, folder, info, sample)
     indexes, points, curves = _write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
-    word_weight, measured = write_lexical(memory, folder, settings.run, settings.lexical)
-    manifest = _manifest(memory, folder, info, indexes, curves, word_weight, measured)
+    ranker = choose_ranker(memory, settings)
+    lexical = lexical_for(ranker, settings.lexical)
+    word_weight, measured = write_lexical(memory, folder, settings.run, lexical)
+    if ranker is None:
+        probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
+    else:
+        probabilities = write_bundle_ranker(memory, folder, ranker)
+    order: Order = "score" if ranker is None else "probability"
+    options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
+    defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
+    manifest = _manifest(memory, folder, info, indexes, curves, defaults, probabilities, measured)
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -213,10 +227,10 @@ def _manifest(
     encoder: EncoderInfo,
     indexes: Indexes,
     curves: dict[str, list[Point]],
-    word_weight: float,
+    defaults: Defaults,
+    probabilities: Probabilities | None,
     metrics: dict[str, float],
 ) -> Manifest:
-    options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -230,7 +244,8 @@ def _manifest(
         dim=memory.plan.dim,
         encoder=encoder,
         index=indexes,
-        defaults=Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight),
+        defaults=defaults,
+        probabilities=probabilities,
         metrics=metrics,
         curves=curves,
         files=files,

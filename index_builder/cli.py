@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings
+from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings, RankSettings
 
 
 def build(settings: BuildSettings) -> None:
@@ -13,16 +13,25 @@ def build(settings: BuildSettings) -> None:
     print(build_bundle(settings))  # noqa: T201
 
 
+def rank(settings: RankSettings) -> None:
+    from index_builder.ranking.rank import rank_run, table
+
+    result = rank_run(settings)
+    print(json.dumps(result.as_json()) if settings.json_ else "\n".join(table(result)))  # noqa: T201
+
+
 def evaluate(settings: EvaluateSettings) -> None:
     from index_builder.evaluate import evaluate as evaluate_bundle
     from index_builder.evaluate import format_table
+    from index_builder.ranking.probability_report import format_coverage
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
         print(json.dumps(vars(evaluation)))  # noqa: T201
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
-    print("\n".join(format_table(evaluation)))  # noqa: T201
+    for line in (*format_table(evaluation), *format_coverage(evaluation.coverage)):
+        print(line)  # noqa: T201
 
 
 def compare(settings: CompareSettings) -> None:

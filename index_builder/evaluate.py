@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from scipy import sparse
 from tqdm import tqdm
 
 from index_builder.errors import BuildError
+from index_builder.ranking.probability_report import JudgedProbabilities
 from index_builder.settings import EvaluateSettings
 from service.bundle.bundle import LabelTable
+from service.bundle.manifest import Order
 from service.model import open_model
+from service.options import AnswerOptions
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import Ranking, Votes, cast_votes, rank
 from service.predictor.searcher import Neighbours, Searcher, search_parts
 from service.predictor.words import mix
 from trainer.data.dataset import open_dataset
 from trainer.data.split import Entries, Split
-from trainer.metrics import report
+from trainer.files import write_text
+from trainer.metrics import hits, report
 
 # Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
 _BLOCK_QUERIES = 256
+# Metrics that are fractions; all others are in percent.
+_FRACTIONS = ("ECE@1", "ECE@5", "Brier")
 
 
 @dataclass(frozen=True)
@@ -40,20 +47,61 @@ class Setting:
     lambda_: float
     temperature: float
     top_b: int
-    word_weight: float = 0.0
+    word_weight: float
+    order: Order
 
-    def to_dict(self, with_words: bool) -> dict[str, float]:
-        fields = {"lambda": self.lambda_, "temperature": self.temperature, "top_b": self.top_b}
-        return fields | ({"word_weight": self.word_weight} if with_words else {})
+    def options(self) -> AnswerOptions:
+        return AnswerOptions(top_k=_DEPTH, **vars(self))
+
+    def to_dict(self, with_words: bool) -> dict[str, float | str]:
+        fields: dict[str, float | str] = {
+            "lambda": self.lambda_,
+            "temperature": self.temperature,
+            "top_b": self.top_b,
+        }
+        return fields | ({"word_weight": self.word_weight} if with_words else {}) | {"order": self.order}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation. Each row has a setting and its metrics in percent; an undefined metric is None."""
+    """Result of an evaluation.
+
+    Attributes:
+        version: The measured version.
+        queries: Number of test texts.
+        rows: Each row has a setting, its order, and its metrics in percent; an undefined metric is None. Rows with
+            probabilities also have `ECE@1`, `ECE@5` and `Brier`, which are fractions.
+        coverage: The coverage statements of the bundle, and the shares found here; empty without probabilities.
+    """
 
     version: str
     queries: int
     rows: list[dict[str, Any]]
+    coverage: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The best 100 labels of each test text.
+
+    Attributes:
+        labels: Labels, best first; -1 pads short lists.
+        probabilities: Their probabilities, 0 for the padding; None if the bundle has none for the setting.
+    """
+
+    labels: Int[np.ndarray, "query 100"]
+    probabilities: Float[np.ndarray, "query 100"] | None
+
+    @classmethod
+    def of(cls, blocks: Sequence[Predictions]) -> Predictions:
+        labels, probabilities = zip(*((block.labels, block.probabilities) for block in blocks), strict=True)
+        return cls(np.concatenate(labels), None if probabilities[0] is None else np.concatenate(probabilities))
+
+    def judge(self, truth: sparse.csr_matrix) -> JudgedProbabilities | None:
+        """Compare the probabilities with the truth; None without probabilities."""
+        if self.probabilities is None:
+            return None
+        return JudgedProbabilities(self.probabilities, hits(self.labels, truth), np.diff(truth.indptr))
 
 
 @dataclass(frozen=True)
@@ -90,15 +138,24 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
+    if settings.report and predictor.manifest.probabilities is None:
+        raise BuildError(f"--report: expected a version with probabilities, found none in {predictor.version}")
     grid = _grid(settings, predictor)
     predictions = predict_top(predictor, test, truth, grid)
     instances = predictor.manifest.counts.instances
-    rows = [
-        setting.to_dict(predictor.words is not None)
-        | dict[str, Any](report(found, truth.relevance, truth.label_counts, instances, settings.propensity))
-        for setting, found in zip(grid, predictions, strict=True)
-    ]
-    return Evaluation(predictor.version, len(test), rows)
+    rows, judged = [], None
+    for setting, found in zip(grid, predictions, strict=True):
+        metrics = report(found.labels, truth.relevance, truth.label_counts, instances, settings.propensity)
+        rows.append(setting.to_dict(predictor.words is not None) | dict[str, Any](metrics))
+        if (with_probabilities := found.judge(truth.relevance)) is not None:
+            judged = with_probabilities
+            rows[-1] |= judged.metrics()
+    if settings.report and judged is not None:
+        settings.report.mkdir(parents=True, exist_ok=True)
+        write_text(settings.report / "reliability.svg", judged.diagram())
+    info = predictor.manifest.probabilities
+    coverage = judged.coverage(info.coverage) if info is not None and judged is not None else []
+    return Evaluation(predictor.version, len(test), rows, coverage)
 
 
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
@@ -107,9 +164,9 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     test = dataset.read_split("test")
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
     defaults = predictor.manifest.defaults
-    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight)
+    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
     (found,) = predict_top(predictor, test, truth, [setting])
-    metrics = report(found, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
+    metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
     return {name: value for name, value in metrics.items() if value is not None}
 
 
@@ -141,50 +198,63 @@ def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -
     return GroundTruth(relevance, counts, np.sort(rows * np.int64(total) + positions[columns]))
 
 
-def predict_top(
-    predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting]
-) -> list[Int[np.ndarray, "query 100"]]:
-    """Predict the top 100 labels of every test text with each setting; -1 pads short lists.
+def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting]) -> list[Predictions]:
+    """Predict the top 100 labels of every test text with each setting.
 
     Each text is encoded once. Each index is searched once for each number of keys, because neither lambda nor the
     temperature changes the keys that an index finds.
     """
-    predictions = [np.full((len(test), _DEPTH), -1, dtype=np.int32) for _ in grid]
+    predictions: list[list[Predictions]] = [[] for _ in grid]
     with tqdm(total=len(test), unit="query", unit_scale=True, desc="evaluate", dynamic_ncols=True) as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
-            search = _search_once(predictor.searcher, vectors)
-            for setting, rows in zip(grid, predictions, strict=True):
-                found = search(setting.top_b, setting.lambda_)
+            search = _CachedSearch(predictor.searcher, vectors)
+            for setting, blocks in zip(grid, predictions, strict=True):
+                options = setting.options()
+                found = search.nearest(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
                 if setting.word_weight:
                     votes = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
                 ranking = rank(votes, predictor.values)
-                rows[start : start + len(vectors)] = _best_allowed(ranking, len(vectors), start, truth)
+                if setting.order == "probability" and predictor.reranker is not None:
+                    ranking = _ranker_order(predictor, texts, search, setting, ranking)
+                blocks.append(
+                    _best_allowed(ranking, predictor.probabilities(ranking, options), len(vectors), start, truth)
+                )
             bar.update(len(vectors))
-    return predictions
+    return [Predictions.of(blocks) for blocks in predictions]
 
 
-def _search_once(searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> Callable[[int, float], Neighbours]:
-    """Return a search function for these vectors that searches each index only once for each number of keys.
+class _CachedSearch:
+    """Searches each index only once for each number of keys, and merges the keys for a lambda as the service does."""
 
-    The function merges the keys of both indexes for a lambda as the service does.
-    """
-    instances = functools.cache(functools.partial(searcher.instances.search, vectors))
-    labels = functools.cache(functools.partial(searcher.labels.search, vectors))
+    def __init__(self, searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> None:
+        self._vectors, self._count = vectors, searcher.instances.keys
+        self.instances = functools.cache(functools.partial(searcher.instances.search, vectors))
+        self.labels = functools.cache(functools.partial(searcher.labels.search, vectors))
 
-    def search(top_b: int, lambda_: float) -> Neighbours:
+    def nearest(self, top_b: int, lambda_: float) -> Neighbours:
         return search_parts(
-            lambda _, top_b: instances(top_b),
-            lambda _, top_b: labels(top_b),
-            searcher.instances.keys,
-            vectors,
+            lambda _, top_b: self.instances(top_b),
+            lambda _, top_b: self.labels(top_b),
+            self._count,
+            self._vectors,
             top_b,
             lambda_,
         )
 
-    return search
+
+def _ranker_order(
+    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, ranking: Ranking
+) -> Ranking:
+    """The ranking in the order of the bundle's ranker."""
+    assert predictor.reranker is not None
+    nearest, top_b = search.nearest(setting.top_b, setting.lambda_), setting.top_b
+    found = predictor.reranker.find(
+        texts, nearest, search.instances(top_b), search.labels(top_b), setting.options(), None
+    )
+    return predictor.reranker.reorder(ranking, found)
 
 
 def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
@@ -192,28 +262,40 @@ def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Vote
     return functools.cache(lambda lambda_: predictor.words.votes(texts, lambda_))
 
 
-def best_labels(
-    query: Int[np.ndarray, " row"], label: Int[np.ndarray, " row"], queries: int
-) -> Int[np.ndarray, "query 100"]:
-    """The best 100 labels of each query in a ranking; -1 pads short lists.
+def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:
+    """The rows of the best 100 labels of each query in a ranking; -1 pads short lists.
 
     Args:
-        query: Query number of each row of the ranking, in ascending order.
-        label: Label of each row. The rows of a query are in descending order of score.
+        query: Query number of each row of the ranking, in ascending order. The rows of a query are best first.
         queries: Number of queries.
     """
-    labels = np.full((queries, _DEPTH), -1, dtype=np.int32)
+    rows = np.full((queries, _DEPTH), -1, dtype=np.int64)
     place = np.arange(len(query)) - np.searchsorted(query, query)
-    best = place < _DEPTH
-    labels[query[best], place[best]] = label[best]
-    return labels
+    best = np.flatnonzero(place < _DEPTH)
+    rows[query[best], place[best]] = best
+    return rows
 
 
-def _best_allowed(ranking: Ranking, queries: int, first_query: int, truth: GroundTruth) -> Int[np.ndarray, "query 100"]:
+def pick(
+    column: Shaped[np.ndarray, " row"], rows: Int[np.ndarray, "query 100"], missing: float
+) -> Shaped[np.ndarray, "query 100"]:
+    """The values of rows that `best_rows` found, and `missing` for the padding."""
+    return np.asarray(np.append(column, np.array(missing, dtype=column.dtype))[rows])  # -1 picks the last value
+
+
+def _best_allowed(
+    ranking: Ranking,
+    probabilities: Float[np.ndarray, " row"] | None,
+    queries: int,
+    first_query: int,
+    truth: GroundTruth,
+) -> Predictions:
     """The best 100 labels of each query. Filtered labels are removed first, so 100 other labels remain."""
     codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
-    kept = ~np.isin(codes, truth.filtered_codes)
-    return best_labels(ranking.query[kept], ranking.label[kept], queries)
+    kept = np.flatnonzero(~np.isin(codes, truth.filtered_codes))
+    rows = best_rows(ranking.query[kept], queries)
+    chances = None if probabilities is None else pick(probabilities[kept], rows, 0.0)
+    return Predictions(pick(ranking.label[kept], rows, -1), chances)
 
 
 def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
@@ -223,8 +305,8 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
             f"--word-weight: version {predictor.version} has no lexical index; build one with "
             "`recollect build --lexical on`"
         )
-    return [
-        Setting(*each)
+    settings_of_score = [
+        Setting(*each, order="score")
         for each in itertools.product(
             settings.lambda_ or [defaults.lambda_],
             settings.temperature or [defaults.temperature],
@@ -232,6 +314,11 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
             settings.word_weight or [defaults.word_weight],
         )
     ]
+    if predictor.reranker is None:
+        return settings_of_score
+    # The ranker is fitted for the defaults only.
+    by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))
+    return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]
 
 
 def format_table(evaluation: Evaluation) -> Iterator[str]:
@@ -245,14 +332,19 @@ def format_table(evaluation: Evaluation) -> Iterator[str]:
         "F1@5 tail": "tail",
         "F1@5 unseen": "unseen",
     }
-    cells = [[short.get(name, name) for name in evaluation.rows[0]]]
-    cells += [[_format_cell(name, value) for name, value in row.items()] for row in evaluation.rows]
+    names = list(dict.fromkeys(name for row in evaluation.rows for name in row))
+    cells = [[short.get(name, name) for name in names]]
+    cells += [[_format_cell(name, row.get(name)) for name in names] for row in evaluation.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
 
 
-def _format_cell(name: str, value: float | None) -> str:
+def _format_cell(name: str, value: float | str | None) -> str:
     if value is None:
         return "-"
-    return f"{value:g}" if name in ("lambda", "temperature", "top_b", "word_weight") else f"{value:.2f}"
+    if isinstance(value, str):
+        return value
+    if name in ("lambda", "temperature", "top_b", "word_weight", "best k"):
+        return f"{value:g}"
+    return f"{value:.3f}" if name in _FRACTIONS else f"{value:.2f}"

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.choose_index import evenly_spaced_rows
-from index_builder.evaluate import best_labels
+from index_builder.evaluate import best_rows, pick
 from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
 from service.predictor.predictor import Predictor
@@ -81,6 +81,6 @@ def _quality(
         ranking.query * np.int64(values.labels) + ranking.label, LabelSets.of(filtered).codes(values.labels)
     )
     truth = memory.label_sets.to_csr(values.labels)[rows]
-    hit = hits(best_labels(ranking.query[kept], ranking.label[kept], len(rows)), truth)
+    hit = hits(pick(ranking.label[kept], best_rows(ranking.query[kept], len(rows)), -1), truth)
     fractions = (precision_at(hit, 1), precision_at(hit, 5), recall_at(hit, np.diff(truth.indptr), 100))
     return {metric: 100 * float(each.mean()) for metric, each in zip(METRICS, fractions, strict=True)}

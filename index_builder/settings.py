@@ -104,6 +104,9 @@ class BuildSettings(BuilderSettings):
         description="index of words, whose votes are added to those of the vectors: on, off, or auto (on if it gains "
         "nDCG@5 on left-out instances)",
     )
+    rank: Literal["auto", "off"] = Field(
+        "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
+    )
     sign: Path | None = Field(
         None,
         description="Ed25519 private key (PEM, no passphrase) that signs the bundle, and with --activate its "
@@ -125,6 +128,21 @@ class BuildSettings(BuilderSettings):
     device: Device = Field(
         "cpu", description="device that trains and fills indexes: cpu, cuda, or auto (cuda if there is a GPU)"
     )
+
+
+class RankSettings(BuilderSettings):
+    """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes."""
+
+    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
+    metric: Metric = Field("nDCG@5", description="metric that the ranker must gain")
+    queries: int = Field(4_000, ge=1, description="maximum number of instances whose candidates are examples")
+    lexical: Literal["on", "off"] = Field(
+        "on", description="use the words that texts share; such a ranker needs a bundle with a lexical index"
+    )
+    propensity: Propensity = (0.55, 1.5)
+    seed: int = Field(0, ge=0, description="seed of the choice of instances, and of the folds")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")
+    threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
 
 
 class EvaluateSettings(BuilderSettings):
@@ -157,6 +175,7 @@ class EvaluateSettings(BuilderSettings):
     )
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
+    report: Path | None = Field(None, description="folder for a reliability diagram; default: no diagram")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
 

@@ -19,10 +19,11 @@ from index_builder.recall import MIN_REACHABLE
 from index_builder.settings import BuildSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import Check, Point, Precision
+from service.bundle.values import Values
 from service.model import open_model
 from service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from service.predictor.predictor import Predictor
-from service.predictor.scoring import Values, cast_votes, rank
+from service.predictor.scoring import cast_votes, rank
 from service.settings import Device
 from service.store.store import Store
 from trainer.encoder import Encoder

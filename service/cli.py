@@ -51,6 +51,9 @@ def predict(settings: PredictSettings) -> None:
         top_k=settings.top_k,
         word_weight=settings.word_weight,
         explain=settings.explain,
+        order=settings.order,
+        min_probability=settings.min_probability,
+        assign=settings.assign,
     )
     if settings.json_:
         _print_line(to_json({"version": model.version, **answer.to_dict()}).decode())
@@ -58,7 +61,9 @@ def predict(settings: PredictSettings) -> None:
     if answer.truncated:
         _print_error(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
     for label in answer.labels:
-        _print_line(f"{label.score:.4f}  {label.uid}" + (f"  {label.text}" if label.text != label.uid else ""))
+        probability = "" if label.probability is None else f"{label.probability:6.1%}  "
+        text = f"  {label.text}" if label.text != label.uid else ""
+        _print_line(f"{probability}{label.score:.4f}  {label.uid}{text}")
         for reason in label.because or []:
             kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
             _print_line(f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}")

@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from service.options import Lambda, Temperature, TopB, TopK, WordWeight
+from service.bundle.manifest import Order
+from service.options import Lambda, MinProbability, Temperature, TopB, TopK, WordWeight
 from service.settings import Location, RedisSettings, ServiceSettings
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
@@ -47,6 +48,13 @@ class PredictSettings(ServiceSettings):
     top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
     word_weight: WordWeight | None = Field(None, description="Share of words in a score (default: from the bundle)")
     explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
+    order: Order | None = Field(
+        None, description="Order of the labels (default: probability if the bundle has a ranker, otherwise score)"
+    )
+    min_probability: MinProbability | None = Field(None, description="Minimum probability of a label (default: none)")
+    assign: CliImplicitFlag[bool] = Field(
+        False, description="Return the set of labels with the highest expected F1 instead of the --top-k best labels"
+    )
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 

@@ -13,9 +13,9 @@ from typing import Unpack, get_args, overload
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
 
-from service.bundle.manifest import Manifest
+from service.bundle.manifest import Manifest, Order
 from service.errors import QueryError, SettingsError
-from service.options import Lambda, Query, Temperature, Threshold, TopB, TopK, WordWeight, resolve_options
+from service.options import Lambda, MinProbability, Query, Temperature, Threshold, TopB, TopK, WordWeight
 from service.predictor.answers import Answer, ScoredLabel
 from service.predictor.predictor import Predictor
 from service.settings import Device
@@ -39,6 +39,9 @@ class ChosenOptions(TypedDict, total=False):
     allow: Sequence[str] | None
     deny: Sequence[str] | None
     explain: bool
+    order: Order | None
+    min_probability: MinProbability | None
+    assign: bool
 
 
 _QUERY, _CHOSEN_OPTIONS = TypeAdapter(Query), TypeAdapter(ChosenOptions)
@@ -114,15 +117,18 @@ class Model:
     ) -> list[ScoredLabel] | list[list[ScoredLabel]]:
         """Return the labels that fit a text, best first; for several texts, return one such list for each text.
 
-        Each label has `uid`, `text` and `score`; with `explain=True` also `because`, the terms of its score.
+        Each label has `uid`, `text` and `score`, and `probability` if the version gives probabilities; with
+        `explain=True` also `because`, the terms of its score.
 
         Args:
             query: One text, or several.
             options: `top_k` (number of labels), `lambda_`, `temperature`, `top_b`, `word_weight`, `threshold`,
-                `allow`, `deny` and `explain`, with the bounds of the HTTP interface.
+                `allow`, `deny`, `explain`, `order`, `min_probability` and `assign`, with the bounds of the HTTP
+                interface.
 
         Raises:
-            QueryError: If a text is empty, or an option is unknown or out of range.
+            QueryError: If a text is empty, or an option is unknown, out of range, or needs probabilities that the
+                version does not give.
         """
         if isinstance(query, str):
             return self.answer([query], **options)[0].labels
@@ -132,9 +138,9 @@ class Model:
         """Answer several texts like `predict`; each `Answer` also has `truncated` and `exhausted`.
 
         Raises:
-            QueryError: If a text is empty, or an option is unknown or out of range.
+            QueryError: As `predict`.
         """
-        chosen = resolve_options(self.predictor.defaults, **_check_options(options))
+        chosen = self.predictor.resolve(**_check_options(options))
         texts = [_check_query(query) for query in queries]
         return self.predictor.predict(texts, chosen).answers if texts else []
 

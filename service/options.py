@@ -5,6 +5,7 @@ The HTTP service, the answer cache, the command line and the Python API share th
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from service.bundle.manifest import MOST_KEYS, Defaults
+from service.bundle.manifest import MOST_KEYS, Defaults, Order
+from service.errors import QueryError
 
 # Maximum number of labels in `allow` and in `deny`.
 MAX_FILTER_LABELS = 100_000
@@ -24,6 +26,8 @@ _BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
 _FILTER_COST = 5
 _MAX_TOP_K = 1_000
+# Maximum number of labels that an assignment considers. The others have probabilities near 0.
+MOST_ASSIGNED = 100
 
 
 # Unicode categories of white space, control characters and format characters.
@@ -63,6 +67,7 @@ WordWeight = Annotated[
     float, Field(ge=0, le=1, description="share of words in a score; no effect without a lexical index in the bundle")
 ]
 Threshold = Annotated[float, Field(ge=0, le=1, description="minimum score of a returned label")]
+MinProbability = Annotated[float, Field(ge=0, le=1, description="minimum probability of a returned label")]
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,9 @@ class AnswerOptions:
         allow: Uids of the only labels that may be returned; None allows all.
         deny: Uids of labels that are never returned.
         explain: Whether to list the terms of each score.
+        order: Whether the labels are in order of score or of probability.
+        min_probability: Minimum probability of a returned label.
+        assign: Whether to return the set of labels with the highest expected F1.
     """
 
     lambda_: float
@@ -90,10 +98,32 @@ class AnswerOptions:
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
     explain: bool = False
+    order: Order = "score"
+    min_probability: float = 0.0
+    assign: bool = False
 
     @property
     def filtered(self) -> bool:
         return self.allow is not None or bool(self.deny)
+
+    @property
+    def needs_probabilities(self) -> str | None:
+        """The name of an option that needs probabilities; None if there is none."""
+        if self.assign:
+            return "assign"
+        if self.min_probability:
+            return "min_probability"
+        return "order" if self.order == "probability" else None
+
+    def uses_votes_of(self, defaults: Defaults) -> bool:
+        """Whether the scores are those of a bundle's defaults, for which its probabilities were measured."""
+        votes = self.lambda_, self.temperature, self.top_b, self.word_weight
+        return votes == (defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight)
+
+    @property
+    def restricted(self) -> bool:
+        """Whether the answer may lack labels that an answer without restrictions has."""
+        return self.filtered or bool(self.threshold) or bool(self.min_probability)
 
 
 def resolve_options(
@@ -108,19 +138,64 @@ def resolve_options(
     allow: Iterable[str] | None = None,
     deny: Iterable[str] | None = None,
     explain: bool = False,
+    order: Order | None = None,
+    min_probability: float | None = None,
+    assign: bool = False,
 ) -> AnswerOptions:
     """Complete the options that a caller chose with the bundle's defaults; None means "not chosen"."""
-    return AnswerOptions(
+    options = AnswerOptions(
         lambda_=defaults.lambda_ if lambda_ is None else lambda_,
         temperature=defaults.temperature if temperature is None else temperature,
         top_b=defaults.top_b if top_b is None else top_b,
-        top_k=defaults.top_k if top_k is None else top_k,
+        top_k=(MOST_ASSIGNED if assign else defaults.top_k) if top_k is None else top_k,
         word_weight=defaults.word_weight if word_weight is None else word_weight,
         threshold=threshold,
         allow=None if allow is None else tuple(allow),
         deny=() if deny is None else tuple(deny),
         explain=explain,
+        order=order or "score",
+        min_probability=min_probability or 0.0,
+        assign=assign,
     )
+    if order is None and defaults.order == "probability" and options.uses_votes_of(defaults):
+        return dataclasses.replace(options, order="probability")
+    return options
+
+
+def require_probabilities(options: AnswerOptions, defaults: Defaults, version: str, available: bool) -> None:
+    """Refuse options that need probabilities where there are none.
+
+    Args:
+        options: The options of a request.
+        defaults: The defaults of the version that answers.
+        version: The version, for error messages.
+        available: Whether the version gives probabilities.
+
+    Raises:
+        QueryError: With the name of the option.
+    """
+    name = options.needs_probabilities
+    if name is None:
+        return
+    if not available:
+        raise QueryError(
+            f"{name}: version {version} gives no probabilities; leave out {name}, or build a version from a run with "
+            "held-out texts"
+        )
+    votes = {
+        "lambda": (options.lambda_, defaults.lambda_),
+        "temperature": (options.temperature, defaults.temperature),
+        "top_b": (options.top_b, defaults.top_b),
+        "word_weight": (options.word_weight, defaults.word_weight),
+    }
+    for other, (found, usual) in votes.items():
+        if found != usual:
+            raise QueryError(
+                f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
+                f"{name} or {other}"
+            )
+    if options.order != defaults.order == "probability":
+        raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
 
 
 def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:

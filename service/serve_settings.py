@@ -145,6 +145,13 @@ class ServeSettings(RedisSettings):
     )
     metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
+    assign_threshold: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description='Minimum probability of a label in the answer to a request with "assign": true and without '
+        "min_probability",
+    )
     access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
 
     @property

@@ -50,6 +50,7 @@ SERVICE_ORDER = (
     "store",
     "canary",
     "lexical",
+    "ranking",
     "predictor",
     "model",
     "redis_client",

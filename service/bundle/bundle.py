@@ -8,6 +8,7 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
           voter_indptr.npy  voter_indices.npy   the transpose: the instances that vote for each label
           label_*  instance_*                   uids and texts, as tables of strings
           label_words.*  instance_words.*       the lexical index; a bundle has all of these files or none
+          ranker.json  name_*                   the ranker and the words of the labels' names; all of these or none
 """
 
 from __future__ import annotations

@@ -47,8 +47,11 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 )
 
 
-# Files of the lexical index; a bundle has all of them or none.
+# Files of the lexical index, and files of the ranker. A bundle has all files of such a part or none.
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
+RANKER = "ranker.json"
+NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
+RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
 
 
 def expected_files(present: Collection[str]) -> frozenset[str]:
@@ -57,7 +60,7 @@ def expected_files(present: Collection[str]) -> frozenset[str]:
     Args:
         present: Names of the files of a bundle, or of a folder with other files too.
     """
-    return BUNDLE_FILES | LEXICAL_FILES if not LEXICAL_FILES.isdisjoint(present) else BUNDLE_FILES
+    return BUNDLE_FILES.union(*(part for part in (LEXICAL_FILES, RANKER_FILES) if not part.isdisjoint(present)))
 
 
 def require_file(path: Path) -> None:

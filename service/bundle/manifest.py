@@ -5,15 +5,16 @@ Because the manifest contains the SHA-256 of every other file, its signature cov
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.bundle.files import LEXICAL_FILES, expected_files
+from service.bundle.files import LEXICAL_FILES, RANKER_FILES, expected_files
 from service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
@@ -29,6 +30,8 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["fp32", "fp16", "int8"]
+# The order of the labels in an answer, highest first.
+Order = Literal["score", "probability"]
 
 
 class _Section(BaseModel):
@@ -114,6 +117,58 @@ class Indexes(_Section):
     labels: IndexInfo
 
 
+class Platt(_Section):
+    """A calibration: probability = 1 / (1 + exp(-(slope * logit + intercept)))."""
+
+    method: Literal["platt"] = "platt"
+    slope: float = Field(gt=0)
+    intercept: float
+
+
+class Isotonic(_Section):
+    """A calibration: a table of rising logits and their probabilities, which never fall."""
+
+    method: Literal["isotonic"] = "isotonic"
+    logits: tuple[float, ...] = Field(min_length=1, max_length=4096)
+    probabilities: tuple[Fraction, ...]
+
+    @model_validator(mode="after")
+    def _check_rising(self) -> Isotonic:
+        if len(self.logits) != len(self.probabilities):
+            raise ValueError(f"expected {len(self.logits)} probabilities, found {len(self.probabilities)}")
+        if any(a >= b for a, b in itertools.pairwise(self.logits)):
+            raise ValueError("expected rising logits")
+        if any(a > b for a, b in itertools.pairwise(self.probabilities)):
+            raise ValueError("expected probabilities that never fall")
+        return self
+
+
+class Coverage(_Section):
+    """At least this share of the true labels of the held-out texts has at least this probability."""
+
+    share: Fraction
+    probability: Fraction
+
+
+class Probabilities(_Section):
+    """The calibration of a bundle, and measurements on held-out texts with the default options.
+
+    Attributes:
+        calibration: Converts logits to probabilities.
+        texts: Number of held-out texts.
+        metrics: `ECE@1`, `ECE@5` and `Brier` of texts that took no part in the fit of their calibration (cross-fitted).
+        mean_top_probability: Mean probability of the most probable label of a text.
+        coverage: Least probabilities of given shares of the true labels. A share that the bundle does not find is left
+            out.
+    """
+
+    calibration: Annotated[Platt | Isotonic, Field(discriminator="method")]
+    texts: int = Field(ge=1)
+    metrics: dict[str, float]
+    mean_top_probability: Fraction
+    coverage: list[Coverage] = []
+
+
 class Defaults(_Section):
     """Options for requests that do not set their own options.
 
@@ -125,6 +180,7 @@ class Defaults(_Section):
     top_b: int = Field(ge=1)
     top_k: int = Field(ge=1)
     word_weight: Fraction = 0.0
+    order: Order = "score"
 
 
 class FileInfo(_Section):
@@ -136,6 +192,7 @@ class Manifest(_Section):
     """The content of `manifest.json`.
 
     Attributes:
+        probabilities: The calibration; None if the bundle gives no probabilities.
         metrics: Quality figures, measured when the bundle was built.
         curves: All measurements from which the build chose the index.
         checks: Quality checks of the build.
@@ -150,6 +207,7 @@ class Manifest(_Section):
     encoder: EncoderInfo
     index: Indexes
     defaults: Defaults
+    probabilities: Probabilities | None = None
     metrics: dict[str, float]
     curves: dict[str, list[Point]] = {}
     checks: list[Check] = []
@@ -162,6 +220,10 @@ class Manifest(_Section):
     @property
     def has_lexical_index(self) -> bool:
         return self.files.keys() >= LEXICAL_FILES
+
+    @property
+    def has_ranker(self) -> bool:
+        return self.files.keys() >= RANKER_FILES
 
 
 def is_version(name: str) -> bool:

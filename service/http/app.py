@@ -100,7 +100,9 @@ def create_app(
         docs_url=None,  # FastAPI's pages load scripts from other servers
         redoc_url=None,
     )
-    routes = Routes(pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch)
+    routes = Routes(
+        pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold
+    )
     routes.register(app.router, with_metrics=settings.metrics != "off")
     if settings.docs != "off":
         add_docs(app.router)

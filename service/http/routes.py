@@ -58,6 +58,7 @@ class Routes:
         redis: The client of the Redis server that the replicas share, or None.
         process_metrics: The metrics of this process; they include all workers if there are several.
         max_batch: Maximum number of queries in a batch.
+        assign_threshold: Minimum probability of an assigned label, where a request sets none.
     """
 
     pipeline: AnswerPipeline
@@ -66,6 +67,7 @@ class Routes:
     redis: RedisClient | None
     process_metrics: Metrics
     max_batch: int
+    assign_threshold: float
 
     def register(self, router: APIRouter, with_metrics: bool = True) -> None:
         for path, handler, response_model in (
@@ -112,6 +114,8 @@ class Routes:
                 pass
 
         chosen = {name: getattr(body, name) for name in _OPTIONS}
+        if body.assign and body.min_probability is None:
+            chosen["min_probability"] = self.assign_threshold
         key = request.headers.get(_KEY_HEADER) or queries[0]
         version, found = await self.pipeline.answer(
             AnswerRequest(queries, key, chosen, body.timeout_ms, request.scope.get("api_key"), disconnected)

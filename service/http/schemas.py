@@ -7,8 +7,18 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes
-from service.options import MAX_FILTER_LABELS, Lambda, Query, Temperature, Threshold, TopB, TopK, WordWeight
+from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Order, Probabilities
+from service.options import (
+    MAX_FILTER_LABELS,
+    Lambda,
+    MinProbability,
+    Query,
+    Temperature,
+    Threshold,
+    TopB,
+    TopK,
+    WordWeight,
+)
 from service.serve_settings import MAX_BATCH
 
 # Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
@@ -29,6 +39,13 @@ class AnswerBody(BaseModel):
     deny: Uids | None = Field(None, description="uids of labels not to return")
     threshold: Threshold = 0.0
     explain: bool = Field(False, description="whether to list the terms of each score")
+    order: Order | None = Field(
+        None, description="order of the labels; default: probability if the bundle has a ranker, otherwise score"
+    )
+    min_probability: MinProbability | None = None
+    assign: bool = Field(
+        False, description="whether to return the set of labels with the highest expected F1 instead of top_k labels"
+    )
     timeout_ms: int | None = Field(
         None,
         ge=1,
@@ -73,11 +90,14 @@ class ScoredLabel(BaseModel):
     uid: str
     text: str
     score: float
+    probability: float | None = Field(
+        None, description="probability that the label is true; absent if the bundle has none for these options"
+    )
     because: list[Reason] | None = None
 
 
 class Result(BaseModel):
-    """The labels of one query, in order of falling score.
+    """The labels of one query, in order of falling score or probability.
 
     `truncated`: the query was longer than the encoder's limit, so its end was ignored. `exhausted`: fewer labels than
     `top_k`, because the filter admits no more.
@@ -116,6 +136,7 @@ class VersionResponse(_Versioned):
     encoder: EncoderInfo
     index: Indexes
     defaults: Defaults
+    probabilities: Probabilities | None
     metrics: dict[str, float]
 
 

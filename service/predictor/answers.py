@@ -21,17 +21,35 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class LogitTerm:
+    """One term of a ranker's logit: a feature of the label, its value (None if it is missing), and its log-odds.
+
+    The term `bias` is the same for all labels, and has no value.
+    """
+
+    feature: str
+    value: float | None
+    log_odds: float
+
+
+@dataclass(frozen=True)
 class ScoredLabel:
     position: int
     uid: str
     text: str
     score: float
     because: list[Reason] | None = None
+    probability: float | None = None
+    ranked_by: list[LogitTerm] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
+        if self.probability is not None:
+            content["probability"] = self.probability
         if self.because is not None:
             content["because"] = [reason.to_dict() for reason in self.because]
+        if self.ranked_by is not None:
+            content["ranked_by"] = [vars(term) for term in self.ranked_by]
         return content
 
 

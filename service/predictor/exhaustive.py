@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
+from service.bundle.values import gather_rows
 from service.errors import QueryError
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Votes, gather_rows, key_weights
+from service.predictor.scoring import Ranking, Votes, key_weights
 from service.predictor.searcher import Neighbours, Searcher
 from service.predictor.words import mix
 

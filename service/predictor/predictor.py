@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import faiss
 import numpy as np
@@ -15,16 +16,21 @@ from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import MOST_KEYS, Defaults
+from service.bundle.values import Values
 from service.errors import BundleError
 from service.lexical.index import LexicalIndex
-from service.options import AnswerOptions, resolve_options
+from service.options import AnswerOptions, require_probabilities, resolve_options
 from service.predictor.answers import Answer, Answers, Reason, ScoredLabel
 from service.predictor.encoder import QueryEncoder
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Values, Votes, cast_votes, rank, sort_votes
+from service.predictor.reranking import Reranker
+from service.predictor.scoring import Ranking, Votes, cast_votes, rank, sort_votes
 from service.predictor.searcher import Neighbours, Searcher
 from service.predictor.words import WordVoter, mix
+from service.ranking.assign import assigned_counts
+from service.ranking.calibration import calibrate, log_odds
+from service.ranking.ranker import RankedCandidates, Ranker
 from service.settings import Device
 
 # A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
@@ -62,6 +68,10 @@ class Predictor:
             counts = bundle.manifest.counts
             index = LexicalIndex.open_with(bundle.components.open, counts.instances, counts.labels)
             self.words = WordVoter(index, self.values)
+        self.reranker: Reranker | None = None
+        if bundle.manifest.has_ranker:
+            words = None if self.words is None else self.words.index
+            self.reranker = Reranker(Ranker.open(bundle, self.values, words), self.values)
         self._check_shapes()
         self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher)
         bundle.components.release_unused()
@@ -88,7 +98,7 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components = self.bundle.components
-        del self.bundle, self.encoder, self.searcher, self.values, self.words, self.exhaustive
+        del self.bundle, self.encoder, self.searcher, self.values, self.words, self.reranker, self.exhaustive
         components.close()
 
     @property
@@ -98,6 +108,16 @@ class Predictor:
     @property
     def defaults(self) -> Defaults:
         return self.manifest.defaults
+
+    def resolve(self, **chosen: Any) -> AnswerOptions:
+        """Complete the options that a caller chose: the arguments of `resolve_options`.
+
+        Raises:
+            QueryError: If an option needs probabilities, and the bundle has none for these options.
+        """
+        options = resolve_options(self.defaults, **chosen)
+        require_probabilities(options, self.defaults, self.version, self.manifest.probabilities is not None)
+        return options
 
     @property
     def cpu_reasons(self) -> list[str]:
@@ -140,9 +160,12 @@ class Predictor:
         return self.encoder.encode(self.encoder.tokenise(queries))
 
     def answer(self, vectors: Float[np.ndarray, "query dim"], options: AnswerOptions) -> list[Answer]:
-        """Answer queries that are encoded already, without a filter. Words have no share in the scores."""
+        """Answer queries that are encoded already, without a filter, in order of score.
+
+        Without the texts, words have no share in the scores, and there is no ranker.
+        """
         faiss.omp_set_num_threads(self._threads)
-        return self._answer(vectors, None, [False] * len(vectors), options, None, _Stopwatch())
+        return self._answer(None, vectors, [False] * len(vectors), options, None, _Stopwatch())
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
         """Answer the queries of one request."""
@@ -179,8 +202,8 @@ class Predictor:
                 checkpoint()
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
-                by_words = self._vote_by_words([queries[row] for row in part], options, watch)
-                found = self._answer(vectors[part], by_words, truncated, options, label_filter, watch)
+                texts = [queries[row] for row in part]
+                found = self._answer(texts, vectors[part], truncated, options, label_filter, watch)
                 for row, answer in zip(part, found, strict=True):
                     answers[row] = answer
         ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
@@ -191,41 +214,68 @@ class Predictor:
 
     def _answer(
         self,
+        queries: Sequence[str] | None,
         vectors: Float[np.ndarray, "query dim"],
-        by_words: Votes | None,
         truncated: list[bool],
         options: AnswerOptions,
         label_filter: LabelFilter | None,
         watch: _Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
+        by_words = None if queries is None else self._vote_by_words(queries, options, watch)
+        nearest, reranked = self._search(queries, vectors, options, label_filter, watch)
         if label_filter is None:
-            ranking, votes = self._rank(self._search(vectors, options.top_b, options, watch), by_words, options)
+            ranking, votes = self._rank(nearest, by_words, options)
         else:
-            ranking, votes = self._rank_filtered(vectors, by_words, options, label_filter, watch)
+            ranking, votes = self._rank_filtered(vectors, nearest, by_words, options, label_filter, watch)
+        if self.reranker is not None and reranked is not None:
+            ranking = self.reranker.reorder(ranking, reranked)
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         sorted_votes = sort_votes(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
+        chances = self.probabilities(ranking, options)
+        counts = np.minimum(np.diff(rows), options.top_k)
+        if options.assign and chances is not None:
+            counts = assigned_counts(chances, rows, options.top_k)
         answers = []
-        for query in range(len(vectors)):
-            best = slice(rows[query], min(rows[query] + options.top_k, rows[query + 1]))
+        for query, (start, count) in enumerate(zip(rows[:-1].tolist(), counts.tolist(), strict=True)):
             labels = [
-                self._describe(query, int(label), float(score), sorted_votes)
-                for label, score in zip(ranking.label[best], ranking.score[best], strict=True)
-                if score >= options.threshold
+                self._describe(query, row, ranking, chances, sorted_votes, reranked)
+                for row in range(start, start + count)
+                if ranking.score[row] >= options.threshold
+                and (chances is None or chances[row] >= options.min_probability)
             ]
             answers.append(Answer(labels, truncated[query], exhausted))
         watch.lap("combine")
         return answers
 
-    def _search(
-        self, vectors: Float[np.ndarray, "query dim"], top_b: int, options: AnswerOptions, watch: _Stopwatch
-    ) -> Neighbours:
-        neighbours = self.searcher.search(vectors, top_b, options.lambda_)
-        watch.lap("search")
-        return neighbours
+    def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
+        """The probability of each ranked label; None if the bundle has no probabilities for these options."""
+        info = self.manifest.probabilities
+        if info is None or not options.uses_votes_of(self.defaults) or (self.reranker and ranking.logit is None):
+            return None
+        return calibrate(info.calibration, log_odds(ranking.score) if ranking.logit is None else ranking.logit)
 
-    def _vote_by_words(self, queries: list[str], options: AnswerOptions, watch: _Stopwatch) -> Votes | None:
+    def _search(
+        self,
+        queries: Sequence[str] | None,
+        vectors: Float[np.ndarray, "query dim"],
+        options: AnswerOptions,
+        label_filter: LabelFilter | None,
+        watch: _Stopwatch,
+    ) -> tuple[Neighbours, RankedCandidates | None]:
+        """Find the nearest keys, and the ranker's candidates if the labels are ordered by the ranker."""
+        if self.reranker is None or queries is None or options.order == "score":
+            nearest = self.searcher.search(vectors, options.top_b, options.lambda_)
+            watch.lap("search")
+            return nearest, None
+        nearest, instances, labels = self.searcher.search_each(vectors, options.top_b, options.lambda_)
+        watch.lap("search")
+        reranked = self.reranker.find(queries, nearest, instances, labels, options, label_filter)
+        watch.lap("rank")
+        return nearest, reranked
+
+    def _vote_by_words(self, queries: Sequence[str], options: AnswerOptions, watch: _Stopwatch) -> Votes | None:
         """The votes of the keys that share words with the queries; None if words have no share in the scores."""
         if self.words is None or options.word_weight == 0:
             return None
@@ -243,13 +293,14 @@ class Predictor:
     def _rank_filtered(
         self,
         vector: Float[np.ndarray, "1 dim"],
+        nearest: Neighbours,
         by_words: Votes | None,
         options: AnswerOptions,
         label_filter: LabelFilter,
         watch: _Stopwatch,
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
-        neighbours = nearest = self._search(vector, options.top_b, options, watch)
+        neighbours = nearest
         top_b, max_top_b = options.top_b, min(self.searcher.keys, MOST_KEYS)
         enough = min(options.top_k, self.exhaustive.count_rankable(label_filter, options.lambda_))
         exhaustive_is_cheap = self.exhaustive.is_cheap(label_filter, options.lambda_)
@@ -262,7 +313,8 @@ class Predictor:
             if top_b >= max_top_b:
                 break
             top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
-            neighbours = self._search(vector, top_b, options, watch)
+            neighbours = self.searcher.search(vector, top_b, options.lambda_)
+            watch.lap("search")
         explained = options.top_k if options.explain else 0
         return self.exhaustive.rank(
             vector[0],
@@ -275,10 +327,22 @@ class Predictor:
             options.word_weight,
         )
 
-    def _describe(self, query: int, label: int, score: float, votes: Votes | None) -> ScoredLabel:
-        table = self.bundle.labels
+    def _describe(
+        self,
+        query: int,
+        row: int,
+        ranking: Ranking,
+        chances: Float[np.ndarray, " row"] | None,
+        votes: Votes | None,
+        reranked: RankedCandidates | None,
+    ) -> ScoredLabel:
+        table, label = self.bundle.labels, int(ranking.label[row])
         because = None if votes is None else [self._reason(*term) for term in votes.terms(query, label)]
-        return ScoredLabel(label, table.uids[label], table.texts[label], score, because)
+        probability = None if chances is None else float(chances[row])
+        score, terms = float(ranking.score[row]), None
+        if votes is not None and self.reranker is not None and reranked is not None:
+            terms = self.reranker.explain(query, label, reranked)
+        return ScoredLabel(label, table.uids[label], table.texts[label], score, because, probability, terms)
 
     def _reason(self, key: int, share: float, by_words: bool) -> Reason:
         instances, by = self.values.instances, "words" if by_words else None

@@ -14,20 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from service.bundle.values import Values, gather_rows
 from service.predictor.searcher import Neighbours
-
-
-@dataclass(frozen=True)
-class Values:
-    """The labels that each instance votes for: instance i votes for `indices[indptr[i] : indptr[i + 1]]`."""
-
-    indptr: Int[np.ndarray, " offset"]
-    indices: Int[np.ndarray, " pair"]
-    labels: int
-
-    @property
-    def instances(self) -> int:
-        return len(self.indptr) - 1
 
 
 @dataclass(frozen=True)
@@ -61,11 +49,16 @@ class Votes:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scored labels, sorted by query, then by falling score, then by label position."""
+    """Scored labels, sorted by query, then by falling score, then by label position.
+
+    If a ranker has ordered the labels, each label has a logit, and falling logits come before falling scores in the
+    order. The logit of a label that was no candidate of the ranker is -inf.
+    """
 
     query: Int[np.ndarray, " row"]
     label: Int[np.ndarray, " row"]
     score: Float[np.ndarray, " row"]
+    logit: Float[np.ndarray, " row"] | None = None
 
 
 def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: float) -> Float[np.ndarray, "query top_b"]:
@@ -116,16 +109,6 @@ def votes_of(
         label=np.concatenate([labels, key[is_label] - values.instances]),
         share=np.concatenate([lambda_ * weight[~is_label][voter], (1 - lambda_) * weight[is_label]]),
     )
-
-
-def gather_rows(
-    indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
-) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
-    """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
-    starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
-    row = np.repeat(np.arange(len(rows)), counts)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row, indices[starts[row] + nth]
 
 
 def sort_votes(votes: Votes) -> Votes:

@@ -165,6 +165,17 @@ class Searcher:
         """The top-b instance keys and label keys; lambda 0 leaves out instance keys, lambda 1 leaves out label keys."""
         return search_parts(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
 
+    def search_each(
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float
+    ) -> tuple[Neighbours, Neighbours, Neighbours]:
+        """Search as `search` does, and also return its two lists: the top-b instances, and the top-b labels.
+
+        The keys of the list of labels are the positions of the labels.
+        """
+        instances, labels = self.instances.search(vectors, top_b), self.labels.search(vectors, top_b)
+        merged = search_parts(lambda *_: instances, lambda *_: labels, self.instances.keys, vectors, top_b, lambda_)
+        return merged, instances, labels
+
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
-from service.predictor.scoring import Values, Votes, votes_of
+from service.predictor.scoring import Votes, votes_of
 from service.predictor.searcher import Neighbours
 
 # Number of keys that vote by words, and the power of a similarity in a key's weight. On two sets (library titles,
@@ -27,11 +28,11 @@ class WordVoter:
     """Answers queries by words alone."""
 
     def __init__(self, index: LexicalIndex, values: Values) -> None:
-        self._index, self._values = index, values
+        self.index, self._values = index, values
 
     def search(self, queries: Sequence[str], lambda_: float, top: int = _TOP) -> Neighbours:
         """The keys that are most similar by words, numbered as in the memory."""
-        return Neighbours(*self._index.search(queries, top, lambda_))
+        return Neighbours(*self.index.search(queries, top, lambda_))
 
     def votes(self, queries: Sequence[str], lambda_: float) -> Votes:
         return word_votes(self.search(queries, lambda_), lambda_, self._values)

@@ -22,7 +22,7 @@ from service.telemetry.metrics import Metrics
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
 # Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
-_FORMAT = 2
+_FORMAT = 3
 # Maximum number of labels in the filters of a cached request. With more labels, hashing the filters costs more than the
 # cache saves.
 _MAX_FILTER_LABELS = 1_000
@@ -40,6 +40,9 @@ def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) ->
         options.top_k,
         options.threshold,
         options.explain,
+        options.order,
+        options.min_probability,
+        options.assign,
         None if options.allow is None else sorted({*options.allow}),
         sorted({*options.deny}),
     ]

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
 from service.errors import DeadlineError, QueryError, QueryTooLargeError, RateLimitError, ServiceError
-from service.options import AnswerOptions, request_cost, resolve_options
+from service.options import AnswerOptions, request_cost
 from service.predictor.answers import Answers
 from service.serving.answer_cache import AnswerCache, answer_keys
 from service.serving.batcher import Batcher
@@ -39,8 +39,8 @@ _MAX_EXPLAINED_KEYS = 2_000
 # After this time, the service starts to check whether the client of a request has disconnected. Most requests are
 # answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
-# The field `score` in JSON. In a text, its second quotation mark would be escaped.
-_SCORE = re.compile(rb'"score":([^,}]+)')
+# Fields in JSON. In a text, their second quotation mark would be escaped.
+_SCORE, _PROBABILITY = (re.compile(rb'"%b":([^,}]+)' % name) for name in (b"score", b"probability"))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class AnswerPipeline:
         Raises:
             QueryTooLargeError: If a query has too many bytes.
             NotReadyError: If no bundle is loaded.
-            QueryError: If the request asks to explain too many keys.
+            QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
             RateLimitError: If the API key exceeds its rate.
             DeadlineError: If the deadline passes.
             OverloadError: If the queue is full.
@@ -125,7 +125,7 @@ class AnswerPipeline:
         seconds = self.max_seconds if request.timeout_ms is None else min(request.timeout_ms / 1000, self.max_seconds)
         lease = self.versions.lease(request.key)  # one version answers the whole request
         with lease as predictor:
-            options = resolve_options(predictor.defaults, **request.chosen)
+            options = predictor.resolve(**request.chosen)
             _check_explained_keys(options, len(request.queries))
             start = time.perf_counter()
             try:
@@ -145,7 +145,7 @@ class AnswerPipeline:
             except Exception:
                 _record_failure(lease, lease.metrics.failed)
                 raise
-            self._record(lease, request, found, time.perf_counter() - start)
+            self._record(lease, request, options, found, time.perf_counter() - start)
             if self.log_queries:
                 self._log_sample(predictor.version, request.queries, found.answers)
             return predictor.version, found
@@ -231,16 +231,22 @@ class AnswerPipeline:
                 raise ClientDisconnect
         return future.result()
 
-    def _record(self, lease: Lease, request: AnswerRequest, found: JsonAnswers, seconds: float) -> None:
+    def _record(
+        self, lease: Lease, request: AnswerRequest, options: AnswerOptions, found: JsonAnswers, seconds: float
+    ) -> None:
         """Record latency and quality of an answer by version. If there is a shadow, let it answer the request too."""
         metrics, trial = lease.metrics, lease.trial
         metrics.answered.inc()
         metrics.seconds.observe(seconds)
         for answer in found.answers:
-            if (score := _top_score(answer)) is None:
+            if (score := _first(_SCORE, answer)) is None:
                 metrics.empty_answers.inc()
             else:
                 metrics.top_score.observe(score)
+            # Other answers need not begin with the most probable label.
+            typical = options.order == lease.predictor.defaults.order and not options.restricted
+            if typical and (probability := _first(_PROBABILITY, answer)) is not None:
+                metrics.top_probability.observe(probability)
         if trial is not None and not found.all_cached:  # a new version has few cached answers
             trial.record(lease.predictor.version, seconds)
             if trial.shadow and trial.includes(request.key):
@@ -271,7 +277,7 @@ def _record_failure(lease: Lease, outcome: Counter) -> None:
         lease.trial.record(lease.predictor.version, None)
 
 
-def _top_score(answer: bytes) -> float | None:
-    """The score of the first label, without parsing the whole answer; None without labels."""
-    found = _SCORE.search(answer)
+def _first(field: re.Pattern[bytes], answer: bytes) -> float | None:
+    """A number of the first label, without parsing the whole answer; None without it."""
+    found = field.search(answer)
     return float(found[1]) if found else None

@@ -19,7 +19,6 @@ from pydantic_core import to_json
 from service.canary.comparison import Comparison, compare
 from service.canary.trial import Trial
 from service.errors import ServiceError
-from service.options import resolve_options
 from service.predictor.answers import Answers
 from service.serving.batcher import Batcher
 from service.telemetry.metrics import Metrics
@@ -91,12 +90,12 @@ class Shadow:
         answer: bytes,
         metrics: ShadowMetrics,
     ) -> None:
-        options = dataclasses.replace(resolve_options(lease.predictor.defaults, **chosen), explain=False)
         start = time.perf_counter()
         try:
+            options = dataclasses.replace(lease.predictor.resolve(**chosen), explain=False)
             future = self._batcher.submit(lease, [query], options, functools.partial(_compare_answers, answer))
             comparison = await asyncio.wait_for(future, self._max_seconds)
-        except ServiceError:  # the queue is full, or the service is stopping
+        except ServiceError:  # the queue is full, the service is stopping, or the shadow lacks probabilities
             metrics.skipped.inc()
         except Exception as error:
             trial.record(trial.canary.version, None)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from prometheus_client.metrics_core import Metric
 
 from service.settings import SHARED_METRICS
@@ -28,6 +28,7 @@ class RequestMetrics(NamedTuple):
     seconds: Histogram
     empty_answers: Counter
     top_score: Summary
+    top_probability: Summary
 
 
 class ShadowMetrics(NamedTuple):
@@ -66,6 +67,16 @@ class MetricsByVersion:
         )
         self._empty = counter("version_empty_answers_total", "Number of answers without a label.")
         self._top_score = summary("version_top_score", "Score of the first label of an answer.")
+        self._top_probability = summary(
+            "version_top_probability", "Probability of the first label of an answer in the default order, unrestricted."
+        )
+        self._expected = Gauge(
+            "recollect_version_expected_top_probability",
+            "Mean probability of the first label on held-out texts, when the version was built.",
+            ("version",),
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._compared = counter("shadow_compared_total", "Number of queries whose answers were compared.")
         self._same = counter("shadow_same_top_label_total", "Number of compared answers with the same first label.")
         self._overlap = summary("shadow_overlap", "Share of the labels that two compared answers have in common.")
@@ -75,11 +86,19 @@ class MetricsByVersion:
         self._skipped = counter("shadow_skipped_total", "Number of requests not compared, because the service is busy.")
         self._failed = counter("shadow_failed_total", "Number of requests that the shadow failed to answer.")
         shadow = (self._compared, self._same, self._overlap, self._difference, self._skipped, self._failed)
-        self._with_version_only = (self._seconds, self._empty, self._top_score, *shadow)
+        own = (self._seconds, self._empty, self._top_score, self._top_probability, self._expected)
+        self._with_version_only = (*own, *shadow)
 
-    def requests_of(self, version: str) -> RequestMetrics:
-        """The metrics of a version from now on, until `keep_only` removes them."""
+    def requests_of(self, version: str, expected_top_probability: float | None = None) -> RequestMetrics:
+        """The metrics of a version from now on, until `keep_only` removes them.
+
+        Args:
+            version: The version.
+            expected_top_probability: Mean probability of the first label on held-out texts; None without probabilities.
+        """
         self._open.add(version)
+        if expected_top_probability is not None:
+            self._expected.labels(version).set(expected_top_probability)
         return RequestMetrics(
             answered=self._requests.labels(version, "answered"),
             deadline=self._requests.labels(version, "deadline"),
@@ -87,6 +106,7 @@ class MetricsByVersion:
             seconds=self._seconds.labels(version),
             empty_answers=self._empty.labels(version),
             top_score=self._top_score.labels(version),
+            top_probability=self._top_probability.labels(version),
         )
 
     def shadow_of(self, version: str) -> ShadowMetrics:

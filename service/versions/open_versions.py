@@ -206,7 +206,9 @@ class OpenVersions:
         return len(unused)
 
     def _open_version(self, predictor: Predictor) -> OpenVersion:
-        return OpenVersion(predictor, self._metrics.requests_of(predictor.version))
+        info = predictor.manifest.probabilities
+        expected = None if info is None else info.mean_top_probability
+        return OpenVersion(predictor, self._metrics.requests_of(predictor.version, expected))
 
     def _make_current(self, version: OpenVersion) -> None:
         if self.standby is not None:

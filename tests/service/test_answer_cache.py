@@ -85,6 +85,9 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
         {"allow": ()},
         {"deny": ("x",)},
         {"explain": True},
+        {"order": "probability"},
+        {"min_probability": 0.1},
+        {"assign": True},
     ]
     requests: list[tuple[str, AnswerOptions, str]] = [
         ("v1", OPTIONS, "bread"),

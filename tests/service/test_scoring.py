@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.predictor.scoring import Ranking, Values, cast_votes, key_weights, rank
+from service.bundle.values import Values
+from service.predictor.scoring import Ranking, cast_votes, key_weights, rank
 from service.predictor.searcher import Neighbours
 
 LAMBDAS = (0.0, 0.3, 1.0)

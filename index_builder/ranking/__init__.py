@@ -1,0 +1,1 @@
+"""Fit a ranker and calibrations on held-out texts."""

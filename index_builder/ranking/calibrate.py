@@ -1,0 +1,153 @@
+"""Calibration: fit probabilities to the logits of held-out texts, and measure them.
+
+Platt scaling and isotonic regression are compared by their Brier score on texts that took no part in the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import optimize
+
+from index_builder.ranking.probability_metrics import brier, reliability
+from service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
+from service.ranking.calibration import calibrate
+
+# Fewer texts give no reliable calibration.
+LEAST_TEXTS = 100
+_FOLDS = 5
+# Least number of predictions in a pool of the isotonic regression.
+_LEAST_POOL = 50
+# Shares of the true labels for which the least probability is stated.
+_SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions for held-out texts, which took no part in the fit of the logits.
+
+    Attributes:
+        logit: Logit of each predicted label; the rows are in falling order, and -inf marks a missing prediction.
+        hit: Marks the true labels among the predictions.
+        sizes: Number of true labels of each text.
+    """
+
+    logit: Float[np.ndarray, "text label"]
+    hit: Bool[np.ndarray, "text label"]
+    sizes: Int[np.ndarray, " text"]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, texts: Bool[np.ndarray, " text"]) -> HeldOut:
+        return HeldOut(self.logit[texts], self.hit[texts], self.sizes[texts])
+
+    def probabilities(self, calibration: Platt | Isotonic) -> Float[np.ndarray, "text label"]:
+        found = np.isfinite(self.logit)
+        result = np.zeros(self.logit.shape)
+        result[found] = calibrate(calibration, self.logit[found])
+        return result
+
+
+def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
+    """Fit Platt scaling and isotonic regression, choose the better one, and measure it.
+
+    Returns:
+        The calibration; None if there are too few texts, or none of their true labels is found.
+    """
+    if len(held_out) < LEAST_TEXTS or not held_out.hit.any():
+        return None
+    crossed = {fit: _cross_fitted(held_out, fit) for fit in _FITS}
+    scores = {fit: brier(found, held_out.hit, held_out.sizes) for fit, found in crossed.items()}
+    fit = min(_FITS, key=lambda each: scores[each])
+    calibration = fit(held_out)
+    final = held_out.probabilities(calibration)
+    errors = {f"ECE@{k}": reliability(crossed[fit], held_out.hit, k).expected_error for k in (1, 5)}
+    return Probabilities(
+        calibration=calibration,
+        texts=len(held_out),
+        metrics=errors | {"Brier": scores[fit]},
+        mean_top_probability=float(final[:, 0].mean()),
+        coverage=list(_coverage(final[held_out.hit], int(held_out.sizes.sum()))),
+    )
+
+
+def fit_platt(held_out: HeldOut) -> Platt:
+    """Fit a logistic function by maximum likelihood, with Platt's smoothed targets (Platt, 1999)."""
+    found = np.isfinite(held_out.logit)
+    logit, true = held_out.logit[found], held_out.hit[found]
+    positives, negatives = int(true.sum()), int((~true).sum())
+    target = np.where(true, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        z = parameters[0] * logit + parameters[1]
+        error = 0.5 + 0.5 * np.tanh(z / 2) - target
+        return float((np.logaddexp(0, z) - target * z).mean()), np.array([(error * logit).mean(), error.mean()])
+
+    slope, intercept = optimize.minimize(
+        loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=[(1e-6, None), (None, None)]
+    ).x
+    return Platt(slope=float(slope), intercept=float(intercept))
+
+
+def fit_isotonic(held_out: HeldOut) -> Isotonic:
+    """Fit isotonic regression by pooling adjacent violators; a pool becomes one point, at its mean logit.
+
+    Interpolation between the points lets the probability rise inside a pool (Oron and Flournoy, 2017). One half of a
+    true and of a false prediction is added to each pool, so that no probability is exactly 0 or 1.
+    """
+    found = np.isfinite(held_out.logit)
+    logit, place, count = np.unique(held_out.logit[found], return_inverse=True, return_counts=True)
+    true = np.bincount(place, held_out.hit[found])
+    starts = _merge_small(optimize.isotonic_regression(true / count, weights=count).blocks[:-1], count)
+    predictions, hits = np.add.reduceat(count, starts), np.add.reduceat(true, starts)
+    centres = np.add.reduceat(logit * count, starts) / predictions
+    rates = np.maximum.accumulate((hits + 0.5) / (predictions + 1))
+    return Isotonic(logits=tuple(centres.tolist()), probabilities=tuple(rates.tolist()))
+
+
+# The fits that are compared; the first one wins if both are equally good.
+_FITS: tuple[Callable[[HeldOut], Platt | Isotonic], ...] = (fit_platt, fit_isotonic)
+
+
+def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logit"]) -> Int[np.ndarray, " pool"]:
+    """Merge pools of few predictions with their neighbours, because their shares of true labels are mostly chance."""
+    merged: list[int] = []
+    predictions = 0
+    for start, size in zip(starts[::-1].tolist(), np.add.reduceat(count, starts)[::-1].tolist(), strict=True):
+        predictions += size
+        if predictions >= _LEAST_POOL:
+            merged.append(start)
+            predictions = 0
+    if predictions:  # the lowest pools are too small together
+        merged[-1:] = [0]
+    return np.array(merged[::-1])
+
+
+def _cross_fitted(held_out: HeldOut, fit: Callable[[HeldOut], Platt | Isotonic]) -> Float[np.ndarray, "text label"]:
+    """The probabilities of each text from a calibration that was fitted on the other texts."""
+    fold = np.arange(len(held_out)) % _FOLDS
+    result = np.zeros(held_out.logit.shape)
+    for number in range(_FOLDS):
+        left_out = fold == number
+        result[left_out] = held_out[left_out].probabilities(fit(held_out[~left_out]))
+    return result
+
+
+def _coverage(found: Float[np.ndarray, " label"], true_labels: int) -> list[Coverage]:
+    """For each share, the highest probability that at least this share of the true labels reaches.
+
+    Args:
+        found: Probabilities of the true labels that are predicted.
+        true_labels: Number of true labels, predicted or not.
+    """
+    falling = np.sort(found)[::-1]
+    needed = {share: int(np.ceil(share * true_labels)) for share in _SHARES}
+    return [
+        Coverage(share=share, probability=float(falling[count - 1]))
+        for share, count in needed.items()
+        if 0 < count <= len(falling)
+    ]

@@ -1,0 +1,76 @@
+"""Fit the ranker's trees to examples with LightGBM, and export them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightgbm
+import numpy as np
+from jaxtyping import Float, Int
+
+from index_builder.ranking.examples import Examples
+from service.ranking.model import RankerFile, RankerModel
+from service.ranking.trees import Tree
+
+# A logistic loss, because the trees' sum must be a logit.
+_PARAMETERS = {
+    "objective": "binary",
+    "learning_rate": 0.1,
+    "num_leaves": 31,
+    "min_data_in_leaf": 100,
+    "deterministic": True,
+    "force_row_wise": True,
+    "seed": 0,
+    "verbose": -1,
+}
+_TREES = 100
+
+
+def fit_ranker(examples: Examples, threads: int) -> RankerFile:
+    """Fit trees whose sum is the logit that a candidate is true."""
+    data = lightgbm.Dataset(examples.features, examples.true.astype(np.float32))
+    booster = lightgbm.train(_PARAMETERS | {"num_threads": threads}, data, _TREES)
+    return RankerFile(
+        format_version=1,
+        features=list(examples.names),
+        trees=[export_tree(each["tree_structure"]) for each in booster.dump_model()["tree_info"]],
+    )
+
+
+def cross_fitted_logits(
+    examples: Examples, fold: Int[np.ndarray, " query"], threads: int
+) -> Float[np.ndarray, " candidate"]:
+    """The logit of each candidate from trees that were fitted without all queries of its fold."""
+    logits, fold_of = np.empty(len(examples.query)), fold[examples.query]
+    for number in np.unique(fold):
+        left_out = fold_of == number
+        logits[left_out] = RankerModel(fit_ranker(examples[~left_out], threads)).logits(examples.features[left_out])
+    return logits
+
+
+def export_tree(root: dict[str, Any]) -> Tree:
+    """Convert a tree of LightGBM's JSON."""
+    columns: dict[str, list[Any]] = {name: [] for name in Tree.model_fields}
+
+    def add(node: dict[str, Any]) -> tuple[int, float, int]:
+        """Add a node and all nodes below it; return its number, the mean value and the number of its rows."""
+        if "leaf_value" in node:
+            columns["leaf"].append(node["leaf_value"])
+            return ~(len(columns["leaf"]) - 1), node["leaf_value"], max(1, node.get("leaf_count", 1))
+        split = len(columns["feature"])
+        columns["feature"].append(node["split_feature"])
+        columns["threshold"].append(node["threshold"])
+        # Without missing values in the examples, LightGBM treats a missing value as 0.
+        by_default = node["missing_type"] == "NaN"
+        columns["missing_left"].append(node["default_left"] if by_default else node["threshold"] >= 0)
+        for name in ("left", "right", "mean"):
+            columns[name].append(0)
+        left, left_mean, left_rows = add(node["left_child"])
+        right, right_mean, right_rows = add(node["right_child"])
+        rows = left_rows + right_rows
+        mean = (left_mean * left_rows + right_mean * right_rows) / rows
+        columns["left"][split], columns["right"][split], columns["mean"][split] = left, right, mean
+        return split, mean, rows
+
+    add(root)
+    return Tree(**columns)

@@ -1,0 +1,144 @@
+"""`recollect rank`: fit the ranker of a memory, and keep it if it ranks held-out texts better than the votes.
+
+The examples are held-out instances of the run if there are enough. An adapter has moved the other instances towards
+their labels, so their features would promise too much. If the run is not trained, all instances are alike.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from index_builder.console import print_status
+from index_builder.errors import BuildError
+from index_builder.evaluate import pick
+from index_builder.ranking.artefact import write_ranker
+from index_builder.ranking.calibrate import HeldOut
+from index_builder.ranking.examples import ExampleSource
+from index_builder.ranking.fit import cross_fitted_logits, fit_ranker
+from index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains, gain_as_json
+from index_builder.settings import RankSettings
+from service.threads import threads_or_cores
+from trainer.memory import Memory, open_memory
+from trainer.metrics import hits
+from trainer.randomness import Purpose, generator
+from trainer.run_folder import RunFolder
+from trainer.validation import hold_out
+
+# With fewer held-out instances, other instances are examples too. With fewer instances, no ranker is fitted.
+_ENOUGH_HELD_OUT, _LEAST_QUERIES = 500, 100
+_FOLDS = 3
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The result of fitting a ranker.
+
+    Attributes:
+        kept: Whether the memory has the ranker now.
+        metric: The gain of the metric that decides.
+        gains: The gains of all metrics.
+        segments: The gains of the recall at 5, by the frequency of labels.
+        queries: Number of queries.
+        trained_on: Whether the queries are training instances.
+        seconds: Duration.
+    """
+
+    kept: bool
+    metric: Gain
+    gains: list[Gain]
+    segments: list[Gain]
+    queries: int
+    trained_on: bool
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kept": self.kept,
+            "metric": self.metric.name,
+            "queries": self.queries,
+            "trained_on": self.trained_on,
+            "seconds": self.seconds,
+            "gains": [gain_as_json(gain) for gain in self.gains],
+            "recall@5_by_frequency": [gain_as_json(gain) for gain in self.segments],
+        }
+
+
+def rank_run(settings: RankSettings) -> Ranking:
+    """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
+
+    Raises:
+        MemoryFolderError: If the run has no finished memory.
+        BuildError: If the memory has too few instances with labels, or its texts are damaged.
+    """
+    start, threads = time.perf_counter(), threads_or_cores(settings.threads)
+    memory = open_memory(settings.run / "memory")
+    rows, trained_on = _choose_queries(settings, memory)
+    if trained_on:
+        print_status(
+            f"{settings.run}: training held out too few instances, so the ranker is fitted to training instances, for "
+            "which the vectors are too good; train with a larger --validation-fraction"
+        )
+    fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
+    examples = ExampleSource(memory, settings.lexical == "on").cross(rows, fold)
+    if not examples.true.any():
+        raise BuildError(f"{memory.folder}: expected true labels among the candidates, found none; train the run first")
+    print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
+    logits = cross_fitted_logits(examples, fold, threads)
+    by_votes, by_ranker = (best_candidates(examples.query, each, len(rows)) for each in (examples.score, logits))
+    judge = _judge(settings, memory, rows)
+    votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
+    gains = [judge.gain(name, votes, ranked) for name in METRICS]
+    metric = judge.gain(settings.metric, votes, ranked)
+    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
+    held_out = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
+    ranker = fit_ranker(examples, threads) if metric.certain else None
+    result = Ranking(
+        kept=ranker is not None,
+        metric=metric,
+        gains=gains,
+        segments=[judge.gain(name, votes, ranked) for name in judge.segments()],
+        queries=len(rows),
+        trained_on=trained_on,
+        seconds=time.perf_counter() - start,
+    )
+    write_ranker(memory, ranker, held_out, result.as_json())
+    return result
+
+
+def table(ranking: Ranking) -> list[str]:
+    """The gains, and whether the ranker is kept."""
+    metric = ranking.metric
+    gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
+    decision = "the ranker is kept" if ranking.kept else "less than two standard errors: the votes stay in use"
+    lines = format_gains(ranking.gains, ranking.segments)
+    return [f"{ranking.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+
+
+def _choose_queries(settings: RankSettings, memory: Memory) -> tuple[Int[np.ndarray, " query"], bool]:
+    """Rows of the queries, in rising order, and whether training used them."""
+    training = RunFolder(settings.run).training()
+    labelled = np.diff(memory.value_indptr) > 0
+    held_out = np.zeros(len(labelled), dtype=bool)
+    if training is not None:
+        recipe = training["recipe"]
+        held_out = labelled & hold_out(memory.label_sets, recipe["validation_fraction"], recipe["seed"])
+    enough = np.count_nonzero(held_out) >= _ENOUGH_HELD_OUT
+    rows = np.flatnonzero(held_out if enough else labelled)
+    if len(rows) < _LEAST_QUERIES:
+        raise BuildError(
+            f"{memory.folder}: expected at least {_LEAST_QUERIES} instances with labels, found {len(rows)}; "
+            "a ranker needs more texts"
+        )
+    chosen = generator(settings.seed, Purpose.TUNING).permutation(rows)[: settings.queries]
+    return np.sort(chosen), training is not None and not enough
+
+
+def _judge(settings: RankSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> Judge:
+    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
+    return Judge(truth, counts, memory.plan.instances, settings.propensity)

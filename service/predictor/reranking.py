@@ -1,0 +1,79 @@
+"""Reranking: the ranker orders the labels that the votes found, and adds labels that they did not find.
+
+The ranker's candidates come first, in order of their logits. The other labels follow, in order of their scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from service.bundle.values import Values
+from service.options import AnswerOptions
+from service.predictor.answers import LogitTerm
+from service.predictor.filters import LabelFilter
+from service.predictor.scoring import Ranking, cast_votes, rank
+from service.predictor.searcher import Neighbours
+from service.ranking.candidates import Candidates, Voted
+from service.ranking.evidence import Found
+from service.ranking.ranker import RankedCandidates, Ranker
+
+
+class Reranker:
+    """Orders rankings of votes with a ranker."""
+
+    def __init__(self, ranker: Ranker, values: Values) -> None:
+        self._ranker, self._values = ranker, values
+
+    def find(
+        self,
+        queries: Sequence[str],
+        nearest: Neighbours,
+        instances: Neighbours,
+        labels: Neighbours,
+        options: AnswerOptions,
+        label_filter: LabelFilter | None,
+    ) -> RankedCandidates:
+        """Find the candidates of some queries and their logits.
+
+        The ranker reads the votes of the nearest keys alone: its words are other features.
+
+        Args:
+            queries: The texts of the queries.
+            nearest: The nearest keys of each query.
+            instances: The nearest instances of each query.
+            labels: The nearest labels of each query, by their positions.
+            options: The options of the queries.
+            label_filter: Admits candidates; None admits all labels.
+        """
+        votes = rank(cast_votes(nearest, options.temperature, options.lambda_, self._values), self._values)
+        by_vectors = (
+            Found.by_vectors(found.keys, found.similarities, options.temperature) for found in (instances, labels)
+        )
+        admits = None if label_filter is None else label_filter.admits
+        return self._ranker.rank(queries, *by_vectors, Voted(votes.query, votes.label, votes.score), admits)
+
+    def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
+        """Put the candidates before all other labels of a ranking, in order of their logits."""
+        candidates, ranked = found.candidates, len(ranking.label)
+        pair, row = np.unique(np.concatenate([self._pairs(ranking), self._pairs(candidates)]), return_inverse=True)
+        score, logit = np.zeros(len(pair)), np.full(len(pair), -np.inf)
+        score[row[:ranked]], logit[row[ranked:]] = ranking.score, found.logit
+        query, label = np.divmod(pair, self._values.labels)
+        order = np.lexsort((-score, -logit, query))  # stable: equal labels stay sorted by position
+        return Ranking(query[order], label[order], score[order], logit[order])
+
+    def explain(self, query: int, label: int, found: RankedCandidates) -> list[LogitTerm]:
+        """The terms of a label's logit, the greatest first; empty for a label that is no candidate."""
+        rows = np.flatnonzero((found.candidates.query == query) & (found.candidates.label == label))
+        if not len(rows):
+            return []
+        model, features = self._ranker.model, found.features[rows]
+        names = (*model.features, "bias")
+        values = [None if np.isnan(value) else float(value) for value in features[0]]
+        terms = map(LogitTerm, names, [*values, None], model.contributions(features)[0].tolist())
+        return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))
+
+    def _pairs(self, labels: Ranking | Candidates) -> np.ndarray:
+        return labels.query * np.int64(self._values.labels) + labels.label

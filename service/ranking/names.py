@@ -1,0 +1,115 @@
+"""Names: the words of each label's text, and where they occur in a query.
+
+A label whose whole name is in a query is often true, above all if the name is among the first words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt64
+
+from service.bundle.arrays import map_array, map_offsets, save_array
+from service.bundle.files import NAME_OFFSETS, NAME_WORDS
+from service.bundle.values import gather_rows
+from service.lexical.terms import hash_word, words
+
+# Number of words of a query, from its first word, that are compared with names.
+_QUERY_WORDS = 256
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much of each candidate's name is in the query.
+
+    Attributes:
+        words: Number of words of the name.
+        share: Share of these words that are in the query; NaN for a name without words.
+        place: Place in the query at which the whole name begins; NaN if the whole name is not in the query.
+    """
+
+    words: Int[np.ndarray, " candidate"]
+    share: Float[np.ndarray, " candidate"]
+    place: Float[np.ndarray, " candidate"]
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of all labels: label l has the words `words[offsets[l] : offsets[l + 1]]`, each as a hash."""
+
+    words: UInt64[np.ndarray, " word"]
+    offsets: Int[np.ndarray, " offset"]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Names:
+        hashes: list[int] = []
+        offsets = [0]
+        for text in texts:
+            hashes += map(hash_word, words(text))
+            offsets.append(len(hashes))
+        return cls(np.array(hashes, dtype=np.uint64), np.array(offsets, dtype=np.int64))
+
+    @classmethod
+    def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
+        """Open the files of a bundle, each with `open_file`, as `Components.open` opens files.
+
+        Raises:
+            BundleError: If a file is damaged, or does not have the names of so many labels.
+        """
+        hashes = open_file(map_array, NAME_WORDS, "uint64")
+        return cls(hashes, open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)))
+
+    def write(self, folder: Path) -> None:
+        save_array(folder / NAME_WORDS, self.words)
+        save_array(folder / NAME_OFFSETS, self.offsets)
+
+    def overlap(
+        self,
+        queries: Sequence[str],
+        query: Int[np.ndarray, " candidate"],
+        label: Int[np.ndarray, " candidate"],
+    ) -> Overlap:
+        """Compare the names of candidates with their queries.
+
+        Args:
+            queries: The texts of the queries.
+            query: The query of each candidate, in rising order.
+            label: The label of each candidate.
+        """
+        count = self.offsets[label + 1] - self.offsets[label]
+        share, place = np.full(len(label), np.nan), np.full(len(label), np.nan)
+        rows = np.searchsorted(query, np.arange(len(queries) + 1))
+        for nth, text in enumerate(queries):
+            part = slice(rows[nth], rows[nth + 1])
+            share[part], place[part] = self._overlap(text, label[part], count[part])
+        return Overlap(count, share, place)
+
+    def _overlap(
+        self, text: str, label: Int[np.ndarray, " candidate"], count: Int[np.ndarray, " candidate"]
+    ) -> tuple[Float[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
+        query = np.array([hash_word(word) for word in words(text)[:_QUERY_WORDS]], dtype=np.uint64)
+        candidate, word = gather_rows(self.offsets, self.words, label)
+        found = np.bincount(candidate[np.isin(word, query)], minlength=len(label))
+        share = np.divide(found, count, out=np.full(len(label), np.nan), where=count > 0)
+        place = np.full(len(label), np.nan)
+        for whole in np.flatnonzero(share == 1).tolist():  # few names are in the query as a whole
+            name = self.words[self.offsets[label[whole]] : self.offsets[label[whole] + 1]]
+            starts = np.flatnonzero(_contains_at(query, name))
+            if len(starts):
+                place[whole] = starts[0]
+        return share, place
+
+
+def _contains_at(
+    query: UInt64[np.ndarray, " query_word"], name: UInt64[np.ndarray, " word"]
+) -> Bool[np.ndarray, " start"]:
+    """Whether the name begins at each place of the query."""
+    starts = max(0, len(query) - len(name) + 1)
+    begins = np.ones(starts, dtype=bool)
+    for nth, word in enumerate(name):
+        begins &= query[nth : nth + starts] == word
+    return begins

@@ -1,0 +1,133 @@
+"""The ranker: orders the labels of a query by their log-odds of being true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from service.bundle.bundle import Bundle
+from service.bundle.files import RANKER
+from service.bundle.values import Values
+from service.errors import BundleError
+from service.lexical.index import LexicalIndex
+from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
+from service.ranking.evidence import Found
+from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from service.ranking.model import RankerModel
+from service.ranking.names import Names
+
+# Number of instances and of labels that are found by words.
+_TOP_WORDS = 50
+
+
+@dataclass(frozen=True)
+class RankedCandidates:
+    """The candidates of some queries, their features and their log-odds.
+
+    Attributes:
+        candidates: The candidates, by query, then by label.
+        features: The features of each candidate, in the order of the model's columns.
+        logit: The log-odds of each candidate.
+    """
+
+    candidates: Candidates
+    features: Float[np.ndarray, "candidate feature"]
+    logit: Float[np.ndarray, " candidate"]
+
+
+class Ranker:
+    """Computes the log-odds of candidates from the evidence of all searches.
+
+    Args:
+        model: The model.
+        facts: Properties of the labels.
+        values: The labels of each instance.
+        words: The lexical index; None leaves its features out.
+    """
+
+    def __init__(self, model: RankerModel, facts: LabelFacts, values: Values, words: LexicalIndex | None) -> None:
+        self.model, self._facts, self._values, self._words = model, facts, values, words
+
+    @classmethod
+    def open(cls, bundle: Bundle, values: Values, words: LexicalIndex | None) -> Ranker:
+        """Open the ranker of a bundle that has one.
+
+        Raises:
+            BundleError: If a file of the ranker is damaged.
+        """
+        components = bundle.components
+        names = Names.open_with(components.open, len(bundle.labels))
+        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values, words)
+
+    def rank(
+        self,
+        queries: Sequence[str],
+        instances: Found,
+        labels: Found,
+        voted: Voted,
+        admits: Bool[np.ndarray, " label"] | None = None,
+    ) -> RankedCandidates:
+        """Find the candidates of some queries and compute their log-odds.
+
+        Args:
+            queries: The texts of the queries.
+            instances: The nearest instances of each query.
+            labels: The nearest labels of each query.
+            voted: The scores of labels (Eq. 7).
+            admits: Whether a label may be a candidate; None admits all labels.
+        """
+        searches = search_words(queries, instances, labels, self._words)
+        candidates = find_candidates(searches, voted, self._values, admits)
+        features = feature_matrix(candidates, queries, self._facts, self.model.features)
+        return RankedCandidates(candidates, features, self.model.logits(features))
+
+
+def search_words(queries: Sequence[str], instances: Found, labels: Found, index: LexicalIndex | None) -> Searches:
+    """Add the instances and labels that share words with each query, if there is a lexical index."""
+    if index is None:
+        return Searches(instances, labels)
+    terms = [index.weigh(query) for query in queries]
+    instance_words, label_words = (
+        _pad([part.search(each, _TOP_WORDS) for each in terms]) for part in (index.instances, index.labels)
+    )
+    return Searches(instances, labels, instance_words, label_words)
+
+
+def feature_matrix(
+    candidates: Candidates, queries: Sequence[str], facts: LabelFacts, names: Sequence[str]
+) -> Float[np.ndarray, "candidate feature"]:
+    """The named features of each candidate. The features of a lexical index are NaN if there is no index."""
+    columns = compute_features(candidates, queries, facts)
+    matrix = np.full((len(candidates.label), len(names)), np.nan, dtype=np.float32)
+    for number, name in enumerate(names):
+        if name in columns:
+            matrix[:, number] = columns[name]
+    return matrix
+
+
+def _pad(found: list[tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]]) -> Found:
+    """Join the results of several queries: similarities and rows."""
+    most = max((len(rows) for _, rows in found), default=0)
+    keys, similarities = np.full((len(found), most), -1), np.full((len(found), most), -np.inf, dtype=np.float32)
+    for query, (values, rows) in enumerate(found):
+        keys[query, : len(rows)], similarities[query, : len(rows)] = rows, values
+    return Found.by_words(keys, similarities)
+
+
+def open_model(path: Path) -> RankerModel:
+    """Open a model whose features this release can compute.
+
+    Raises:
+        BundleError: If the file is not a ranker, or needs other features.
+    """
+    model = RankerModel.open(path)
+    if unknown := sorted(set(model.features) - {*FEATURES, *WORD_FEATURES}):
+        raise BundleError(
+            f"{path}: expected only features that this release computes, found {', '.join(unknown)}; "
+            "fit the ranker again with `recollect rank`, and build the bundle again"
+        )
+    return model
