@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
@@ -26,9 +26,11 @@ from trainer.settings import (
     NotEmpty,
     Pooling,
     Propensity,
+    StaticFrom,
     Trained,
     TrainingDevice,
     TrainingPrecision,
+    trained_part,
 )
 
 # All methods of `recollect train --method`, because each can be compared.
@@ -165,14 +167,16 @@ class CompareSettings(BuilderSettings):
     )
     format: Layout = "auto"
     encoder: EncoderName = "minilm"
+    static_from: StaticFrom = "minilm"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
-    train: Trained = "adapter"
+    train: Trained = None
     epochs: int | None = Field(
         None,
         ge=1,
-        description="passes over the instances; default: set by --max-seconds, else 15 for an adapter and 3 for full",
+        description="passes over the instances; default: set by --max-seconds, else 15 for an adapter, 3 for full and "
+        "20 for static",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -186,6 +190,11 @@ class CompareSettings(BuilderSettings):
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
+
+    @property
+    def trained(self) -> Literal["adapter", "full"]:
+        """The trained part of the encoder."""
+        return trained_part(self.train, self.encoder)
 
 
 class DemoSettings(BuilderSettings):
