@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from index_builder.static_table import with_table
 from service.bundle.manifest import EncoderInfo, Precision
 from service.predictor.encoder import QueryEncoder
 from trainer.encoder import Encoder, UnitVectorModel
@@ -59,6 +60,7 @@ def describe_encoder(encoder: Encoder, precision: Precision) -> EncoderInfo:
         precision=precision,
         max_length=encoder.config.max_length,
         pad_id=encoder.pad_id,
+        kind="static" if encoder.model.is_static else "transformer",
     )
 
 
@@ -69,18 +71,22 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
         encoder: An encoder on the CPU.
         folder: An existing folder.
         info: Manifest entry of the encoder. The precision of the graph is `fp32`, `fp16` (the transformer in half
-            precision, for GPUs) or `int8` (weights and activations in eight bits).
+            precision, for GPUs) or `int8` (weights and activations in eight bits). Of a static encoder, only the
+            table of token vectors has this precision.
         sample: Texts and vectors that decide how finely `int8` quantises.
     """
     encoder.tokenizer.enable_truncation(info.max_length)
     encoder.tokenizer.save(str(folder / "tokenizer.json"))
+    model, path = encoder.model, folder / "encoder.onnx"
     match info.precision:
+        case _ if model.is_static:
+            _export_graph(with_table(model, info.precision), path)
         case "fp32":
-            _export_graph(encoder.model, folder / "encoder.onnx")
+            _export_graph(model, path)
         case "fp16":
-            _export_graph(_in_half(encoder.model), folder / "encoder.onnx")
+            _export_graph(_in_half(model), path)
         case "int8":
-            _export_quantised(encoder.model, folder, info, sample)
+            _export_quantised(model, folder, info, sample)
 
 
 def cosines(first: Float[np.ndarray, "text dim"], second: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, " text"]:

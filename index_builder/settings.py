@@ -27,10 +27,12 @@ from trainer.settings import (
     NotEmpty,
     Pooling,
     Propensity,
+    StaticFrom,
     TextFields,
     Trained,
     TrainingDevice,
     TrainingPrecision,
+    trained_part,
 )
 
 Lexical = Literal["on", "off", "auto"]
@@ -200,15 +202,16 @@ class CompareSettings(BuilderSettings):
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
     encoder: EncoderName = "minilm"
+    static_from: StaticFrom = "minilm"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
-    train: Trained = "adapter"
+    train: Trained = None
     epochs: int | None = Field(
         None,
         ge=1,
-        description="passes over the instances; default: set by --max-steps or --max-seconds, else 15 for an adapter "
-        "and 3 for full",
+        description="passes over the instances; default: set by --max-steps or --max-seconds, else 15 for an adapter, "
+        "3 for full and 20 for static",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -222,6 +225,11 @@ class CompareSettings(BuilderSettings):
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
+
+    @property
+    def trained(self) -> Literal["adapter", "full"]:
+        """The trained part of the encoder."""
+        return trained_part(self.train, self.encoder)
 
 
 class DemoSettings(BuilderSettings):

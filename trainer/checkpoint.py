@@ -104,7 +104,12 @@ def _previous_path(folder: Path) -> Path:
 
 
 def load_encoder(
-    name: str, pooling: Pooling | Literal["auto"], max_length: int, label_max_length: int, device: str
+    name: str,
+    pooling: Pooling | Literal["auto"],
+    max_length: int,
+    label_max_length: int,
+    device: str,
+    flag: str = "--encoder",
 ) -> Encoder:
     """Load an encoder to start training from: a checkpoint folder, or a model that `load_pretrained` finds.
 
@@ -116,7 +121,7 @@ def load_encoder(
             limits.
     """
     if not (Path(name) / _CONFIG).is_file():
-        return load_pretrained(name, pooling, max_length, label_max_length, device)
+        return load_pretrained(name, pooling, max_length, label_max_length, device, flag)
     saved = load_checkpoint(Path(name), device)
     chosen = saved.config.pooling if pooling == "auto" else pooling
     config = EncoderConfig(name, chosen, max_length, label_max_length)

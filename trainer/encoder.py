@@ -21,7 +21,8 @@ from trainer.errors import EncoderError
 from trainer.heads.adapter import Adapter, Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.head import Head
-from trainer.tokens import Inputs, Texts, TokenTable, VectorTable, batches_by_length
+from trainer.static.model import StaticModel
+from trainer.tokens import Inputs, Texts, TokenBags, TokenTable, VectorTable, batches_by_length
 
 Pooling = Literal["mean", "cls"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -62,13 +63,20 @@ class UnitVectorModel(DualEncoder):
         side: Side = "queries",
         rows: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch view dim"]:
-        hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        if self.pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
-            mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
-            pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+        pooled = self._pool(input_ids, attention_mask)
         return self.views_of_vectors(nn.functional.normalize(pooled, dim=-1), side, rows)
+
+    def _pool(
+        self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch dim"]:
+        if self.is_static:
+            summed: Tensor = self.transformer(input_ids, attention_mask)
+            return summed
+        hidden: Tensor = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
 
     def forward(
         self,
@@ -78,6 +86,14 @@ class UnitVectorModel(DualEncoder):
         rows: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch key"]:
         return self.key(self.views(input_ids, attention_mask, side, rows))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the transformer is replaced by a table of token vectors."""
+        return isinstance(self.transformer, StaticModel)
+
+    def lookups(self) -> list[nn.Parameter]:
+        return [*super().lookups(), *(self.transformer.lookups() if isinstance(self.transformer, StaticModel) else [])]
 
     def trainable(self) -> UnitVectorModel:
         """This model, with gradients enabled for all weights that influence the vectors."""
@@ -157,7 +173,8 @@ class Encoder:
         return embed(self.vector_model().to(self.device).eval(), queries, self.dim, self.device)
 
     def tokenise(self, texts: Texts, max_length: int, side: Side = "queries", first: int = 0) -> TokenTable:
-        table = TokenTable.of(texts, self.tokenizer, max_length, self.pad_id, side)
+        kind = TokenBags if self.model.is_static else TokenTable
+        table = kind.of(texts, self.tokenizer, max_length, self.pad_id, side)
         return dataclasses.replace(table, first=first)
 
 

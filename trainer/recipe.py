@@ -13,10 +13,11 @@ from trainer.metrics import PROPENSITY
 from trainer.negatives import MineSearch
 from trainer.train_settings import TrainSettings
 
-# Defaults for each value of --train. Steps of an adapter are cheap, and an adapter starts untrained.
-_EPOCHS = {"adapter": 15, "full": 3}
-_LEARNING_RATE = {"adapter": 1e-3, "full": 1e-4}
-_BATCH_SIZE = {"adapter": 256, "full": 128}
+# Defaults for an adapter, a whole encoder and a whole static encoder. Steps of an adapter or of a static encoder are
+# cheap, and both start with little knowledge.
+_EPOCHS = {"adapter": 15, "full": 3, "static": 20}
+_LEARNING_RATE = {"adapter": 1e-3, "full": 1e-4, "static": 1e-3}
+_BATCH_SIZE = {"adapter": 256, "full": 128, "static": 1_024}
 # Number of epochs if only --max-seconds limits the training.
 _UNLIMITED_EPOCHS = 1_000
 
@@ -134,6 +135,7 @@ class Recipe:
         labels: int,
         device: str,
         ranks: int = 1,
+        static: bool = False,
     ) -> Recipe:
         """Make a recipe from settings, and fill in their defaults.
 
@@ -146,19 +148,21 @@ class Recipe:
             labels: Number of labels.
             device: Device of the training.
             ranks: Number of processes.
+            static: Whether the encoder is static.
 
         Raises:
             TrainingError: If a setting does not suit the number of instances, labels or epochs.
         """
-        method, train = METHODS[settings.method], settings.train
+        method, train = METHODS[settings.method], settings.trained
+        kind = "static" if static and train == "full" else train
         if settings.batch_size is not None and settings.batch_size > instances:
             raise TrainingError(
                 f"--batch-size {settings.batch_size}: expected at most {instances:,}, the instances to train on; "
                 "choose a smaller one"
             )
-        batch_size = settings.batch_size or min(_BATCH_SIZE[train], instances)
+        batch_size = settings.batch_size or min(_BATCH_SIZE[kind], instances)
         per_epoch = math.ceil(instances / batch_size)
-        epochs = _epochs(settings, per_epoch)
+        epochs = _epochs(settings, kind, per_epoch)
         if (settings.clusters or 0) > instances:
             raise TrainingError(
                 f"--clusters {settings.clusters}: expected at most {instances:,}, the instances to train on; "
@@ -186,7 +190,7 @@ class Recipe:
             steps=steps,
             epochs=epochs,
             batch_size=batch_size,
-            learning_rate=settings.learning_rate or _LEARNING_RATE[train],
+            learning_rate=settings.learning_rate or _LEARNING_RATE[kind],
             temperature=settings.temperature or method.temperature or 1.0,
             hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or per_epoch,
@@ -257,13 +261,13 @@ class Recipe:
         return list(dict.fromkeys(names))
 
 
-def _epochs(settings: TrainSettings, per_epoch: int) -> int:
+def _epochs(settings: TrainSettings, kind: str, per_epoch: int) -> int:
     """Return the number of epochs: the given one, or enough for the given limit of steps or seconds."""
     if settings.epochs is not None:
         return settings.epochs
     if settings.max_steps:
         return math.ceil(settings.max_steps / per_epoch)
-    return _UNLIMITED_EPOCHS if settings.max_seconds else _EPOCHS[settings.train]
+    return _UNLIMITED_EPOCHS if settings.max_seconds else _EPOCHS[kind]
 
 
 def _clusters(settings: TrainSettings, method: Method, instances: int, per_epoch: int) -> int:

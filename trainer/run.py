@@ -28,7 +28,8 @@ from trainer.memory_writer import write_memory
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
-from trainer.settings import TuneSettings
+from trainer.settings import STATIC, TuneSettings
+from trainer.static.pretrained import make_static
 from trainer.stopwatch import Stopwatch, peak_memory_bytes
 from trainer.tokens import VectorTable
 from trainer.train import Machine, Task, train
@@ -84,22 +85,31 @@ def write_run(settings: TrainSettings) -> None:
             note=print_note if ranks.first else lambda _: None,
         )
         instances = dataset.read_split("train")
-        encoder = load_encoder(
-            settings.encoder, settings.pooling, settings.max_length, settings.label_max_length, device
-        )
+        encoder = _load_encoder(settings, dataset, instances, device)
         run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
         training = None if settings.epochs == 0 else _plan_training(run)
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
             if training is None:
                 _run_without_training(run)
-            elif settings.train == "adapter":
+            elif settings.trained == "adapter":
                 _train_adapter(run, *training)
             else:
                 _train_encoder(run, *training)
             if training is not None and ranks.first:
                 run.folder.remove_unfinished()
                 _tune_memory(run, training[1])
+
+
+def _load_encoder(settings: TrainSettings, dataset: Dataset, instances: Split, device: str) -> Encoder:
+    """The encoder at the start of the training. A static encoder weighs its tokens by the texts of the dataset."""
+    lengths = settings.max_length, settings.label_max_length
+    if settings.encoder != STATIC:
+        return load_encoder(settings.encoder, settings.pooling, *lengths, device)
+    shortest = 3, 3  # the source encodes single tokens only
+    source = load_encoder(settings.static_from, settings.pooling, *shortest, device, "--static-from")
+    texts = [instances.entries.texts, dataset.labels.texts]
+    return make_static(source, f"{STATIC}:{settings.static_from}", *lengths, texts)
 
 
 def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
@@ -129,6 +139,7 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
         labels=labels,
         device=run.encoder.device,
         ranks=run.ranks.size,
+        static=run.encoder.model.is_static,
     )
     if settings.overwrite or not run.folder.is_trained():
         _check_head(run, recipe)

@@ -25,6 +25,9 @@ Positive = Annotated[float, Field(gt=0)]
 MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
 
+# Value of --encoder that makes a static encoder.
+STATIC = "static"
+
 # Settings that several verbs share.
 Layout = Annotated[
     Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet"],
@@ -44,8 +47,12 @@ EmptyTexts = Annotated[
 EncoderName = Annotated[
     str,
     Field(
-        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged all-MiniLM-L6-v2"
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged "
+        "all-MiniLM-L6-v2; static: a table of token vectors, for fast queries on a CPU"
     ),
+]
+StaticFrom = Annotated[
+    str, Field(description="encoder that gives a static encoder its tokenizer and its first token vectors")
 ]
 Pooling = Annotated[
     Literal["auto", "mean", "cls"],
@@ -58,8 +65,11 @@ LabelMaxLength = Annotated[
     int, Field(ge=3, le=8192, description="maximum number of tokens of a label text; longer texts are cut")
 ]
 Trained = Annotated[
-    Literal["adapter", "full"],
-    Field(description="adapter: train a small network on a frozen encoder, minutes on a CPU; full: the whole encoder"),
+    Literal["adapter", "full"] | None,
+    Field(
+        description="adapter: train a small network on a frozen encoder, minutes on a CPU; full: the whole encoder; "
+        "unset: full for a static encoder, otherwise adapter"
+    ),
 ]
 MaxSteps = Annotated[
     int, Field(ge=0, description="number of optimizer steps; with --epochs, the first limit counts; 0: no such limit")
@@ -70,10 +80,14 @@ MaxSeconds = Annotated[
 ]
 BatchSize = Annotated[
     Annotated[int, Field(ge=1)] | None,
-    Field(description="number of queries in a step; unset: 256 for an adapter, 128 for full, at most all instances"),
+    Field(
+        description="number of queries in a step; unset: 256 for an adapter, 128 for full, 1,024 for static, "
+        "at most all instances"
+    ),
 ]
 LearningRate = Annotated[
-    Positive | None, Field(description="peak learning rate of AdamW; unset: 1e-3 for an adapter, 1e-4 for full")
+    Positive | None,
+    Field(description="peak learning rate of AdamW; unset: 1e-3 for an adapter or static, 1e-4 for full"),
 ]
 TrainingPrecision = Annotated[
     Literal["auto", "fp32", "bf16"],
@@ -86,6 +100,11 @@ Propensity = Annotated[
     *Listed,
     Field(description="A,B of the propensity model: .6,2.6 for Amazon, .5,.4 for Wikipedia-500K, .55,1.5 for others"),
 ]
+
+
+def trained_part(train: Trained, encoder: str) -> Literal["adapter", "full"]:
+    """The part of the encoder that training changes, if `--train` and `--encoder` have these values."""
+    return train or ("full" if encoder == STATIC else "adapter")
 
 
 class TrainerSettings(BaseSettings):
@@ -116,16 +135,17 @@ class SharedTrainSettings(TrainerSettings):
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
     encoder: EncoderName = "minilm"
+    static_from: StaticFrom = "minilm"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
-    train: Trained = "adapter"
+    train: Trained = None
     method: MethodName = Field("rae", description="training method: loss, pool of keys, and head above the encoder")
     epochs: int | None = Field(
         None,
         ge=0,
-        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 (adapter) "
-        "or 3 (full)",
+        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 (adapter), "
+        "3 (full) or 20 (static)",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -200,6 +220,11 @@ class SharedTrainSettings(TrainerSettings):
     save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training state")
     resume: CliImplicitFlag[bool] = Field(False, description="continue the unfinished training of the run folder")
     overwrite: CliImplicitFlag[bool] = Field(False, description="replace the contents of the run folder")
+
+    @property
+    def trained(self) -> Literal["adapter", "full"]:
+        """The trained part of the encoder."""
+        return trained_part(self.train, self.encoder)
 
     @property
     def alpha(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class TokenTable:
     def __getitem__(self, rows: slice) -> TokenTable:
         """Return a table of a range of rows. The ids are shared, not copied."""
         start, stop, _ = rows.indices(len(self))
-        return TokenTable(self.ids, self.starts[start : stop + 1], self.pad_id, self.side, self.first + start)
+        return dataclasses.replace(self, starts=self.starts[start : stop + 1], first=self.first + start)
 
     @property
     def lengths(self) -> Int[np.ndarray, " row"]:
@@ -74,13 +75,28 @@ class TokenTable:
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side, Tensor]:
         """Return ids and attention mask of shape (row, token), padded to the longest row, then side and row numbers."""
-        starts, lengths = self.starts[rows], self.lengths_of(rows)
+        starts, lengths = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
         mask = np.arange(lengths.max()) < lengths[:, None]
         input_ids = np.full(mask.shape, self.pad_id, dtype=np.int64)
         # Token t of a row is at the start of the row plus t.
         input_ids[mask] = self.ids[np.repeat(starts, lengths) + np.nonzero(mask)[1]]
         tokens = torch.from_numpy(input_ids).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
         return *tokens, self.side, row_numbers(self.first, rows, device)
+
+
+class TokenBags(TokenTable):
+    """The token ids of texts, for a static encoder.
+
+    Such an encoder looks up each token alone, so padding costs nothing. Each row therefore has the length 1: batches
+    are large, and mix long and short texts.
+    """
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        return np.ones(len(self), dtype=np.int64)
+
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        return np.ones(len(rows), dtype=np.int64)
 
 
 @dataclass(frozen=True)

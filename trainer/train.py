@@ -249,9 +249,9 @@ def _take_step(learner: Learner, rate: float) -> float:
 def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
     """Create AdamW.
 
-    Only matrices have weight decay, but not a head's lookup tables. A head's learning rate differs from the encoder's.
+    Only matrices have weight decay, but not lookup tables. A head's learning rate differs from the encoder's.
     """
-    of_head, lookups = (set(model.head.parameters()), set(model.head.lookups())) if model.head else (set(), set())
+    of_head, lookups = set(model.head.parameters()) if model.head else set(), set(model.lookups())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for weight in model.parameters():
         if weight.requires_grad and weight.numel():
@@ -262,7 +262,8 @@ def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
         [
             {"params": weights, "rate_factor": factor, "weight_decay": decay}
             for (factor, decay), weights in groups.items()
-        ]
+        ],
+        fused=True,  # a table of token vectors takes 17 ms instead of 130 ms a step
     )
 
 

@@ -15,7 +15,7 @@ from trainer.methods.prime import PrimeOptions
 from trainer.methods.rae import RaeOptions
 from trainer.methods.softtopk import SoftTopKOptions
 from trainer.methods.supcon import SupconOptions
-from trainer.settings import SharedTrainSettings
+from trainer.settings import STATIC, SharedTrainSettings
 
 
 class TrainSettings(
@@ -48,11 +48,16 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
                 f"{flag} {path}: expected a folder outside --out {settings.out}, which this command writes, "
                 "found a folder inside; choose another --out"
             )
-    if settings.vectors is not None and (settings.train != "adapter" or settings.epochs == 0):
-        found = "--epochs 0" if settings.epochs == 0 else "--train full"
+    if settings.vectors is not None and (settings.trained != "adapter" or settings.epochs == 0):
+        found = "--epochs 0" if settings.epochs == 0 else _trained_flag(settings)
         yield f"--vectors: expected --train adapter, because only an adapter trains on vectors, found {found}"
-    if "label_inputs" in given and settings.train == "full":
-        yield "--label-inputs: expected --train adapter, because an encoder reads label texts, found --train full"
+    if "label_inputs" in given and settings.trained == "full":
+        found = _trained_flag(settings)
+        yield f"--label-inputs: expected --train adapter, because an encoder reads label texts, found {found}"
+    if "static_from" in given and settings.encoder != STATIC:
+        yield f"--static-from: expected --encoder {STATIC}, found --encoder {settings.encoder}; omit the flag"
+    if settings.static_from == STATIC:
+        yield f"--static-from {STATIC}: expected a pretrained encoder, found no name of one; name one, such as minilm"
     if "label_key_alpha" in given and settings.label_keys == "text":
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_method(settings)
@@ -87,6 +92,11 @@ def _ignored(settings: TrainSettings, flags: tuple[str, ...], switch: str, neede
     for name in flags:
         if name in settings.model_fields_set:
             yield f"{_flag(name)}: expected {needed}, found {found}; omit the flag, or set {_flag(switch)}"
+
+
+def _trained_flag(settings: TrainSettings) -> str:
+    """The flag by which the user chose to train the whole encoder."""
+    return f"--train {settings.train}" if settings.train else f"--encoder {settings.encoder}"
 
 
 def _flag(name: str) -> str:

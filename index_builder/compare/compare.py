@@ -50,7 +50,7 @@ def compare(settings: CompareSettings) -> str:
         train_and_tune(run, settings, folder)
 
     test = test.head(settings.limit) if settings.limit else test
-    queries = Queries(dataset.labels, test, settings.propensity, frozen=settings.train == "adapter")
+    queries = Queries(dataset.labels, test, settings.propensity, frozen=settings.trained == "adapter")
     by_name = {run.contestant.name: ContestantResults(run.contestant, []) for run in runs}
     for run in runs:
         print_status(f"compare: measure {run.name} on {len(queries):,} test texts")

@@ -25,6 +25,7 @@ from index_builder.settings import METHODS, CompareSettings
 from trainer.data.split import Split
 from trainer.errors import TrainingError
 from trainer.recipe import Recipe
+from trainer.settings import STATIC
 from trainer.train_settings import TrainSettings
 from trainer.validation import hold_out
 
@@ -32,7 +33,7 @@ from trainer.validation import hold_out
 UNTRAINED = "untrained"
 # All contestants have the same flags for the dataset, the encoder and the training budget.
 _DATASET_FLAGS = ("format", "text_fields", "empty_texts", "propensity")
-_ENCODER_FLAGS = (*_DATASET_FLAGS, "encoder", "pooling", "max_length", "label_max_length", "device")
+_ENCODER_FLAGS = (*_DATASET_FLAGS, "encoder", "static_from", "pooling", "max_length", "label_max_length", "device")
 _BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
 # All contestants have the same values for these flags too, but a variant may override them.
 _STEP_FLAGS = ("batch_size", "learning_rate")
@@ -97,7 +98,8 @@ def check_sizes(runs: list[Run], settings: CompareSettings, train: Split, labels
         parsed = _parse_flags(run.contestant, settings)
         instances = int((~hold_out(train.labels, parsed.validation_fraction, run.seed)).sum())
         try:
-            Recipe.of(parsed, {}, "", "", instances=instances, labels=labels, device=device)
+            static = parsed.encoder == STATIC
+            Recipe.of(parsed, {}, "", "", instances=instances, labels=labels, device=device, static=static)
         except TrainingError as error:
             raise BuildError(f"{_origin(run.contestant, settings)}: {error}") from None
 

@@ -48,7 +48,7 @@ def _vectors_flag(run: Run, settings: CompareSettings, folder: ComparisonFolder)
 
     The list is empty if the run trains no adapter, or if the encoder already contains an adapter.
     """
-    if settings.train != "adapter" or run.contestant.name == UNTRAINED:
+    if settings.trained != "adapter" or run.contestant.name == UNTRAINED:
         return []
     encoder = load_checkpoint(folder.untrained / "checkpoint", "cpu")
     return [f"--vectors={folder.untrained / 'memory'}"] if encoder.model.adapter is None else []

@@ -47,13 +47,18 @@ class Counts(_Section):
 
 
 class EncoderInfo(_Section):
-    """The encoder of a bundle; it truncates a query after `max_length` tokens."""
+    """The encoder of a bundle; it truncates a query after `max_length` tokens.
+
+    Attributes:
+        kind: `transformer`, or `static` for a table of token vectors.
+    """
 
     name: str
     pooling: Literal["mean", "cls"]
     precision: Precision
     max_length: int = Field(ge=1)
     pad_id: int = Field(ge=0)
+    kind: Literal["transformer", "static"] = "transformer"
 
 
 class IndexInfo(_Section):

@@ -18,9 +18,10 @@ from service.settings import Device
 
 TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
 # Number of texts in one batch of the encoder. The texts of a batch have similar lengths, so that padding costs little.
-# An int8 encoder gets one text at a time: a batch has one scale for its activations, so the vector of a text would
-# depend on the other texts of the batch. In int8, batches are not faster anyway, because int8 runs on the CPU.
-_BATCH_ROWS = {"fp32": 32, "fp16": 32, "int8": 1}
+# An int8 transformer gets one text at a time: a batch has one scale for its activations, so the vector of a text would
+# depend on the other texts of the batch. In int8, batches are not faster anyway, because int8 runs on the CPU. A static
+# encoder has scales of its tokens only.
+_BATCH_ROWS, _INT8_ROWS = 32, 1
 
 # Maximum number of vectors that `encode_known` keeps.
 _MOST_KNOWN = 256
@@ -51,7 +52,7 @@ class QueryEncoder:
         self, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device = "cpu"
     ) -> None:
         self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
-        self._batch_rows = _BATCH_ROWS[info.precision]
+        self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
         self.dim: int = session.get_outputs()[0].shape[-1]

@@ -1,0 +1,85 @@
+"""The static model: one vector and one weight for each token, a weighted sum, and a projection.
+
+    v(x) = P sum over tokens t of x of w_t e_t
+
+The token vectors e, the weights w and the projection P are trained. The model has no positions and no attention, so a
+text costs one look-up for each token. The dual encoder divides v by its length. The weighted mean and the weighted sum
+then give the same unit vector.
+
+The projection changes the vectors of all tokens, also of tokens that training does not see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+# Share of the tokens that a training step leaves out of a text. A text then depends less on single tokens.
+_TOKEN_DROPOUT = 0.1
+
+
+class StaticConfig(PretrainedConfig):
+    """The sizes of a static model, as stored in `config.json`."""
+
+    model_type = "recollect_static"
+
+    def __init__(self, vocab_size: int = 1, hidden_size: int = 1, **others: Any) -> None:
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        super().__init__(**others)  # type: ignore[no-untyped-call]
+
+
+class StaticModel(PreTrainedModel):
+    """A table of token vectors with weights and a projection, in the form of a Hugging Face model."""
+
+    config_class = StaticConfig
+
+    def __init__(self, config: StaticConfig) -> None:
+        super().__init__(config)
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.weights = nn.Parameter(torch.ones(config.vocab_size))
+        self.projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of(cls, vectors: Float[Tensor, "token dim"], weights: Float[Tensor, " token"]) -> StaticModel:
+        """Make an untrained static model, whose projection changes nothing."""
+        tokens, dim = vectors.shape
+        model = cls(StaticConfig(vocab_size=tokens, hidden_size=dim))
+        model.tokens.weight.data.copy_(vectors)
+        model.weights.data.copy_(weights)
+        nn.init.eye_(model.projection.weight)
+        return model.eval()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch dim"]:
+        """The weighted sum of each text's token vectors, projected. Padding costs no look-up."""
+        present = attention_mask.bool()
+        ids, lengths = input_ids[present], present.sum(dim=1)
+        weights = nn.functional.dropout(self.weights[ids], _TOKEN_DROPOUT, self.training)
+        sums = nn.functional.embedding_bag(
+            ids, self.tokens.weight, lengths.cumsum(0) - lengths, mode="sum", per_sample_weights=weights
+        )
+        projected: Tensor = self.projection(sums)
+        return projected
+
+    def lookups(self) -> list[nn.Parameter]:
+        """The tables that training does not decay."""
+        return [self.tokens.weight]
+
+    def folded(self) -> Float[Tensor, "token dim"]:
+        """The table that includes weights and projection: v(x) is the sum of its rows."""
+        with torch.no_grad():
+            table: Tensor = self.projection(self.tokens.weight * self.weights[:, None])
+        return table
+
+
+AutoConfig.register(StaticConfig.model_type, StaticConfig)
+AutoModel.register(StaticConfig, StaticModel)
