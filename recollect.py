@@ -89,9 +89,14 @@ def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
     """
     with _require_extra("train"):
         settings = _from_keywords("train", {"dataset": dataset, "out": out, **flags})
-        from trainer.run import write_run
+        if settings.best:
+            from index_builder.best.best import train_best
 
-        write_run(settings)
+            train_best(settings)
+        else:
+            from trainer.run import write_run
+
+            write_run(settings)
     return Path(out)
 
 
@@ -216,7 +221,7 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("index_builder.cli", "build,serve", "run all steps on the built-in sample, and serve the result"),
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
-    "train": Verb("trainer.cli", "train", "train an encoder on a dataset and encode its memory"),
+    "train": Verb("index_builder.cli", "train", "train an encoder on a dataset and encode its memory"),
     "tune": Verb("trainer.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "rank": Verb("index_builder.cli", "build", "fit a ranker of labels on left-out instances"),
     "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),

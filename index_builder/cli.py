@@ -5,6 +5,19 @@ from __future__ import annotations
 import json
 
 from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings, RankSettings
+from trainer.train_settings import TrainSettings
+
+
+def train(settings: TrainSettings) -> None:
+    """Train; `--best` also tunes and ranks, which the trainer cannot do alone."""
+    if settings.best:
+        from index_builder.best.best import train_best
+
+        print(train_best(settings))  # noqa: T201
+        return
+    from trainer.run import write_run
+
+    write_run(settings)
 
 
 def build(settings: BuildSettings) -> None:

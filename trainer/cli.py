@@ -1,4 +1,4 @@
-"""The verbs `sample`, `train` and `tune`.
+"""The verbs `sample` and `tune`.
 
 Modules that need torch are imported only when a verb runs, so that `--help` is fast.
 """
@@ -9,7 +9,6 @@ import json
 import sys
 
 from trainer.settings import SampleSettings, TuneSettings
-from trainer.train_settings import TrainSettings
 
 
 def sample(settings: SampleSettings) -> None:
@@ -20,12 +19,6 @@ def sample(settings: SampleSettings) -> None:
         f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences",
         file=sys.stderr,
     )
-
-
-def train(settings: TrainSettings) -> None:
-    from trainer.run import write_run
-
-    write_run(settings)
 
 
 def tune(settings: TuneSettings) -> None:

@@ -144,8 +144,8 @@ class SharedTrainSettings(TrainerSettings):
     epochs: int | None = Field(
         None,
         ge=0,
-        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 (adapter), "
-        "3 (full) or 20 (static)",
+        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 "
+        "(adapter), 3 (full) or 20 (static)",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -218,6 +218,12 @@ class SharedTrainSettings(TrainerSettings):
         description="choose the memory's lambda on held-out instances, as `recollect tune` does; auto: only for prime",
     )
     save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training state")
+    best: CliImplicitFlag[bool] = Field(
+        False,
+        description="train an adapter and a static encoder, compare them with the untrained encoder on left-out texts, "
+        "and keep the best one, with its ranker",
+    )
+    minutes: Positive = Field(10, description="time limit of --best in minutes")
     resume: CliImplicitFlag[bool] = Field(False, description="continue the unfinished training of the run folder")
     overwrite: CliImplicitFlag[bool] = Field(False, description="replace the contents of the run folder")
 

@@ -17,6 +17,11 @@ from trainer.methods.softtopk import SoftTopKOptions
 from trainer.methods.supcon import SupconOptions
 from trainer.settings import STATIC, SharedTrainSettings
 
+# Flags that `--best` passes on; it sets all others itself.
+_DATASET_FLAGS = {"dataset", "format", "text_fields", "empty_texts", "propensity", "validation_fraction", "seed"}
+_ENCODER_FLAGS = {"encoder", "pooling", "max_length", "label_max_length", "device", "precision", "key_dtype"}
+_BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "minutes"}
+
 
 class TrainSettings(
     PrimeOptions, SupconOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
@@ -60,10 +65,26 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         yield f"--static-from {STATIC}: expected a pretrained encoder, found no name of one; name one, such as minilm"
     if "label_key_alpha" in given and settings.label_keys == "text":
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
+    yield from _contradictions_with_best(settings)
     yield from _contradictions_with_method(settings)
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
         yield f"--tune: expected held-out instances, found {found}; use `recollect tune` afterwards"
+
+
+def _contradictions_with_best(settings: TrainSettings) -> Iterator[str]:
+    """Yield a message for each flag that --best sets itself, or for --minutes without --best."""
+    given = settings.model_fields_set
+    if not settings.best:
+        if "minutes" in given:
+            yield "--minutes: expected --best, found no --best; use --max-seconds, or add --best"
+        return
+    if settings.encoder == STATIC:
+        yield f"--encoder {STATIC}: expected a pretrained encoder, because --best trains a static one too; omit it"
+    if settings.validation_fraction == 0:
+        yield "--validation-fraction 0: expected held-out instances, by which --best chooses; omit the flag"
+    for name in sorted(given - _BEST_FLAGS):
+        yield f"{_flag(name)}: expected no such flag, because --best chooses it; omit {_flag(name)} or --best"
 
 
 def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
