@@ -150,6 +150,6 @@ def trusted_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     from tests.service.certificates import write_certificate
 
     with pytest.MonkeyPatch.context() as patch:
-        path = write_certificate(tmp_path_factory.mktemp("trusted")).certificate
+        path = write_certificate(tmp_path_factory.mktemp("trusted"), subject="nobody").certificate
         patch.setenv("SSL_CERT_FILE", str(path))
         yield path

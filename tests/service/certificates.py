@@ -23,10 +23,13 @@ class Certificate(NamedTuple):
         return ("--tls-cert", str(self.certificate), "--tls-key", str(self.key))
 
 
-def write_certificate(folder: Path, password: bytes | None = None) -> Certificate:
-    """Write a new certificate of 127.0.0.1 and its key; a certificate in the same folder is replaced."""
+def write_certificate(folder: Path, password: bytes | None = None, subject: str = "localhost") -> Certificate:
+    """Write a new certificate of 127.0.0.1 and its key; a certificate in the same folder is replaced.
+
+    A client that trusts two certificates of the same subject accepts only one of them.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
