@@ -124,10 +124,10 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
         block = slice(start, start + _BLOCK_QUERIES)
         nearest = Neighbours(found.similarities[block], found.keys[block])
         votes = cast_votes(nearest, temperature, lambda_, values)
-        by_words = Neighbours(*index.search(texts[block], _SEARCHED, lambda_))
-        by_words = word_votes(_leave_out(by_words, rows[block]), lambda_, values)
+        by_words = _leave_out(Neighbours(*index.search(texts[block], _SEARCHED, lambda_)), rows[block])
+        votes_by_words = word_votes(by_words, lambda_, values)
         for weight, score in scores.items():
-            ranking = rank(mix(votes, by_words, weight) if weight else votes, values)
+            ranking = rank(mix(votes, votes_by_words, weight) if weight else votes, values)
             hit = hits(best_labels(ranking.query, ranking.label, len(nearest.keys))[:, :5], truth[block])
             score[block] = ndcg_at(hit, np.diff(truth[block].indptr), 5)
     best = max(_WEIGHTS, key=lambda weight: (scores[weight].mean(), -weight))
