@@ -97,4 +97,5 @@ def count_terms(
 def _hash_pairs(first: UInt64[np.ndarray, " pair"], second: UInt64[np.ndarray, " pair"]) -> UInt64[np.ndarray, " pair"]:
     """Hash pairs of words to odd numbers. The order of the two words matters."""
     mixed = (first * _ODD + second) * _MIX
-    return (mixed ^ (mixed >> np.uint64(31))) | _PAIR
+    hashes: np.ndarray = (mixed ^ (mixed >> np.uint64(31))) | _PAIR
+    return hashes
