@@ -196,7 +196,7 @@ PRIVATE = ("/docs", "/docs/scripts/docs.js", "/redoc", "/openapi.json", "/metric
 
 def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_versions: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"prometheus {FRONT}\n")
-    flags = ("--api-keys", str(tmp_path / "keys"), "--docs", "key", "--metrics", "key")
+    flags = ("--api-keys", str(tmp_path / "keys"), "--docs", "key", "--metrics", "key", "--no-playground")
     with serving(light_versions, *flags) as server, httpx.Client(base_url=server.url) as client:
         for path in PRIVATE:
             assert client.get(path).status_code == 401, path

@@ -54,6 +54,8 @@ function connect() {
     bundle: new BundleView(section("bundle"), facts),
   };
   store.addEventListener("change", show);
+  // On a phone, the focus would open the keyboard.
+  if (matchMedia("(pointer: fine)").matches && !query.value) query.focus();
   query.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
