@@ -14,7 +14,6 @@ from service.bundle.files import RANKER
 from service.bundle.values import Values
 from service.errors import BundleError
 from service.lexical.index import LexicalIndex
-from service.lexical.word_index import QueryTerms
 from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
 from service.ranking.evidence import Found
 from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
@@ -91,7 +90,7 @@ def search_words(queries: Sequence[str], instances: Found, labels: Found, index:
     """Add the instances and labels that share words with each query, if there is a lexical index."""
     if index is None:
         return Searches(instances, labels)
-    terms = [QueryTerms.of(query) for query in queries]
+    terms = [index.weigh(query) for query in queries]
     instance_words, label_words = (
         _pad([part.search(each, _TOP_WORDS) for each in terms]) for part in (index.instances, index.labels)
     )
