@@ -47,7 +47,7 @@ def test_a_ranker_that_helps_is_kept_with_its_report(ranked: RankedRun) -> None:
 
 def test_a_ranker_that_does_not_help_is_removed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    run = make_run(tmp_path, random_units(rng, 150, 4), random_sets(rng, 120, 30))  # keys tell nothing about labels
+    run = make_run(tmp_path, random_units(rng, 280, 4), random_sets(rng, 250, 30))  # keys tell nothing about labels
     folder = run / "memory" / "ranker"
     folder.mkdir()
     (folder / "ranker.json").write_text("the ranker of an earlier run")
