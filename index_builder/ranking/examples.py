@@ -6,6 +6,8 @@ it has for all other queries. A memory that lacks the whole fold treats true and
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +75,7 @@ class ExampleSource:
         self.features = (*FEATURES, *WORD_FEATURES) if with_words else FEATURES
         self._postings = invert(self._texts) if with_words else None
         self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
+        self._truth = memory.label_sets.to_csr(memory.plan.labels)
         self._values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
 
     def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
@@ -86,11 +89,9 @@ class ExampleSource:
         with tqdm(total=len(rows), unit="query", desc="features", dynamic_ncols=True) as bar:
             for number in np.unique(fold):
                 queries = np.flatnonzero(fold == number)
-                partial = _PartialMemory(self._memory, rows[queries], self._names, self._words_without(rows[queries]))
-                for start in range(0, len(queries), _BLOCK_QUERIES):
-                    block = queries[start : start + _BLOCK_QUERIES]
-                    parts.append(self._examples(partial, rows[block], block))
-                    bar.update(len(block))
+                for part in self._fold(rows[queries]):
+                    parts.append(dataclasses.replace(part, query=queries[part.query]))
+                    bar.update(min(_BLOCK_QUERIES, bar.total - bar.n))
         joined = Examples(
             *(np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "label", "score")),
             np.concatenate([part.features for part in parts]),
@@ -100,27 +101,32 @@ class ExampleSource:
         order = np.argsort(joined.query, kind="stable")
         return joined[order]
 
-    def _examples(
-        self, memory: _PartialMemory, rows: Int[np.ndarray, " query"], numbers: Int[np.ndarray, " query"]
-    ) -> Examples:
-        defaults, texts = self._memory.defaults, [self._texts[row] for row in rows.tolist()]
-        temperature, lambda_ = defaults["temperature"], defaults["lambda"]
-        vectors = np.asarray(self._memory.instance_keys[rows], dtype=np.float32)
-        instances, labels = memory.search(vectors, int(defaults["top_b"]))
-        found = _merge(instances, labels, self._memory.plan.instances, int(defaults["top_b"]), lambda_)
-        ranking = rank(cast_votes(found, temperature, lambda_, self._values), self._values)
-        by_vectors = (Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels))
-        searches = search_words(texts, *by_vectors, memory.words)
-        candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
-        truth = self._memory.label_sets.to_csr(self._memory.plan.labels)[rows]
-        return Examples(
-            query=numbers[candidates.query],
-            label=candidates.label,
-            score=candidates.score,
-            features=feature_matrix(candidates, texts, memory.facts, self.features),
-            names=self.features,
-            true=np.asarray(truth[candidates.query, candidates.label]).ravel() > 0,
-        )
+    def _fold(self, rows: Int[np.ndarray, " query"]) -> Iterator[Examples]:
+        """Yield the examples of all instances of a fold, block by block."""
+        memory, defaults = self._memory, self._memory.defaults
+        top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
+        partial = _PartialMemory(memory, rows, self._names, self._words_without(rows))
+        all_instances, all_labels = partial.search(np.asarray(memory.instance_keys[rows], dtype=np.float32), top_b)
+        for start in range(0, len(rows), _BLOCK_QUERIES):
+            block = slice(start, start + _BLOCK_QUERIES)
+            texts = [self._texts[row] for row in rows[block].tolist()]
+            instances, labels = (
+                Neighbours(found.similarities[block], found.keys[block]) for found in (all_instances, all_labels)
+            )
+            nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
+            ranking = rank(cast_votes(nearest_keys, temperature, lambda_, self._values), self._values)
+            by_vectors = (Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels))
+            searches = search_words(texts, *by_vectors, partial.words)
+            candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
+            truth = self._truth[rows[block]]
+            yield Examples(
+                query=candidates.query + start,
+                label=candidates.label,
+                score=candidates.score,
+                features=feature_matrix(candidates, texts, partial.facts, self.features),
+                names=self.features,
+                true=np.asarray(truth[candidates.query, candidates.label]).ravel() > 0,
+            )
 
     def _words_without(self, rows: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
         if self._postings is None or self._label_words is None:

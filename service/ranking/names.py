@@ -5,6 +5,7 @@ A label whose whole name is in a query is often true, above all if the name is a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,13 @@ from service.bundle.files import NAME_OFFSETS, NAME_WORDS
 from service.bundle.values import gather_rows
 from service.lexical.terms import hash_word, words
 
-# Number of words of a query, from its first word, that are compared with names.
-_QUERY_WORDS = 256
+# Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
+_QUERY_WORDS = 128
+# Number of words whose hashes are remembered. Most words of a query are frequent words.
+_CACHED_WORDS = 1 << 16
+
+
+_hash_word = functools.lru_cache(_CACHED_WORDS)(hash_word)
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class Names:
     def _overlap(
         self, text: str, label: Int[np.ndarray, " candidate"], count: Int[np.ndarray, " candidate"]
     ) -> tuple[Float[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
-        query = np.array([hash_word(word) for word in words(text)[:_QUERY_WORDS]], dtype=np.uint64)
+        query = np.array([_hash_word(word) for word in words(text)[:_QUERY_WORDS]], dtype=np.uint64)
         candidate, word = gather_rows(self.offsets, self.words, label)
         found = np.bincount(candidate[np.isin(word, query)], minlength=len(label))
         share = np.divide(found, count, out=np.full(len(label), np.nan), where=count > 0)

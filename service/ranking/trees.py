@@ -50,8 +50,8 @@ class Tree(BaseModel):
         columns = (self.threshold, self.missing_left, self.left, self.right, self.mean)
         if leaves != splits + 1 or any(len(column) != splits for column in columns):
             raise ValueError("a tree has one leaf more than splits, and one value of each kind for each split")
-        children = [*self.left, *self.right]
-        if sorted(children) != [*range(-leaves, 0), *range(1, splits)]:
+        nodes = [*range(-leaves, 0), *range(1, splits)] if splits else []  # all nodes except the root
+        if sorted([*self.left, *self.right]) != nodes:
             raise ValueError("each split except the root, and each leaf, is the child of one split")
         if any(0 <= child <= split for side in (self.left, self.right) for split, child in enumerate(side)):
             raise ValueError("a split comes before its children")

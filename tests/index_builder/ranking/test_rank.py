@@ -1,0 +1,129 @@
+"""`recollect rank`: which rankers are kept, which instances are queries, and how builds treat rankers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recollect
+from index_builder.build import build
+from index_builder.errors import BuildError
+from index_builder.ranking.artefact import read_held_out
+from index_builder.ranking.rank import rank_run
+from index_builder.settings import BuildSettings, RankSettings
+from service.model import open_model
+from tests.index_builder.ranking.conftest import NAMES, RankedRun
+from tests.trainer.helpers import random_sets, random_units
+from tests.trainer.test_tune import make_run
+from trainer.memory import open_memory, write_defaults
+
+
+def run_copy(ranked: RankedRun, folder: Path) -> Path:
+    return Path(shutil.copytree(ranked.run, folder / "run"))
+
+
+def refused(run: Path, folder: Path, **flags: str) -> str:
+    with pytest.raises(BuildError) as error:
+        build(BuildSettings(run=run, store=folder / "store", index="flat", **flags))  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def test_a_ranker_that_helps_is_kept_with_its_report(ranked: RankedRun) -> None:
+    folder = ranked.run / "memory" / "ranker"
+    report = json.loads((folder / "report.json").read_text())
+    assert report["kept"]
+    assert report["queries"] == 150
+    gains = {gain["name"]: gain["ranker"] - gain["votes"] for gain in report["gains"]}
+    assert gains["P@1"] > 5
+    assert [gain["name"] for gain in report["recall@5_by_frequency"]] == ["tail", "extreme tail"]
+    held_out = read_held_out(open_memory(ranked.run / "memory"))
+    assert held_out.logit.shape == (150, 100)
+    assert (np.diff(np.where(np.isfinite(held_out.logit), held_out.logit, -1e9)) <= 0).all()
+
+
+def test_a_ranker_that_does_not_help_is_removed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    run = make_run(tmp_path, random_units(rng, 280, 4), random_sets(rng, 250, 30))  # keys tell nothing about labels
+    folder = run / "memory" / "ranker"
+    folder.mkdir()
+    (folder / "ranker.json").write_text("the ranker of an earlier run")
+    result = recollect.rank(run, threads=1)
+    assert not result["kept"]
+    assert {path.name for path in folder.iterdir()} == {"report.json"}
+
+
+def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from index_builder.ranking import rank
+
+    rng = np.random.default_rng(0)
+    run = make_run(tmp_path, random_units(rng, 330, 4), random_sets(rng, 300, 30))
+    recipe = {"recipe": {"validation_fraction": 0.5, "seed": 3}, "done": True, "format_version": 1}
+    (run / "training.json").write_text(json.dumps(recipe))
+    memory = open_memory(run / "memory")
+    labelled = np.flatnonzero(np.diff(memory.value_indptr))
+    settings = RankSettings(run=run)
+    rows, trained_on = rank._choose_queries(settings, memory)
+    assert trained_on
+    assert rows.tolist() == labelled.tolist()
+    monkeypatch.setattr(rank, "_ENOUGH_HELD_OUT", 100)
+    rows, trained_on = rank._choose_queries(settings, memory)
+    held_out = rank.hold_out(memory.label_sets, 0.5, 3)
+    assert not trained_on
+    assert rows.tolist() == np.flatnonzero(held_out).tolist()
+    assert len(rank._choose_queries(RankSettings(run=run, queries=120), memory)[0]) == 120
+
+
+def test_too_few_instances_are_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    run = make_run(tmp_path, random_units(rng, 60, 4), random_sets(rng, 50, 10))
+    with pytest.raises(BuildError, match="expected at least 100 instances with labels, found"):
+        rank_run(RankSettings(run=run))
+
+
+def test_a_missing_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main(["rank", str(tmp_path)]) == 2
+    assert "expected a memory, found none" in capsys.readouterr().err
+
+
+def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> None:
+    model = open_model(ranked.store)
+    assert model.manifest.has_ranker
+    assert model.manifest.has_lexical_index
+    assert model.manifest.defaults.order == "probability"
+    first = [model.predict(f"{name} unlike {NAMES[nth - 1]}", top_k=3) for nth, name in enumerate(NAMES)]
+    assert [labels[0].uid for labels in first] == NAMES
+
+
+def test_rank_off_leaves_the_ranker_out(ranked: RankedRun, tmp_path: Path) -> None:
+    build(BuildSettings(run=ranked.run, store=tmp_path, index="flat", rank="off", activate=True))
+    model = open_model(tmp_path)
+    assert not model.manifest.has_ranker
+    assert model.manifest.defaults.order == "score"
+
+
+def test_a_ranker_of_other_defaults_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
+    run = run_copy(ranked, tmp_path)
+    memory = open_memory(run / "memory")
+    write_defaults(memory.folder, memory.plan, {**memory.defaults, "lambda": 0.123})
+    message = refused(run, tmp_path)
+    assert "found one that differs in lambda; run `recollect rank` again" in message
+
+
+def test_a_damaged_ranker_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
+    run = run_copy(ranked, tmp_path)
+    (run / "memory" / "ranker" / "ranker.json").write_text("{}")
+    assert "expected a ranker, found" in refused(run, tmp_path)
+
+
+def test_a_ranker_with_words_needs_the_lexical_index(ranked: RankedRun, tmp_path: Path) -> None:
+    assert "needs the words that texts share" in refused(ranked.run, tmp_path, lexical="off")
+
+
+def test_evaluate_measures_both_orders(ranked: RankedRun) -> None:
+    rows = recollect.evaluate(ranked.run.parent / "dataset", store=ranked.store)["rows"]
+    by_order = {row["order"]: row["P@1"] for row in rows}
+    assert by_order["probability"] > by_order["score"]

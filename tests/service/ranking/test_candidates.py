@@ -1,0 +1,152 @@
+"""Candidates and their features, against loops over single labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.bundle.values import Values
+from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
+from service.ranking.evidence import Found
+from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from service.ranking.names import Names
+
+QUERIES, LABELS, INSTANCES, FOUND = 6, 30, 40, 8
+TEXTS = [f"words of query {number}" for number in range(QUERIES)]
+
+
+def random_found(rng: np.random.Generator, keys: int) -> Found:
+    """Distinct keys for each query in order of similarity. Some places, and all places of query 2, have no key."""
+    rows = np.stack([rng.permutation(keys)[:FOUND] for _ in range(QUERIES)])
+    similarities = -np.sort(-rng.uniform(-1, 1, size=rows.shape), axis=1).astype(np.float32)
+    rows[:, FOUND - 1], rows[2] = -1, -1
+    return Found.by_vectors(rows, np.where(rows < 0, -np.inf, similarities).astype(np.float32), 0.1)
+
+
+def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 4, size=INSTANCES)
+    labels = np.concatenate([np.sort(rng.permutation(LABELS)[:size]) for size in sizes])
+    values = Values(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32), LABELS)
+    rest = (random_found(rng, INSTANCES), random_found(rng, LABELS)) if words else ()
+    searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), *rest)
+    query, label = np.nonzero(rng.random((QUERIES, LABELS)) < 0.3)
+    return searches, Voted(query, label, rng.random(len(query))), values
+
+
+def naive_support(found: Found, values: Values | None, query: int, label: int) -> list[tuple[int, float, float]]:
+    """Place, similarity and weight of each key of a query that is evidence for a label."""
+    rows = []
+    for place, key in enumerate(found.keys[query].tolist()):
+        if key < 0:
+            continue
+        own = [key] if values is None else values.indices[values.indptr[key] : values.indptr[key + 1]].tolist()
+        if label in own:
+            rows.append((place, float(found.similarities[query, place]), float(found.weights[query, place])))
+    return rows
+
+
+def scores_of(voted: Voted) -> dict[tuple[int, int], float]:
+    return dict(zip(zip(voted.query.tolist(), voted.label.tolist(), strict=True), voted.score.tolist(), strict=True))
+
+
+def pairs(candidates: Candidates) -> list[tuple[int, int]]:
+    return list(zip(candidates.query.tolist(), candidates.label.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_candidates_are_the_best_labels_by_each_measure(seed: int, words: bool) -> None:
+    searches, voted, values = random_case(seed, words)
+    admits = np.random.default_rng(seed).random(LABELS) < 0.8
+    expected = set()
+    for query in range(QUERIES):
+        measures = [{label: score for (own, label), score in scores_of(voted).items() if own == query}]
+        for name, found in vars(searches).items():
+            if found is None:
+                continue
+            sides = values if name.startswith("instance") else None
+            support = {label: naive_support(found, sides, query, label) for label in range(LABELS)}
+            if name == "label_words":
+                measures.append({label: rows[0][1] for label, rows in support.items() if rows})
+            else:
+                measures.append({label: sum(row[2] for row in rows) for label, rows in support.items() if rows})
+        for most, measure in zip([5, 3, 3, 3, 3], measures, strict=False):
+            admitted = {label: value for label, value in measure.items() if admits[label] and value > 0}
+            expected |= {(query, label) for label in sorted(admitted, key=lambda each: -admitted[each])[:most]}
+    candidates = find_candidates(searches, voted, values, admits, by_votes=5, by_others=3)
+    assert pairs(candidates) == sorted(expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
+    searches, voted, values = random_case(seed, words=True)
+    candidates, scores = find_candidates(searches, voted, values), scores_of(voted)
+    counts = np.bincount(values.indices, minlength=LABELS)
+    facts = LabelFacts(counts, Names.of([f"query {label}" for label in range(LABELS)]))
+    features = compute_features(candidates, TEXTS, facts)
+    assert tuple(features) == (*FEATURES, *WORD_FEATURES)
+    for row, (query, label) in enumerate(pairs(candidates)):
+        best = max((score for (own, _), score in scores.items() if own == query), default=0)
+        expected: dict[str, float] = {
+            "votes": scores.get((query, label), 0),
+            "votes_of_best": scores.get((query, label), 0) / best,
+            "training_count": counts[label],
+            "name_words": 2,
+            "name_share": 1 if label == query else 0.5,
+            "name_place": 2 if label == query else np.nan,
+        }
+        support = naive_support(searches.instances, values, query, label)
+        similarities = [similarity for _, similarity, _ in support]
+        nearest = searches.instances.similarities[query, 0] if searches.instances.keys[query, 0] >= 0 else np.nan
+        expected |= {
+            "instance_votes": sum(weight for *_, weight in support),
+            "instance_count": len(support),
+            "instance_share": len(support) / max(1, counts[label]),
+            "instance_place": support[0][0] if support else np.nan,
+            "instance_similarity": max(similarities, default=np.nan),
+            "instance_mean": np.mean(similarities) if support else np.nan,
+            "instance_gap": nearest - max(similarities, default=np.nan),
+            "nearest_instance": nearest,
+        }
+        support = naive_support(searches.labels, None, query, label)
+        expected |= {
+            "label_votes": sum(weight for *_, weight in support),
+            "label_similarity": support[0][1] if support else np.nan,
+            "label_place": support[0][0] if support else np.nan,
+        }
+        found = {name: features[name][row] for name in expected}
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-6, err_msg=str(found))
+
+
+def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> None:
+    searches, voted, values = random_case(0, words=True)
+    facts = LabelFacts(np.bincount(values.indices, minlength=LABELS), Names.of(["query"] * LABELS))
+    block = find_candidates(searches, voted, values)
+    together = compute_features(block, TEXTS, facts)
+    for query in range(QUERIES):
+        row = slice(query, query + 1)
+        alone = Searches(
+            *(Found(each.keys[row], each.similarities[row], each.weights[row]) for each in vars(searches).values())
+        )
+        own = voted.query == query
+        single = find_candidates(alone, Voted(voted.query[own] * 0, voted.label[own], voted.score[own]), values)
+        assert single.label.tolist() == block.label[block.query == query].tolist()
+        for name, values_alone in compute_features(single, [TEXTS[query]], facts).items():
+            np.testing.assert_array_equal(values_alone, together[name][block.query == query], err_msg=name)
+
+
+def test_without_a_lexical_index_its_features_are_absent() -> None:
+    searches, voted, values = random_case(0, words=False)
+    facts = LabelFacts(np.bincount(values.indices, minlength=LABELS), Names.of(["query"] * LABELS))
+    assert tuple(compute_features(find_candidates(searches, voted, values), TEXTS, facts)) == FEATURES
+
+
+def test_queries_without_evidence_have_no_candidates() -> None:
+    nothing = Found.by_vectors(np.full((2, 3), -1), np.full((2, 3), -np.inf, np.float32), 0.1)
+    voted = Voted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    values = Values(np.array([0, 1]), np.array([0], dtype=np.int32), 2)
+    candidates = find_candidates(Searches(nothing, nothing), voted, values)
+    assert len(candidates.query) == 0
+    features = compute_features(candidates, ["a", "b"], LabelFacts(np.array([1, 0]), Names.of(["a", "b"])))
+    assert all(len(column) == 0 for column in features.values())
