@@ -20,6 +20,7 @@ from service.command_settings import (
     VerifySettings,
     VersionsSettings,
 )
+from service.printable import printable
 from service.serve_settings import ServeSettings
 from service.settings import RedisSettings, ServiceSettings
 
@@ -245,13 +246,8 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def _print_line(line: str) -> None:
-    print(_escaped(line))  # noqa: T201
+    print(printable(line))  # noqa: T201
 
 
 def _print_error(line: str) -> None:
-    print(_escaped(line), file=sys.stderr)  # noqa: T201
-
-
-def _escaped(line: str) -> str:
-    """Escape control characters, because they could change the terminal's state."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
+    print(printable(line), file=sys.stderr)  # noqa: T201

@@ -38,8 +38,9 @@ def _require_words(query: str) -> str:
         query.encode()
     except UnicodeEncodeError:
         raise ValueError("the query contains half of a surrogate pair, which is not a character; remove it") from None
-    # Sets, because a query of a megabyte of spaces must not take long.
-    pieces = (set(query[start : start + _PIECE]) for start in range(0, len(query), _PIECE))
+    rest = query.strip()  # fast: a query of a megabyte of spaces must not take long
+    # Sets, because the rest can be a megabyte of format characters.
+    pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))
     if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):
         raise ValueError("the query is empty; send some words")
     return query

@@ -34,6 +34,7 @@ UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
 
 # Folders and files of service/. Each may import itself, and the folders and files above it in this list.
 SERVICE_ORDER = (
+    "printable",
     "errors",
     "bundle",
     "options",
@@ -54,6 +55,7 @@ SERVICE_ORDER = (
     "versions",
     "serving",
     "http",
+    "connection",
     "process",
     "cli",
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from service.addresses import bind, is_loopback, url
-from service.process.tls import Tls
+from service.connection.tls import Tls
 from service.serve_settings import ServeSettings
 
 

@@ -16,11 +16,11 @@ import structlog
 
 from service.addresses import start_listening
 from service.canary.breaker import BreakerLimits
+from service.connection.connections import Connections, usable_connections
 from service.http.admin import create_admin
 from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
-from service.process.connections import Connections, usable_connections
 from service.process.drain import serve_until
 from service.process.endpoints import Endpoints
 from service.process.liveness import Watchdog, heartbeats

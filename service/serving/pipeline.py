@@ -135,9 +135,10 @@ class AnswerPipeline:
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
                 _record_failure(lease, lease.metrics.deadline)
+                longer = f"increase timeout_ms (at most {1e3 * self.max_seconds:.0f}), or "
                 raise DeadlineError(
-                    f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; increase timeout_ms (at most "
-                    f"{1e3 * self.max_seconds:.0f}), or reduce top_b or the number of queries"
+                    f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; "
+                    f"{longer if seconds < self.max_seconds else ''}reduce top_b or the number of queries"
                 ) from None
             except (ServiceError, ClientDisconnect):  # not a fault of the version
                 raise

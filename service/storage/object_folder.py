@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from service.errors import ActivationConflictError, StoreError
+from service.printable import printable
 from service.storage.connect import connect, require_scheme, without_credentials
 from service.storage.control_files import MAX_LOG_BYTES, MAX_SMALL_BYTES
 
@@ -274,4 +275,4 @@ def _reason(error: Exception) -> str:
         causes = [summary.rpartition(" - ")[2].partition("\n")[0], *_SYSTEM_ERROR.findall(details)[:1]]
         causes += ["timed out"] if "TimedOut" in details else []
     reason = re.sub(r"\?\S+", "", ": ".join(causes)) or type(error).__name__  # a URL query may contain a signature
-    return "".join(each if each.isprintable() else "?" for each in reason[:300])
+    return printable(reason[:300])

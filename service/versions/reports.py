@@ -12,17 +12,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from service.printable import printable
 from service.store.activation_record import Version
 
 _MAX_REASON_CHARACTERS = 1_000
 _REPLICA_NAME = re.compile(r"[0-9A-Za-z.-]{1,160}")
 
 State = Literal["opening", "serving", "failed", "draining"]
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, because they could change the state of the operator's terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 CanaryState = Literal["opening", "open", "failed", "stopped"]
@@ -51,7 +47,7 @@ class Refusal(BaseModel):
     """A version that a replica refused to serve, and the reason."""
 
     version: Version
-    error: Annotated[str, AfterValidator(_printable)]
+    error: Annotated[str, AfterValidator(printable)]
     at: datetime
 
 

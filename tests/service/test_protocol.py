@@ -8,6 +8,8 @@ import functools
 import re
 import resource
 import select
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.process import protocol
-from service.process.connections import Connections
+from service.connection import protocol
+from service.connection.connections import Connections
 from tests.service.http_helpers import Server, serving
 from tests.service.raw_http import (
     BODY,
@@ -33,7 +35,7 @@ from tests.service.raw_http import (
     statuses,
 )
 
-SHORT_REQUEST_TIME = "from service.process import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
+SHORT_REQUEST_TIME = "from service.connection import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
 SHORT_IDLE_TIME = "from service.process import uvicorn_server\nuvicorn_server._KEEP_ALIVE_SECONDS = 1\n"
 # Program of a server whose answers take far longer than the time limit for receiving a request.
 SLOW = f"""{SHORT_REQUEST_TIME}
@@ -64,6 +66,17 @@ def short_idle_server(light_versions: Path) -> Iterator[Server]:
 def slow_server(light_versions: Path) -> Iterator[Server]:
     with serving(light_versions, "--poll-seconds", "600", "--cache-mb", "0", prelude=SLOW) as server:
         yield server
+
+
+@pytest.mark.parametrize("request_bytes", [WHOLE, CHUNKED + b"12\r\n" + BODY + b"\r\n0\r\n\r\n"])
+def test_an_answer_arrives_in_one_segment(server: Server, request_bytes: bytes) -> None:
+    # A process that is killed between two segments would leave a proxy with a head without a body.
+    with connect(server) as connection:
+        connection.sendall(request_bytes)
+        next_status(connection)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    (segments,) = struct.unpack_from("I", info, 152)  # tcpi_data_segs_in
+    assert segments == 1
 
 
 def still_answers(server: Server) -> bool:

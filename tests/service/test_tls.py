@@ -19,12 +19,12 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
+from service.connection import tls_connection
+from service.connection.connections import Connections
+from service.connection.protocol import BoundedProtocol
+from service.connection.tls import Tls
+from service.connection.tls_connection import TlsConnection
 from service.errors import SettingsError
-from service.process import tls_connection
-from service.process.connections import Connections
-from service.process.protocol import BoundedProtocol
-from service.process.tls import Tls
-from service.process.tls_connection import TlsConnection
 from service.serve_settings import ServeSettings, require_consistent
 from tests.service.certificates import Certificate, write_certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving

@@ -20,10 +20,11 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from service.connection.answer_writer import AnswerWriter
+from service.connection.connections import Connections, Handshake, Reason
+from service.connection.parser import RequestParser
+from service.connection.write_timeout import WriteTimeout
 from service.http.problems import problem_bytes
-from service.process.connections import Connections, Handshake, Reason
-from service.process.parser import RequestParser
-from service.process.write_timeout import WriteTimeout
 
 # Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
 _MAX_HEAD_BYTES = 32 << 10
@@ -162,6 +163,8 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().on_headers_complete()
             self.cycle.keep_alive = self.cycle.keep_alive and not self._reserved
+            if self.parser.get_method() != b"HEAD":
+                self.cycle.transport = AnswerWriter(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if not self.refused:
