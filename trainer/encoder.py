@@ -21,7 +21,7 @@ from trainer.errors import EncoderError
 from trainer.heads.adapter import Adapter, Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.head import Head
-from trainer.static.model import StaticModel
+from trainer.static.model import StaticModel, TextVectors
 from trainer.tokens import Inputs, Texts, TokenBags, TokenTable, VectorTable, batches_by_length
 
 Pooling = Literal["mean", "cls"]
@@ -89,8 +89,8 @@ class UnitVectorModel(DualEncoder):
 
     @property
     def is_static(self) -> bool:
-        """Whether the transformer is replaced by a table of token vectors."""
-        return isinstance(self.transformer, StaticModel)
+        """Whether a table of token vectors is in the place of the transformer."""
+        return isinstance(self.transformer, TextVectors)
 
     def lookups(self) -> list[nn.Parameter]:
         return [*super().lookups(), *(self.transformer.lookups() if isinstance(self.transformer, StaticModel) else [])]

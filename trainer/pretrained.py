@@ -143,7 +143,7 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
         )
 
 
-def _packaged_folder(flag: str) -> Path:
+def _packaged_folder(flag: str = "--encoder") -> Path:
     spec = importlib.util.find_spec(_PACKAGED_MODULE)  # the package is not imported, because only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tokenizers import Encoding, Tokenizer
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import EncoderInfo, Precision
 from service.errors import opening
+from service.predictor.word_pieces import WordPieces, treats_words_alone
 from service.settings import Device
 
 TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
@@ -52,6 +53,7 @@ class QueryEncoder:
         self, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device = "cpu"
     ) -> None:
         self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
+        self._words = WordPieces(tokenizer, info.max_length) if treats_words_alone(tokenizer) else None
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
@@ -77,8 +79,11 @@ class QueryEncoder:
         return cls(tokenizer, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
 
     def tokenise(self, texts: Sequence[str]) -> Tokens:
-        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(texts))
-        return Tokens([each.ids for each in encodings], [bool(each.overflowing) for each in encodings])
+        found = [self._words and self._words.encode(text) for text in texts]
+        others = [text for text, each in zip(texts, found, strict=True) if each is None]
+        encodings: Iterator[Encoding] = iter(self._tokenizer.encode_batch_fast(others) if others else [])
+        rows = [each or _ids(next(encodings)) for each in found]
+        return Tokens([ids for ids, _ in rows], [truncated for _, truncated in rows])
 
     def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
         """Encode a tokenised batch as unit vectors; `checkpoint` is called before each batch of the encoder."""
@@ -108,6 +113,11 @@ class QueryEncoder:
         feed = {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
         vectors: np.ndarray = self._session.run(["vectors"], feed)[0]
         return vectors
+
+
+def _ids(encoding: Encoding) -> tuple[list[int], bool]:
+    """The ids of a text, and whether it was truncated."""
+    return encoding.ids, bool(encoding.overflowing)
 
 
 def _join(

@@ -11,6 +11,7 @@ The projection changes the vectors of all tokens, also of tokens that training d
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -32,7 +33,17 @@ class StaticConfig(PretrainedConfig):
         super().__init__(**others)  # type: ignore[no-untyped-call]
 
 
-class StaticModel(PreTrainedModel):
+class TextVectors(nn.Module, abc.ABC):
+    """A module that returns one vector for each text, in the place of a transformer that returns one for each token."""
+
+    @abc.abstractmethod
+    def forward(
+        self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch dim"]:
+        """Return vectors of any length."""
+
+
+class StaticModel(PreTrainedModel, TextVectors):
     """A table of token vectors with weights and a projection, in the form of a Hugging Face model."""
 
     config_class = StaticConfig

@@ -1,0 +1,171 @@
+"""Static encoders: their vectors, their start from a pretrained encoder, and their training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import TEXTS, TinyEncoder, load
+from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, training, weights
+from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from trainer.encoder import Encoder
+from trainer.static.model import StaticModel
+from trainer.static.pretrained import make_static
+
+TOKENS, DIM = 20, 6
+# Without held-out instances, the checkpoint is the newest model instead of the best one.
+NEWEST = ["--validation-fraction", 0]
+
+
+@pytest.fixture
+def model() -> StaticModel:
+    """A model with random vectors, weights and projection."""
+    torch.manual_seed(7)
+    made = StaticModel.of(torch.randn(TOKENS, DIM), torch.rand(TOKENS))
+    torch.nn.init.normal_(made.projection.weight)
+    return made
+
+
+@pytest.fixture
+def static(tiny_bert: TinyEncoder) -> Encoder:
+    return make_static(load(tiny_bert.folder), "static:tiny", 32, 8, [list(TEXTS), ["red red red red chair"]])
+
+
+class TestStaticModel:
+    def test_vector_is_the_projected_weighted_sum_of_the_token_vectors(self, model: StaticModel) -> None:
+        ids = torch.tensor([[3, 5, 5, 1], [7, 0, 0, 0]])
+        mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
+        e, w, p = (
+            each.detach().double().numpy() for each in (model.tokens.weight, model.weights, model.projection.weight)
+        )
+        expected = np.stack([p @ sum(w[t] * e[t] for t in (3, 5, 5, 1)), p @ (w[7] * e[7])])
+        np.testing.assert_allclose(model(ids, mask).detach().numpy(), expected, atol=1e-5)
+
+    def test_sum_of_the_rows_of_the_folded_table_is_the_vector(self, model: StaticModel) -> None:
+        ids = torch.tensor([[3, 5, 5, 1]])
+        np.testing.assert_allclose(
+            model.folded()[ids[0]].sum(0), model(ids, torch.ones_like(ids))[0].detach(), atol=1e-5
+        )
+
+    def test_training_leaves_out_some_tokens_and_evaluation_none(self, model: StaticModel) -> None:
+        ids = torch.arange(TOKENS).expand(50, -1)
+        mask = torch.ones_like(ids)
+        trained, evaluated = model.train()(ids, mask), model.eval()(ids, mask)
+        assert len(torch.unique(trained, dim=0)) > 1
+        assert len(torch.unique(evaluated, dim=0)) == 1
+
+    def test_every_weight_gets_a_gradient(self, model: StaticModel) -> None:
+        ids = torch.tensor([[3, 5]])
+        model(ids, torch.ones_like(ids)).sum().backward()
+        used = model.tokens.weight.grad.abs().sum(1).nonzero()[:, 0].tolist()  # type: ignore[union-attr]
+        assert used == [3, 5]
+        assert model.weights.grad is not None
+        assert model.projection.weight.grad is not None
+
+
+class TestUntrainedStaticEncoder:
+    def test_vectors_are_finite_unit_vectors_even_of_a_text_without_words(self, static: Encoder) -> None:
+        vectors = static.encode([*TEXTS, "", "  "], 32)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+    def test_frequent_tokens_weigh_less_than_rare_tokens(self, static: Encoder) -> None:
+        weight = static.model.transformer.weights.detach()
+        frequent, rare, absent = (
+            float(weight[static.tokenizer.encode(word, add_special_tokens=False).ids[0]])
+            for word in ("red", "chair", "blue")
+        )
+        assert frequent < rare < absent <= 1
+
+    def test_vector_of_a_text_does_not_depend_on_other_texts(self, static: Encoder) -> None:
+        alone = np.concatenate([static.encode([text], 32) for text in TEXTS])
+        np.testing.assert_allclose(static.encode(list(TEXTS), 32), alone, atol=1e-6)
+
+    def test_checkpoint_keeps_the_encoder(self, static: Encoder, tmp_path: Path) -> None:
+        save_checkpoint(static, tmp_path / "checkpoint")
+        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
+        assert loaded.model.is_static
+        assert loaded.config == static.config
+        assert encoder_digest(loaded) == encoder_digest(static)
+        np.testing.assert_array_equal(loaded.encode(TEXTS, 32), static.encode(TEXTS, 32))
+
+    def test_encoder_with_a_case_sensitive_tokenizer_or_other_special_tokens_can_be_the_source(
+        self, request: pytest.FixtureRequest
+    ) -> None:
+        for kind in ("distilbert", "roberta"):
+            made = make_static(load(request.getfixturevalue(f"tiny_{kind}").folder), "static", 32, 8, [list(TEXTS)])
+            assert np.isfinite(made.encode(["", "quick Brown fox"], 32)).all()
+
+
+@pytest.fixture
+def static_flags(lesson: Path, tiny_bert: TinyEncoder) -> list[object]:
+    return ["train", lesson, *USUAL, "--encoder", "static", "--static-from", tiny_bert.folder, "--device", "cpu"]
+
+
+class TestTraining:
+    @pytest.fixture
+    def run(self, static_flags: list[object], tmp_path: Path) -> Callable[..., int]:
+        def run(*more: object, killed: Moment | None = None) -> int:
+            (status,) = run_recollect([*static_flags, "--save-minutes", 0, *more], tmp_path / "log", killed)
+            return status
+
+        return run
+
+    def test_killed_training_has_the_weights_and_keys_of_an_uninterrupted_training(
+        self, run: Callable[..., int], tmp_path: Path
+    ) -> None:
+        assert run("--out", tmp_path / "never", *NEWEST) == 0, (tmp_path / "log").read_text()
+        for moment in (Moment("trainer.objective.Objective.backward", 8), Moment("trainer.train.save_state", 2)):
+            assert run("--out", tmp_path / "run", *NEWEST, "--resume", killed=moment) == KILLED
+        assert run("--out", tmp_path / "run", *NEWEST, "--resume") == 0, (tmp_path / "log").read_text()
+        assert results(tmp_path / "run") == results(tmp_path / "never")
+
+    @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
+    def test_methods_train_table_weights_and_projection(
+        self, run: Callable[..., int], tmp_path: Path, method: str
+    ) -> None:
+        assert run("--out", tmp_path / "zero", "--epochs", 0) == 0, (tmp_path / "log").read_text()
+        assert run("--out", tmp_path / "run", "--method", method, *NEWEST) == 0, (tmp_path / "log").read_text()
+        before, after = weights(tmp_path / "zero"), weights(tmp_path / "run")
+        for name in ("tokens.weight", "weights", "projection.weight"):
+            assert not torch.equal(before[name], after[name]), name
+
+    def test_static_encoder_is_trained_as_a_whole_with_its_own_defaults(
+        self, run: Callable[..., int], tmp_path: Path
+    ) -> None:
+        assert run("--out", tmp_path / "run", "--max-steps", 1) == 0, (tmp_path / "log").read_text()
+        recipe = training(tmp_path / "run")["recipe"]
+        assert (recipe["train"], recipe["learning_rate"]) == ("full", 1e-3)
+        assert load_checkpoint(tmp_path / "run" / "checkpoint", "cpu").model.is_static
+
+    @pytest.mark.parametrize("what", ["adapter", "full"])
+    def test_trained_static_encoder_can_start_another_training(
+        self, run: Callable[..., int], flags: list[object], tmp_path: Path, what: str
+    ) -> None:
+        assert run("--out", tmp_path / "first", "--max-steps", 1) == 0
+        again = ["--encoder", tmp_path / "first" / "checkpoint", "--train", what, "--max-steps", 1]
+        (status,) = run_recollect([*flags, *again], tmp_path / "log")
+        assert status == 0, (tmp_path / "log").read_text()
+        assert load_checkpoint(tmp_path / "run" / "checkpoint", "cpu").model.is_static
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--static-from", "minilm"], "--static-from: expected --encoder static, found --encoder"),
+        (["--encoder", "static", "--static-from", "static"], "--static-from static: expected a pretrained encoder"),
+        (["--encoder", "static", "--static-from", "no/such"], "--static-from no/such: expected a Hugging Face text"),
+        (["--encoder", "static", "--label-inputs", "text"], "found --encoder static"),
+    ],
+)
+@pytest.mark.usefixtures("offline")
+def test_contradictory_flags_of_a_static_encoder_are_refused(
+    train: Train, run_folder: Path, more: list[str], message: str
+) -> None:
+    outcome = train(*more)
+    assert outcome.status == 2
+    assert message in outcome.message
+    assert not run_folder.exists()
