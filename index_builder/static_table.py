@@ -9,19 +9,22 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from service.bundle.manifest import Precision
 from trainer.encoder import UnitVectorModel
-from trainer.static.model import StaticConfig, StaticModel, TextVectors
+from trainer.static.model import StaticModel, TextVectors
 
 _MAX_INT8 = 127
 
 
-class _Table(PreTrainedModel, TextVectors):
+class _Table(PreTrainedModel, TextVectors):  # type: ignore[no-untyped-call]
     """A table whose rows are summed. One matrix product applies the scales of the rows and leaves out the padding."""
 
-    def __init__(self, config: StaticConfig, rows: Tensor, scales: Float[Tensor, "token 1"] | None = None) -> None:
+    rows: Tensor
+    scales: Tensor | None
+
+    def __init__(self, config: PretrainedConfig, rows: Tensor, scales: Float[Tensor, "token 1"] | None = None) -> None:
         super().__init__(config)
         self.register_buffer("rows", rows)
         self.register_buffer("scales", scales)

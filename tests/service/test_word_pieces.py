@@ -7,9 +7,9 @@ import random
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from service.predictor import word_pieces
+from service.predictor import encoder
+from service.predictor.encoder import WordPieces, treats_words_alone
 from service.predictor.predictor import Predictor
-from service.predictor.word_pieces import WordPieces, treats_words_alone
 
 LIMIT = 16
 TEXTS = [
@@ -81,7 +81,7 @@ def test_text_is_truncated_at_the_limit(words: WordPieces, tokenizer: Tokenizer)
 def test_full_table_of_words_is_emptied(
     words: WordPieces, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_pieces, "_MOST_WORDS", 3)
+    monkeypatch.setattr(encoder, "_MOST_WORDS", 3)
     for word in ("one", "two", "three", "four", "one"):
         assert words.encode(word) == expected(tokenizer, word)
         assert len(words._known) <= 3

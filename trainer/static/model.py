@@ -63,7 +63,8 @@ class StaticModel(PreTrainedModel, TextVectors):
         model.tokens.weight.data.copy_(vectors)
         model.weights.data.copy_(weights)
         nn.init.eye_(model.projection.weight)
-        return model.eval()
+        model.eval()  # type: ignore[no-untyped-call]
+        return model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.tokens
@@ -83,7 +84,7 @@ class StaticModel(PreTrainedModel, TextVectors):
 
     def lookups(self) -> list[nn.Parameter]:
         """The tables that training does not decay."""
-        return [self.tokens.weight]
+        return list(self.tokens.parameters())
 
     def folded(self) -> Float[Tensor, "token dim"]:
         """The table that includes weights and projection: v(x) is the sum of its rows."""

@@ -50,7 +50,7 @@ def make_static(source: Encoder, name: str, max_length: int, label_max_length: i
 def _encode_tokens(source: Encoder) -> Float[Tensor, "token dim"]:
     """The pretrained encoder's vector of each token, alone between the special tokens."""
     before, after = _special_tokens(source)
-    count = int(source.model.transformer.get_input_embeddings().num_embeddings)
+    count = int(source.model.transformer.config.vocab_size)
     vectors = []
     for start in range(0, count, _BATCH_TOKENS):
         tokens = torch.arange(start, min(start + _BATCH_TOKENS, count))
@@ -77,7 +77,8 @@ def _flatten_spectrum(vectors: Float[Tensor, "token dim"]) -> Float[Tensor, "tok
     centred = vectors - vectors.mean(dim=0)
     _, deviations, directions = torch.linalg.svd(centred, full_matrices=False)
     scaled = centred @ directions.T / deviations.clamp_min(deviations[0] * 1e-6).sqrt()
-    return scaled / scaled.norm(dim=1).mean()
+    flattened: Tensor = scaled / scaled.norm(dim=1).mean()
+    return flattened
 
 
 def _count_tokens(source: Encoder, texts: Iterable[Texts], max_length: int, tokens: int) -> Int[np.ndarray, " token"]:
