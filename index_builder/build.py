@@ -143,7 +143,7 @@ def write_bundle(
     lexical = lexical_for(ranker, settings.lexical)
     word_weight, measured = write_lexical(memory, folder, settings.run, lexical)
     if ranker is None:
-        probabilities = fit_vote_probabilities(memory, settings.run)
+        probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
     else:
         probabilities = write_bundle_ranker(memory, folder, ranker)
     order: Order = "score" if ranker is None else "probability"

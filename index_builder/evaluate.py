@@ -278,7 +278,7 @@ def pick(
     column: Shaped[np.ndarray, " row"], rows: Int[np.ndarray, "query 100"], missing: float
 ) -> Shaped[np.ndarray, "query 100"]:
     """The values of rows that `best_rows` found, and `missing` for the padding."""
-    return np.append(column, np.array(missing, dtype=column.dtype))[rows]  # -1 picks the last value
+    return np.asarray(np.append(column, np.array(missing, dtype=column.dtype))[rows])  # -1 picks the last value
 
 
 def _best_allowed(

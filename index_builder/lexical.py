@@ -11,27 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from index_builder.bundle_tables import read_field
 from index_builder.console import print_status
 from index_builder.evaluate import best_rows, pick
+from index_builder.left_out_votes import left_out_votes
 from index_builder.settings import Lexical
 from service.bundle.files import LEXICAL_FILES
 from service.bundle.values import Values
 from service.lexical.index import LexicalIndex, write_lexical_index
-from service.predictor.scoring import cast_votes, rank
-from service.predictor.searcher import Neighbours, search_parts
-from service.predictor.words import mix, word_votes
+from service.predictor.scoring import rank
+from service.predictor.words import mix
 from trainer.errors import TrainingError
-from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
+from trainer.left_out import choose_queries
 from trainer.memory import Memory
 from trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
-_QUERIES, _BLOCK_QUERIES, _SEED = 1_000, 256, 0
-# Number of keys to find by words for each query: more than the keys that vote, because one is the query itself.
-_SEARCHED = 64
+_QUERIES, _SEED = 1_000, 0
 _STANDARD_ERRORS = 2.0
 
 
@@ -115,21 +113,14 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
             f"lexical: {run} held out no instances, so the word weight is tuned on training instances, for which the "
             "vectors are too good; train with a --validation-fraction above 0"
         )
-    found, texts = _nearest_keys(memory, rows), _texts_of(memory, rows)
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
-    lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
     values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
     truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
-    for start in range(0, len(rows), _BLOCK_QUERIES):
-        block = slice(start, start + _BLOCK_QUERIES)
-        nearest = Neighbours(found.similarities[block], found.keys[block])
-        votes = cast_votes(nearest, temperature, lambda_, values)
-        by_words = Neighbours(*index.search(texts[block], _SEARCHED, lambda_))
-        by_words = word_votes(_leave_out(by_words, rows[block]), lambda_, values)
+    for block, votes, by_words in left_out_votes(memory, rows, index):
         for weight, score in scores.items():
-            ranking = rank(mix(votes, by_words, weight) if weight else votes, values)
-            best = pick(ranking.label, best_rows(ranking.query, len(nearest.keys)), -1)
+            ranking = rank(mix(votes, by_words, weight) if weight and by_words else votes, values)
+            best = pick(ranking.label, best_rows(ranking.query, len(score[block])), -1)
             hit = hits(best[:, :5], truth[block])
             score[block] = ndcg_at(hit, np.diff(truth[block].indptr), 5)
     chosen = max(_WEIGHTS, key=lambda weight: (scores[weight].mean(), -weight))
@@ -140,33 +131,3 @@ def _gain(weight: float, before: Float[np.ndarray, " query"], after: Float[np.nd
     differences = after - before
     error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else np.inf
     return Gain(weight, 100 * float(before.mean()), 100 * float(after.mean()), 100 * error, len(differences))
-
-
-def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:
-    """The top-b keys of the queries with the memory's default options, without the queries themselves."""
-    defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
-
-    def search_instances(_: np.ndarray, top_b: int) -> Neighbours:
-        found = instance_neighbours(memory, rows, top_b)
-        return Neighbours(found.similarities, found.keys)
-
-    def search_labels(_: np.ndarray, top_b: int) -> Neighbours:
-        found = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
-        return Neighbours(found.similarities, found.keys)
-
-    vectors = np.asarray(memory.keys[rows], dtype=np.float32)
-    return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
-
-
-def _texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:
-    wanted = set(rows.tolist())
-    texts = read_field(memory.folder / "instances.jsonl", "text")
-    return [text for row, text in enumerate(texts) if row in wanted]
-
-
-def _leave_out(found: Neighbours, rows: Int[np.ndarray, " query"]) -> Neighbours:
-    """The found keys without the query's own key, which moves to the end as a missing key."""
-    own = found.keys == rows[:, None]
-    order = np.argsort(own, axis=1, kind="stable")
-    similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
-    return Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))

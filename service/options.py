@@ -182,12 +182,18 @@ def require_probabilities(options: AnswerOptions, defaults: Defaults, version: s
             f"{name}: version {version} gives no probabilities; leave out {name}, or build a version from a run with "
             "held-out texts"
         )
-    if not options.uses_votes_of(defaults):
-        raise QueryError(
-            f"{name}: probabilities hold only for the defaults lambda {defaults.lambda_:g}, temperature "
-            f"{defaults.temperature:g} and top_b {defaults.top_b}, found {options.lambda_:g}, "
-            f"{options.temperature:g} and {options.top_b}; leave out {name} or these options"
-        )
+    votes = {
+        "lambda": (options.lambda_, defaults.lambda_),
+        "temperature": (options.temperature, defaults.temperature),
+        "top_b": (options.top_b, defaults.top_b),
+        "word_weight": (options.word_weight, defaults.word_weight),
+    }
+    for other, (found, usual) in votes.items():
+        if found != usual:
+            raise QueryError(
+                f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
+                f"{name} or {other}"
+            )
     if options.order != defaults.order == "probability":
         raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
 

@@ -19,6 +19,8 @@ from service.ranking.calibration import calibrate
 # Fewer texts give no reliable calibration.
 LEAST_TEXTS = 100
 _FOLDS = 5
+# Least number of predictions in a pool of the isotonic regression.
+_LEAST_POOL = 50
 # Shares of the true labels for which the least probability is stated.
 _SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 
@@ -58,21 +60,16 @@ def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
     """
     if len(held_out) < LEAST_TEXTS or not held_out.hit.any():
         return None
-    best: tuple[float, Callable[[HeldOut], Platt | Isotonic], np.ndarray] | None = None
-    for fit in (fit_platt, fit_isotonic):
-        crossed = _cross_fitted(held_out, fit)
-        score = brier(crossed, held_out.hit, held_out.sizes)
-        if best is None or score < best[0]:
-            best = score, fit, crossed
-    assert best is not None
-    score, fit, crossed = best
+    crossed = {fit: _cross_fitted(held_out, fit) for fit in _FITS}
+    scores = {fit: brier(found, held_out.hit, held_out.sizes) for fit, found in crossed.items()}
+    fit = min(_FITS, key=lambda each: scores[each])
     calibration = fit(held_out)
     final = held_out.probabilities(calibration)
-    errors = {f"ECE@{k}": reliability(crossed, held_out.hit, k).expected_error for k in (1, 5)}
+    errors = {f"ECE@{k}": reliability(crossed[fit], held_out.hit, k).expected_error for k in (1, 5)}
     return Probabilities(
         calibration=calibration,
         texts=len(held_out),
-        metrics=errors | {"Brier": score},
+        metrics=errors | {"Brier": scores[fit]},
         mean_top_probability=float(final[:, 0].mean()),
         coverage=list(_coverage(final[held_out.hit], int(held_out.sizes.sum()))),
     )
@@ -105,11 +102,29 @@ def fit_isotonic(held_out: HeldOut) -> Isotonic:
     found = np.isfinite(held_out.logit)
     logit, place, count = np.unique(held_out.logit[found], return_inverse=True, return_counts=True)
     true = np.bincount(place, held_out.hit[found])
-    starts = optimize.isotonic_regression(true / count, weights=count).blocks[:-1]
+    starts = _merge_small(optimize.isotonic_regression(true / count, weights=count).blocks[:-1], count)
     predictions, hits = np.add.reduceat(count, starts), np.add.reduceat(true, starts)
     centres = np.add.reduceat(logit * count, starts) / predictions
     rates = np.maximum.accumulate((hits + 0.5) / (predictions + 1))
     return Isotonic(logits=tuple(centres.tolist()), probabilities=tuple(rates.tolist()))
+
+
+# The fits that are compared; the first one wins if both are equally good.
+_FITS: tuple[Callable[[HeldOut], Platt | Isotonic], ...] = (fit_platt, fit_isotonic)
+
+
+def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logit"]) -> Int[np.ndarray, " pool"]:
+    """Merge pools of few predictions with their neighbours, because their shares of true labels are mostly chance."""
+    merged: list[int] = []
+    predictions = 0
+    for start, size in zip(starts[::-1].tolist(), np.add.reduceat(count, starts)[::-1].tolist(), strict=True):
+        predictions += size
+        if predictions >= _LEAST_POOL:
+            merged.append(start)
+            predictions = 0
+    if predictions:  # the lowest pools are too small together
+        merged[-1:] = [0]
+    return np.array(merged[::-1])
 
 
 def _cross_fitted(held_out: HeldOut, fit: Callable[[HeldOut], Platt | Isotonic]) -> Float[np.ndarray, "text label"]:

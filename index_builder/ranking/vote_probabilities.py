@@ -11,29 +11,32 @@ import numpy as np
 
 from index_builder.console import print_status
 from index_builder.evaluate import best_rows, pick
+from index_builder.left_out_votes import left_out_votes
 from index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from service.bundle.manifest import Probabilities
 from service.bundle.values import Values
-from service.predictor.scoring import cast_votes, rank
-from service.predictor.searcher import Neighbours, search_parts
+from service.lexical.index import LexicalIndex
+from service.predictor.scoring import rank
+from service.predictor.words import mix
 from service.ranking.calibration import log_odds
-from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
+from trainer.left_out import choose_queries
 from trainer.memory import Memory
 from trainer.metrics import hits
 
 # Maximum number of texts; more texts hardly change the calibration.
 _MOST_TEXTS = 2_000
-_BLOCK_TEXTS = 256
 # Largest calibration error with which a bundle gives probabilities.
 _MOST_ERROR = 0.05
 
 
-def fit_vote_probabilities(memory: Memory, run: Path) -> Probabilities | None:
+def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
     """Fit and measure a calibration of the scores; None, with the reason as a status message, if that is not possible.
 
     Args:
         memory: The memory of the run.
         run: The run folder, which records the held-out instances.
+        folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
+        word_weight: Default share of the votes by words in a score.
     """
     if not len(memory.value_indices):
         print_status("probabilities: none, because no instance has a label")
@@ -42,7 +45,7 @@ def fit_vote_probabilities(memory: Memory, run: Path) -> Probabilities | None:
     if trained_on:
         print_status("probabilities: none, because training held out no texts (--validation-fraction)")
         return None
-    fitted = fit_probabilities(_held_out_votes(memory, rows))
+    fitted = fit_probabilities(_held_out_votes(memory, rows, folder, word_weight))
     if fitted is None:
         print_status(f"probabilities: none, because {len(rows):,} held-out texts are too few")
         return None
@@ -55,25 +58,13 @@ def fit_vote_probabilities(memory: Memory, run: Path) -> Probabilities | None:
     return fitted
 
 
-def _held_out_votes(memory: Memory, rows: np.ndarray) -> HeldOut:
-    defaults, values = memory.defaults, Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
-    lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
-    instances = instance_neighbours(memory, rows, top_b)
-    labels = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
-    found = search_parts(
-        lambda *_: Neighbours(instances.similarities, instances.keys),
-        lambda *_: Neighbours(labels.similarities, labels.keys),
-        memory.plan.instances,
-        np.asarray(memory.instance_keys[rows]),
-        top_b,
-        lambda_,
-    )
+def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
+    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
     label, logit = [], []
-    for start in range(0, len(rows), _BLOCK_TEXTS):
-        block = slice(start, start + _BLOCK_TEXTS)
-        part = Neighbours(found.similarities[block], found.keys[block])
-        ranking = rank(cast_votes(part, defaults["temperature"], lambda_, values), values)
-        best = best_rows(ranking.query, len(part.keys))
+    for block, votes, by_words in left_out_votes(memory, rows, index):
+        ranking = rank(votes if by_words is None else mix(votes, by_words, word_weight), values)
+        best = best_rows(ranking.query, len(rows[block]))
         label.append(pick(ranking.label, best, -1))
         logit.append(pick(log_odds(ranking.score), best, -np.inf))
     truth = memory.label_sets.to_csr(memory.plan.labels)[rows]

@@ -27,7 +27,7 @@ def assigned_counts(
     filled = np.arange(counts.max(initial=0)) < counts[:, None]
     table = np.zeros(filled.shape)
     table[filled] = probabilities[(rows[:-1, None] + np.arange(filled.shape[1]))[filled]]
-    return np.minimum(best_set_sizes(table, most), counts)
+    return np.asarray(np.minimum(best_set_sizes(table, most), counts))
 
 
 def best_set_sizes(
@@ -47,7 +47,7 @@ def best_set_sizes(
     """
     if probabilities.shape[1] == 0:
         return np.zeros(len(probabilities), dtype=np.int64)
-    return 1 + expected_f1(probabilities)[:, :most].argmax(axis=1)
+    return np.asarray(1 + expected_f1(probabilities)[:, :most].argmax(axis=1))
 
 
 def expected_f1(probabilities: Float[np.ndarray, "query label"]) -> Float[np.ndarray, "query label"]:

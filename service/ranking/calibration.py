@@ -26,7 +26,8 @@ def calibrate(calibration: Platt | Isotonic, logits: Float[np.ndarray, " label"]
         # tanh instead of exp, because exp overflows for large negative logits.
         scaled: np.ndarray = 0.5 + 0.5 * np.tanh((calibration.slope * logits + calibration.intercept) / 2)
         return scaled
-    return np.interp(logits, calibration.logits, calibration.probabilities)
+    table: np.ndarray = np.interp(logits, calibration.logits, calibration.probabilities)
+    return table
 
 
 def log_odds(scores: Float[np.ndarray, " label"]) -> Float[np.ndarray, " label"]:

@@ -94,6 +94,7 @@ def test_every_metric_named_in_rules_dashboard_adapter_or_runbook_exists() -> No
     known |= {
         family.name + suffix for family in families if family.type == "histogram" for suffix in HISTOGRAM_SUFFIXES
     }
+    known |= {family.name + suffix for family in families if family.type == "summary" for suffix in ("_sum", "_count")}
     expressions = " ".join(rule["expr"] for rule in RULES)
     adapter = yaml.safe_load((MONITORING / "prometheus-adapter-values.yaml").read_text(encoding="utf-8"))
     (custom,) = adapter["rules"]["custom"]

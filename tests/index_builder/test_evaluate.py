@@ -18,6 +18,7 @@ from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.predictor.searcher import KeyIndex
 from service.store.store import Store
+from tests.service.http_helpers import add_version, copy_store, make_first
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -162,10 +163,10 @@ def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: 
     arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["version", "queries", "rows"]
+    assert list(printed) == ["version", "queries", "rows", "coverage"]
     assert (printed["version"], printed["queries"]) == (built.version, 7)
     assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
-    assert list(printed["rows"][0])[:4] == ["lambda", "temperature", "top_b", "P@1"]
+    assert list(printed["rows"][0])[:5] == ["lambda", "temperature", "top_b", "order", "P@1"]
 
 
 def test_printed_table_has_aligned_columns_with_headings(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +175,7 @@ def test_printed_table_has_aligned_columns_with_headings(built: Any, capsys: pyt
     assert title == f"version {built.version}, 7 queries, in percent"
     assert [row.split()[:3] for row in rows] == [["0", "0.04", "200"], ["1", "0.04", "200"]]
     assert {len(row) for row in rows} == {len(header)}
-    assert header.split()[:4] == ["lambda", "tau", "b", "P@1"]
+    assert header.split()[:5] == ["lambda", "tau", "b", "order", "P@1"]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,65 @@ def test_error_names_the_wrong_flag(built: Any, capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1), err
     assert flags[0].strip("-") in err
+
+
+@pytest.fixture
+def with_probabilities(built: Any, tmp_path: Path) -> Path:
+    """A store whose current version gives probabilities."""
+
+    def change(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["probabilities"] = {
+            "calibration": {"method": "platt", "slope": 1.0, "intercept": 0.0},
+            "texts": 100,
+            "metrics": {},
+            "mean_top_probability": 0.5,
+            "coverage": [{"share": 0.5, "probability": 0.4}, {"share": 0.9, "probability": 0.01}],
+        }
+
+    store = copy_store(built.store, tmp_path / "store")
+    make_first(store, add_version(store, built.version, "p", change))
+    return store
+
+
+def test_row_with_the_default_votes_measures_probabilities(built: Any, with_probabilities: Path) -> None:
+    usual, other = measure(built, store=with_probabilities, **{"lambda": [0.5, 0.25]})
+    (plain,) = measure(built)
+    assert {name: usual[name] for name in plain} == plain
+    assert list(usual)[len(plain) :] == ["ECE@1", "ECE@5", "Brier", "F1 assigned", "F1 best k", "best k"]
+    assert "Brier" not in other
+    answers = open_model(with_probabilities).answer([row["text"] for row in read(built.dataset / "test.jsonl")])
+    errors = 0.0
+    for row, answer in zip(read(built.dataset / "test.jsonl"), answers, strict=True):
+        assert len(answer.labels) == 8  # of 8 labels
+        errors += sum(((label.probability or 0) - (label.uid in row["labels"])) ** 2 for label in answer.labels)
+    assert usual["Brier"] == pytest.approx(errors / len(answers), abs=1e-6)
+
+
+def test_coverage_statements_are_checked_on_the_test_texts(
+    built: Any, with_probabilities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "evaluate",
+        str(built.dataset),
+        "--store",
+        str(with_probabilities),
+        "--report",
+        str(tmp_path / "plots"),
+    ]
+    assert recollect.main(arguments) == 0
+    first, last = capsys.readouterr().out.splitlines()[-2:]
+    assert first.startswith("probability >= 0.4000: ")
+    assert last.startswith("probability >= 0.0100: 100.0% of the true labels (expected 90%), among ")
+    assert "Reliability of the probabilities: 7 texts" in (tmp_path / "plots" / "reliability.svg").read_text()
+
+
+def test_reliability_diagram_of_a_version_without_probabilities_is_refused(
+    built: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "plots"
+    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), "--report", str(report)]) == 2
+    assert f"--report: expected a version with probabilities, found none in {built.version}" in capsys.readouterr().err
+    assert not report.exists()
 
 
 def test_evaluation_does_not_change_the_store(built: Any) -> None:

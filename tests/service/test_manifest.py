@@ -40,6 +40,8 @@ WRONG: list[tuple[str, Any]] = [
     ("index/labels/refine", 0.5),
     ("curves/labels", [{}]),
     ("checks", [{"name": "recall", "found": 1.0}]),
+    ("defaults/order", "size"),
+    ("probabilities", {}),
     ("metrics", "good"),
     ("metrics/recall_labels", float("nan")),
     ("files", {}),

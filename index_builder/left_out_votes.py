@@ -1,0 +1,78 @@
+"""The votes for instances that are left out of the memory: by vectors with exact search, and by words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int
+
+from index_builder.bundle_tables import read_field
+from service.bundle.values import Values
+from service.lexical.index import LexicalIndex
+from service.predictor.scoring import Votes, cast_votes
+from service.predictor.searcher import Neighbours, search_parts
+from service.predictor.words import word_votes
+from trainer.left_out import instance_neighbours, label_neighbours
+from trainer.memory import Memory
+
+_BLOCK_QUERIES = 256
+# Number of keys to find by words for each query: more than the keys that vote, because one is the query itself.
+_SEARCHED = 64
+
+
+def left_out_votes(
+    memory: Memory, rows: Int[np.ndarray, " query"], index: LexicalIndex | None
+) -> Iterator[tuple[slice, Votes, Votes | None]]:
+    """Yield the votes for blocks of instances with the memory's default options, without the instances themselves.
+
+    Args:
+        memory: The memory.
+        rows: The instances, in rising order.
+        index: The lexical index; None leaves out the votes by words.
+
+    Yields:
+        The places of the block in `rows`, the votes by vectors, and the votes by words.
+    """
+    lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
+    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    found = _nearest_keys(memory, rows)
+    texts = [] if index is None else _texts_of(memory, rows)
+    for start in range(0, len(rows), _BLOCK_QUERIES):
+        block = slice(start, start + _BLOCK_QUERIES)
+        nearest = Neighbours(found.similarities[block], found.keys[block])
+        by_words = None
+        if index is not None:
+            shared = Neighbours(*index.search(texts[block], _SEARCHED, lambda_))
+            by_words = word_votes(_leave_out(shared, rows[block]), lambda_, values)
+        yield block, cast_votes(nearest, temperature, lambda_, values), by_words
+
+
+def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:
+    """The top-b keys of the queries with the memory's default options, without the queries themselves."""
+    defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
+
+    def search_instances(_: np.ndarray, top_b: int) -> Neighbours:
+        found = instance_neighbours(memory, rows, top_b)
+        return Neighbours(found.similarities, found.keys)
+
+    def search_labels(_: np.ndarray, top_b: int) -> Neighbours:
+        found = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
+        return Neighbours(found.similarities, found.keys)
+
+    vectors = np.asarray(memory.keys[rows], dtype=np.float32)
+    return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
+
+
+def _texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:
+    wanted = set(rows.tolist())
+    texts = read_field(memory.folder / "instances.jsonl", "text")
+    return [text for row, text in enumerate(texts) if row in wanted]
+
+
+def _leave_out(found: Neighbours, rows: Int[np.ndarray, " query"]) -> Neighbours:
+    """The found keys without the query's own key, which moves to the end as a missing key."""
+    own = found.keys == rows[:, None]
+    order = np.argsort(own, axis=1, kind="stable")
+    similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
+    return Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))

@@ -1,0 +1,120 @@
+"""Calibrations are fitted to held-out texts whose true probabilities are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.ranking.calibrate import LEAST_TEXTS, HeldOut, fit_isotonic, fit_platt, fit_probabilities
+from index_builder.ranking.vote_probabilities import fit_vote_probabilities
+from service.bundle.manifest import Isotonic, Platt
+from service.ranking.calibration import calibrate
+from tests.index_builder.vectors import unit
+from trainer.memory import DEFAULTS, Memory, MemoryPlan
+
+
+def logistic(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(1 - 2 * logits))
+
+
+def steps(logits: np.ndarray) -> np.ndarray:
+    return np.select([logits < -1, logits < 1], [0.02, 0.4], 0.45)
+
+
+def held_out(texts: int, truth: object, seed: int = 0, labels: int = 20) -> HeldOut:
+    """Texts with logits from -3 to 3, and true labels with the given probabilities. Some predictions are missing."""
+    assert callable(truth)
+    rng = np.random.default_rng(seed)
+    logit = -np.sort(-rng.uniform(-3, 3, (texts, labels)), axis=1)
+    hit = rng.random(logit.shape) < truth(logit)
+    logit[::7, -3:], hit[::7, -3:] = -np.inf, False
+    return HeldOut(logit, hit, hit.sum(axis=1) + rng.integers(0, 2, texts))
+
+
+def test_platt_scaling_finds_the_parameters_of_a_logistic_function() -> None:
+    fitted = fit_platt(held_out(2_000, logistic))
+    assert (fitted.slope, fitted.intercept) == pytest.approx((2, -1), abs=0.1)
+
+
+def test_isotonic_regression_follows_a_step_function() -> None:
+    logits = np.array([-2.5, -1.5, -0.5, 0.5, 2.0])
+    assert calibrate(fit_isotonic(held_out(2_000, steps)), logits) == pytest.approx(steps(logits), abs=0.03)
+
+
+def test_isotonic_regression_never_claims_certainty() -> None:
+    logit = np.array([[3.0, 2.0, -2.0, -3.0]] * 50)
+    fitted = fit_isotonic(HeldOut(logit, logit > 0, np.full(50, 2)))
+    assert 0 < fitted.probabilities[0] < 0.05
+    assert 0.95 < fitted.probabilities[-1] < 1
+
+
+@pytest.mark.parametrize("predictions", [1, 49, 50, 51, 99, 100, 500])
+def test_every_point_of_an_isotonic_regression_rests_on_many_predictions(predictions: int) -> None:
+    logit = np.linspace(3, -3, predictions)[:, None]
+    hit = np.random.default_rng(0).random(logit.shape) < logistic(logit)
+    assert (
+        1 <= len(fit_isotonic(HeldOut(logit, hit, np.ones(predictions, dtype=int))).logits) <= max(1, predictions // 50)
+    )
+
+
+@pytest.mark.parametrize(("truth", "method"), [(logistic, Platt), (steps, Isotonic)])
+def test_calibration_with_the_better_brier_score_is_chosen_and_holds_for_new_texts(truth: object, method: type) -> None:
+    fitted = fit_probabilities(held_out(1_000, truth))
+    assert fitted is not None
+    assert isinstance(fitted.calibration, method)
+    assert (fitted.texts, fitted.metrics["ECE@5"] < 0.04) == (1_000, True)
+    new = held_out(2_000, truth, seed=1)
+    probabilities = new.probabilities(fitted.calibration)
+    assert probabilities[:, 0].mean() == pytest.approx(fitted.mean_top_probability, abs=0.02)
+    for each in fitted.coverage:
+        reached = (probabilities >= each.probability) & new.hit
+        assert reached.sum() / new.sizes.sum() == pytest.approx(each.share, abs=0.03)
+
+
+def test_share_of_true_labels_that_is_not_found_has_no_coverage_statement() -> None:
+    fitted = fit_probabilities(held_out(1_000, steps))
+    assert fitted is not None
+    assert [each.share for each in fitted.coverage] == [0.5, 0.75, 0.9]  # 5% of the true labels are not predicted
+    assert (np.diff([each.probability for each in fitted.coverage]) <= 0).all()
+
+
+def test_few_texts_and_texts_without_a_true_label_give_no_calibration() -> None:
+    assert fit_probabilities(held_out(LEAST_TEXTS - 1, steps)) is None
+    assert fit_probabilities(held_out(LEAST_TEXTS, lambda logits: np.zeros(logits.shape))) is None
+
+
+def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:
+    """Instances around their label, which are near another label too."""
+    rng = np.random.default_rng(3)
+    labels, dim = 30, 16
+    label_keys = unit(rng.normal(size=(labels, dim)))
+    label = rng.integers(labels, size=instances)
+    keys = unit(label_keys[label] + label_keys[(label + 1) % labels] / 2 + rng.normal(size=(instances, dim)) / 3)
+    plan = MemoryPlan(instances, labels, dim, "float32", {}, "", "")
+    defaults = DEFAULTS | {"label_key_alpha": alpha, "top_b": 50}
+    return Memory(
+        folder, plan, defaults, np.concatenate([keys, label_keys]), np.arange(instances + 1), label.astype(np.int32)
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_scores_of_left_out_instances_get_probabilities(tmp_path: Path, alpha: float) -> None:
+    fitted = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path, tmp_path, 0.0)
+    assert fitted is not None
+    assert fitted.texts == 600
+    assert fitted.metrics["ECE@5"] < 0.05
+    assert 0.3 < fitted.mean_top_probability < 1  # 1 would mean that the texts vote for themselves
+
+
+def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = memory(tmp_path / "memory", LEAST_TEXTS - 1)
+    nothing = Memory(
+        few.folder, few.plan, few.defaults, few.keys, np.zeros_like(few.value_indptr), few.value_indices[:0]
+    )
+    assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
+    assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None
+    assert "99 held-out texts are too few" in capsys.readouterr().err

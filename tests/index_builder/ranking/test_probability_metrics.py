@@ -1,0 +1,69 @@
+"""Metrics of probabilities, computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from index_builder.ranking.probability_metrics import best_fixed_size, brier, example_f1, reliability
+from index_builder.ranking.probability_report import JudgedProbabilities
+from service.bundle.manifest import Coverage
+
+# Two queries with three predictions each; the second one lacks the third prediction.
+PROBABILITIES = np.array([[0.94, 0.5, 0.1], [0.95, 0.2, 0.0]])
+HIT = np.array([[True, False, False], [False, True, False]])
+SIZES = np.array([1, 3])
+JUDGED = JudgedProbabilities(PROBABILITIES, HIT, SIZES)
+
+
+def test_calibration_error_is_the_mean_distance_of_probability_and_true_share_in_each_bin() -> None:
+    assert reliability(PROBABILITIES, HIT, 1).expected_error == pytest.approx(0.445)  # 0.94 and 0.95: one bin
+    bins = reliability(PROBABILITIES, HIT, 3)
+    assert bins.predictions.tolist() == [1, 1, 1, 2]  # the missing prediction does not count
+    assert bins.expected_error == pytest.approx((0.1 + 0.8 + 0.5 + 2 * 0.445) / 5)
+
+
+def test_calibration_error_of_nothing_is_zero() -> None:
+    assert reliability(np.zeros((2, 3)), np.zeros((2, 3), dtype=bool), 3).expected_error == 0
+
+
+def test_probability_of_one_falls_into_the_last_bin() -> None:
+    assert reliability(np.array([[1.0]]), np.array([[True]]), 1).expected_error == 0
+
+
+def test_brier_score_sums_over_labels_and_counts_a_true_label_that_is_not_predicted() -> None:
+    first = 0.06**2 + 0.5**2 + 0.1**2
+    second = 0.95**2 + 0.8**2 + 2
+    assert brier(PROBABILITIES, HIT, SIZES) == pytest.approx((first + second) / 2)
+
+
+def test_example_f1_is_the_mean_over_queries() -> None:
+    assert example_f1(HIT, SIZES, np.array([1, 2])) == pytest.approx((1 + 2 / 5) / 2)
+    assert example_f1(HIT, SIZES, 3) == pytest.approx((2 / 4 + 2 / 6) / 2)
+    assert example_f1(HIT, np.zeros(2, dtype=int), 0) == 0
+
+
+def test_best_fixed_size_maximises_the_example_f1() -> None:
+    size, score = best_fixed_size(HIT, SIZES)
+    assert score == max(example_f1(HIT, SIZES, k) for k in (1, 2, 3)) == example_f1(HIT, SIZES, size)
+
+
+def test_coverage_counts_the_true_labels_that_reach_the_probability() -> None:
+    found = JUDGED.coverage([Coverage(share=0.5, probability=0.2), Coverage(share=0.2, probability=0.9)])
+    assert found == [
+        {"share": 0.5, "probability": 0.2, "found": 2 / 4, "labels": 2.0},
+        {"share": 0.2, "probability": 0.9, "found": 1 / 4, "labels": 1.0},
+    ]
+
+
+def test_metrics_name_calibration_and_assignment() -> None:
+    found = JUDGED.metrics()
+    assert list(found) == ["ECE@1", "ECE@5", "Brier", "F1 assigned", "F1 best k", "best k"]
+    assert found["Brier"] == brier(PROBABILITIES, HIT, SIZES)
+
+
+def test_reliability_diagram_shows_both_depths_and_is_always_the_same() -> None:
+    svg = JUDGED.diagram()
+    assert svg == JUDGED.diagram()
+    for text in ("Reliability of the probabilities: 2 texts", "first label: ECE", "first 5 labels: ECE"):
+        assert text in svg
