@@ -62,7 +62,7 @@ def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, second
         encoding_seconds: Time to encode all texts with it.
         seconds: The time limit.
     """
-    static = {"encoder": STATIC, "static_from": encoder}
+    static: dict[str, Any] = {"encoder": STATIC, "static_from": encoder}
     if encoding_seconds > _ENCODING_SHARE * seconds:
         rest = {**static, "max_seconds": sum(_TRAINING_SHARE.values()) * seconds}
         return [Contestant(STATIC, rest)]

@@ -55,8 +55,14 @@ class Examples:
     true: Bool[np.ndarray, " candidate"]
 
     def __getitem__(self, candidates: Bool[np.ndarray, " candidate"]) -> Examples:
-        columns = (self.query, self.label, self.score, self.features)
-        return Examples(*(column[candidates] for column in columns), self.names, self.true[candidates])
+        return Examples(
+            self.query[candidates],
+            self.label[candidates],
+            self.score[candidates],
+            self.features[candidates],
+            self.names,
+            self.true[candidates],
+        )
 
 
 class ExampleSource:
@@ -93,7 +99,9 @@ class ExampleSource:
                     parts.append(dataclasses.replace(part, query=queries[part.query]))
                     bar.update(min(_BLOCK_QUERIES, bar.total - bar.n))
         joined = Examples(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "label", "score")),
+            np.concatenate([part.query for part in parts]),
+            np.concatenate([part.label for part in parts]),
+            np.concatenate([part.score for part in parts]),
             np.concatenate([part.features for part in parts]),
             self.features,
             np.concatenate([part.true for part in parts]),
@@ -115,8 +123,10 @@ class ExampleSource:
             )
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
             ranking = rank(cast_votes(nearest_keys, temperature, lambda_, self._values), self._values)
-            by_vectors = (Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels))
-            searches = search_words(texts, *by_vectors, partial.words)
+            by_instances, by_labels = (
+                Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels)
+            )
+            searches = search_words(texts, by_instances, by_labels, partial.words)
             candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
             truth = self._truth[rows[block]]
             yield Examples(

@@ -48,11 +48,11 @@ class Reranker:
             label_filter: Admits candidates; None admits all labels.
         """
         votes = rank(cast_votes(nearest, options.temperature, options.lambda_, self._values), self._values)
-        by_vectors = (
+        by_instances, by_labels = (
             Found.by_vectors(found.keys, found.similarities, options.temperature) for found in (instances, labels)
         )
         admits = None if label_filter is None else label_filter.admits
-        return self._ranker.rank(queries, *by_vectors, Voted(votes.query, votes.label, votes.score), admits)
+        return self._ranker.rank(queries, by_instances, by_labels, Voted(votes.query, votes.label, votes.score), admits)
 
     def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
         """Put the candidates before all other labels of a ranking, in order of their logits."""
@@ -76,4 +76,5 @@ class Reranker:
         return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))
 
     def _pairs(self, labels: Ranking | Candidates) -> np.ndarray:
-        return labels.query * np.int64(self._values.labels) + labels.label
+        pairs: np.ndarray = labels.query * np.int64(self._values.labels) + labels.label
+        return pairs
