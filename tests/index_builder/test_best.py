@@ -1,0 +1,69 @@
+"""`recollect train --best`: the best contestant is kept, and impossible requests are refused before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect
+from index_builder.best import best
+from index_builder.best.contestants import choose_contestants
+from index_builder.errors import BuildError
+from service.model import open_model
+from tests.index_builder.conftest import write_tiny_encoder
+from tests.index_builder.ranking.conftest import write_names
+from trainer.errors import TrainingError
+
+
+def train(tmp_path: Path, **flags: Any) -> Path:
+    encoder = write_tiny_encoder(tmp_path / "encoder", "bert")
+    dataset = write_names(tmp_path / "dataset")
+    return recollect.train(dataset, out=tmp_path / "run", encoder=str(encoder), max_length=16, best=True, **flags)
+
+
+def test_best_keeps_the_contestant_with_the_highest_metric(tmp_path: Path) -> None:
+    run = train(tmp_path, minutes=0.1)
+    report = json.loads((run / "best.json").read_text())
+    metrics = {each["name"]: each["metrics"]["nDCG@5"] for each in report["contestants"]}
+    assert list(metrics) == ["untrained", "adapter", "static"]
+    assert metrics[report["winner"]] == max(metrics.values())
+    assert f"| **{report['winner']}** |" in (run / "best.md").read_text()
+    assert not (run / "contestants").exists()
+    is_static = json.loads((run / "checkpoint" / "config.json").read_text())["model_type"] == "recollect_static"
+    assert is_static == (report["winner"] == "static")
+    recollect.build(run, store=tmp_path / "store", index="flat", activate=True)
+    assert open_model(tmp_path / "store", "current", None, None, 1, "cpu").predict("amber unlike basil")
+
+
+def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) -> None:
+    (only,) = choose_contestants(tmp_path, "minilm", encoding_seconds=400, seconds=600)
+    assert only.name == "static"
+    three = choose_contestants(tmp_path, "minilm", encoding_seconds=100, seconds=600)
+    assert [each.name for each in three] == ["untrained", "adapter", "static"]
+    assert only.flags["max_seconds"] > three[2].flags["max_seconds"]
+
+
+def test_best_replaces_files_only_with_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best, "_choose", lambda *_: pytest.fail("the folder was not checked first"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(BuildError, match="expected an empty folder, found files"):
+        train(tmp_path)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"best": True, "epochs": 3}, "--epochs: expected no such flag, because --best chooses it"),
+        ({"best": True, "encoder": "static"}, "--encoder static: expected a pretrained encoder"),
+        ({"best": True, "validation_fraction": 0}, "--validation-fraction 0: expected held-out instances"),
+        ({"minutes": 5}, "--minutes: expected --best"),
+    ],
+)
+def test_flags_that_contradict_best_are_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        recollect.train(tmp_path, out=tmp_path / "run", **flags)
