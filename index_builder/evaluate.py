@@ -257,7 +257,14 @@ def _ranker_order(
 
 def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
     """Return a function that gives the votes by words for a lambda, and computes them only once for each lambda."""
-    return functools.cache(lambda lambda_: predictor.words.votes(texts, lambda_))
+    words = predictor.words
+
+    @functools.cache
+    def vote(lambda_: float) -> Votes:
+        assert words is not None, "`_grid` refuses a word weight without a lexical index"
+        return words.votes(texts, lambda_)
+
+    return vote
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:

@@ -128,7 +128,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"
     write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
-    version = build(BuildSettings(run=run, store=store, index="flat", activate=True))
+    version = build(BuildSettings(run=run, store=store, index="flat", lexical="off", activate=True))
     return Built(dataset, run, store, version)
 
 

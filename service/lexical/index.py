@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from service.bundle.arrays import map_offsets, map_positions
 from service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
 from service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
-from service.lexical.word_index import WeightedTerms, WordIndex, weigh
+from service.lexical.word_index import Query, WordIndex, weigh
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
 FileOpener = Callable[..., Any]
@@ -81,7 +81,7 @@ class LexicalIndex:
             similarities[nth, : len(best)], keys[nth, : len(best)] = value[best], key[best]
         return similarities, keys
 
-    def weigh(self, text: str) -> WeightedTerms:
+    def weigh(self, text: str) -> Query:
         """Weigh the terms of a query by their rarity among all texts, for searches of `instances` and `labels`."""
         return weigh(text, (self.instances, self.labels))
 

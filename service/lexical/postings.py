@@ -51,7 +51,7 @@ class Postings:
     def count(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, " query_term"]:
         """The number of texts that contain each term."""
         first, last = self.find(terms)
-        return last - first
+        return np.asarray(last - first)
 
 
 def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
@@ -123,7 +123,8 @@ def _weights(
 ) -> Float16[np.ndarray, " posting"]:
     weights = (1 + np.log(frequency)) * np.where(are_pairs(term), _PAIR_WEIGHT, 1)
     lengths: Float[np.ndarray, " text"] = np.sqrt(np.bincount(row, weights=weights**2, minlength=texts))
-    return (weights / lengths[row]).astype(np.float16)
+    scaled: np.ndarray = (weights / lengths[row]).astype(np.float16)
+    return scaled
 
 
 def _sort_by_term(row: np.ndarray, term: np.ndarray, weight: np.ndarray) -> Postings:

@@ -54,6 +54,12 @@ def are_pairs(terms: UInt64[np.ndarray, " term"]) -> Bool[np.ndarray, " term"]:
     return np.asarray(terms & _PAIR, dtype=bool)
 
 
+def query_terms(query: str) -> UInt64[np.ndarray, " occurrence"]:
+    """All occurrences of terms in one text, as `text_terms` gives them, with less overhead."""
+    word = np.array([hash_word(word) for word in words(query)], dtype=np.uint64)
+    return np.concatenate([word, _hash_pairs(word[:-1], word[1:])])
+
+
 def text_terms(
     texts: Iterable[str], hash_word: Callable[[str], int] = hash_word
 ) -> tuple[Int[np.ndarray, " occurrence"], UInt64[np.ndarray, " occurrence"]]:
@@ -91,4 +97,5 @@ def count_terms(
 def _hash_pairs(first: UInt64[np.ndarray, " pair"], second: UInt64[np.ndarray, " pair"]) -> UInt64[np.ndarray, " pair"]:
     """Hash pairs of words to odd numbers. The order of the two words matters."""
     mixed = (first * _ODD + second) * _MIX
-    return (mixed ^ (mixed >> np.uint64(31))) | _PAIR
+    hashes: np.ndarray = (mixed ^ (mixed >> np.uint64(31))) | _PAIR
+    return hashes

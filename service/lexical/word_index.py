@@ -24,27 +24,10 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from service.lexical.postings import Postings, invert, join
-from service.lexical.terms import count_terms, text_terms
+from service.lexical.terms import query_terms
 
 # Number of postings that choose candidates, and number of candidates for each text to find that the other terms score.
 _BUDGET, _CANDIDATES = 16_384, 5
-
-
-class WeightedTerms(NamedTuple):
-    """The terms of a query and their weights."""
-
-    terms: UInt64[np.ndarray, " term"]
-    weights: Float[np.ndarray, " term"]
-
-
-def weigh(query: str, indexes: Sequence[WordIndex]) -> WeightedTerms:
-    """Weigh the terms of a query by their frequency in the query and their rarity in the texts of some indexes."""
-    _, terms, frequencies = count_terms(*text_terms([query]))
-    counts = np.sum([index.count_texts(terms) for index in indexes], axis=0)
-    texts = sum(index.present for index in indexes)
-    weights = (1 + np.log(frequencies)) * np.log1p(texts / np.maximum(counts, 1)) ** 2
-    length = max(np.sqrt(weights @ weights), np.finfo(float).tiny)
-    return WeightedTerms(terms, (weights / length).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -63,6 +46,45 @@ class _State:
     removed_rows: Int[np.ndarray, " removed"]
     rows: int
 
+    @property
+    def present(self) -> int:
+        """Number of texts, without those that were removed."""
+        return self.rows - len(self.removed_rows)
+
+
+class LookUp(NamedTuple):
+    """The postings of a query's terms in one index.
+
+    Attributes:
+        state: The state of the index in which the terms were looked up.
+        slices: The first and the last posting (exclusive) of each term in each part of the postings.
+        postings: Number of postings of each term.
+        texts: Number of texts that contain each term, without those that were removed.
+    """
+
+    state: _State
+    slices: Int[np.ndarray, "part 2 term"]
+    postings: Int[np.ndarray, " term"]
+    texts: Int[np.ndarray, " term"]
+
+
+class Query(NamedTuple):
+    """A query's terms as weights, and their postings in each index."""
+
+    weights: Float[np.ndarray, " term"]
+    look_ups: dict[WordIndex, LookUp]
+
+
+def weigh(query: str, indexes: Sequence[WordIndex]) -> Query:
+    """Weigh the terms of a query by their frequency in the query and their rarity in the texts of some indexes."""
+    terms, frequencies = np.unique(query_terms(query), return_counts=True)
+    look_ups = {index: index.look_up(terms) for index in indexes}
+    counts = sum(found.texts for found in look_ups.values())
+    texts = sum(found.state.present for found in look_ups.values())
+    weights = (1 + np.log(frequencies)) * np.log1p(texts / np.maximum(counts, 1)) ** 2
+    length = max(np.sqrt(weights @ weights), np.finfo(float).tiny)
+    return Query((weights / length).astype(np.float32), look_ups)
+
 
 class WordIndex:
     """The word index of one kind of texts; thread-safe.
@@ -80,26 +102,19 @@ class WordIndex:
         """Number of rows, with those of removed texts."""
         return self._state.rows
 
-    @property
-    def present(self) -> int:
-        """Number of texts, without those that were removed."""
+    def look_up(self, terms: UInt64[np.ndarray, " term"]) -> LookUp:
         state = self._state
-        return state.rows - len(state.removed_rows)
+        slices = np.stack([part.find(terms) for part in state.parts])
+        postings = (slices[:, 1] - slices[:, 0]).sum(axis=0)
+        texts = postings - state.removed.count(terms) if len(state.removed_rows) else postings
+        return LookUp(state, slices, postings, texts)
 
-    def count_texts(self, terms: UInt64[np.ndarray, " term"]) -> Int[np.ndarray, " term"]:
-        """The number of texts that contain each term, without those that were removed."""
-        state = self._state
-        counts: np.ndarray = sum((part.count(terms) for part in state.parts), -state.removed.count(terms))
-        return counts
-
-    def search(self, query: WeightedTerms, top: int) -> tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]:
+    def search(self, query: Query, top: int) -> tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]:
         """The similarities and rows of the most similar texts: at most `top`, in order of falling similarity, then row.
 
         Only texts with a positive similarity are found.
         """
-        state = self._state
-        slices = np.stack([part.find(query.terms) for part in state.parts])  # [part, start and end, term]
-        counts = (slices[:, 1] - slices[:, 0]).sum(axis=0)
+        state, slices, counts, _ = query.look_ups[self]
         by_rarity = np.argsort(counts, kind="stable")
         by_rarity = by_rarity[counts[by_rarity] > 0]
         if not len(by_rarity):

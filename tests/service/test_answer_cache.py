@@ -80,6 +80,7 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
         {"temperature": 0.05},
         {"top_b": 100},
         {"top_k": 5},
+        {"word_weight": 0.1},
         {"threshold": 0.1},
         {"allow": ("x",)},
         {"allow": ()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, text_terms, words
+from service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, query_terms, text_terms, words
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,11 @@ def test_terms_are_counted_text_by_text():
     assert rows.tolist() == [0, 0, 1]
     assert dict(zip(terms.tolist(), counts.tolist(), strict=True))[hash_word("b")] == 3
     assert (np.diff(terms[:2].astype(float)) > 0).all()
+
+
+@pytest.mark.parametrize("text", ["", "one", "red chair red", "日本語 text"])
+def test_terms_of_a_query_are_those_of_a_text(text):
+    assert sorted(query_terms(text).tolist()) == sorted(text_terms([text])[1].tolist())
 
 
 def test_a_long_text_is_read_up_to_its_bound():

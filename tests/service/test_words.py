@@ -1,0 +1,225 @@
+"""Answers of a bundle with a lexical index: votes by words have a share in each score, and explanations name it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.bundle.bundle import open_bundle
+from service.bundle.files import LEXICAL_FILES, MANIFEST
+from service.bundle.integrity import describe_files
+from service.bundle.strings import StringTable
+from service.errors import BundleError
+from service.lexical.index import write_lexical_index
+from service.options import resolve_options
+from service.predictor.answers import Answer
+from service.predictor.exhaustive import ExhaustiveRanker
+from service.predictor.predictor import Predictor
+from service.predictor.words import mix
+
+QUERIES = ["Who must pay tax on the sale of a house", "Galaxies", "law and football", "音楽"]
+WEIGHT = 0.3
+
+
+def texts(table: StringTable) -> list[str]:
+    return [table[row] for row in range(len(table))]
+
+
+def change_manifest(folder: Path, **defaults: Any) -> None:
+    """Make the manifest name the files in the folder."""
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["files"] = {name: file.model_dump() for name, file in describe_files(folder).items()}
+    manifest["defaults"] |= defaults
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(built: Any, predictor: Predictor, tmp_path: Path) -> Path:
+    """A bundle with a lexical index."""
+    return write_bundle_with_words(built, predictor, tmp_path)
+
+
+def write_bundle_with_words(built: Any, predictor: Predictor, parent: Path) -> Path:
+    folder = parent / "bundle"
+    shutil.copytree(built.store / "bundles" / built.version, folder, copy_function=os.link)
+    (folder / MANIFEST).unlink()
+    shutil.copy(built.store / "bundles" / built.version / MANIFEST, folder)
+    bundle = predictor.bundle
+    write_lexical_index(folder, texts(bundle.instance_texts), texts(bundle.labels.texts))
+    change_manifest(folder, word_weight=WEIGHT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def worded(built: Any, predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    folder = write_bundle_with_words(built, predictor, tmp_path_factory.mktemp("words"))
+    return Predictor.open(open_bundle(folder), threads=1)
+
+
+def ask(predictor: Predictor, query: str, **chosen: Any) -> Answer:
+    return predictor.predict([query], resolve_options(predictor.defaults, **chosen)).answers[0]
+
+
+def scores(predictor: Predictor, query: str, **chosen: Any) -> np.ndarray:
+    found = np.zeros(len(predictor.bundle.labels))
+    for label in ask(predictor, query, top_k=100, **chosen).labels:
+        found[label.position] = label.score
+    return found
+
+
+def votes_by_words(predictor: Predictor, query: str, lambda_: float) -> np.ndarray:
+    """The votes by words by the written formula, with a dense matrix of values."""
+    assert predictor.words is not None
+    values = predictor.values
+    dense = np.zeros((values.instances + values.labels, values.labels))
+    for row in range(values.instances):
+        dense[row, values.indices[values.indptr[row] : values.indptr[row + 1]]] = lambda_
+    dense[values.instances :] = (1 - lambda_) * np.eye(values.labels)
+    found = predictor.words.search([query], lambda_)
+    present = found.keys[0] >= 0
+    cubes = found.similarities[0, present].astype(float) ** 3
+    votes: np.ndarray = cubes / max(cubes.sum(), 1e-300) @ dense[found.keys[0, present]]
+    return votes
+
+
+def mixed_score(worded: Predictor, vectors: np.ndarray, query: str, lambda_: float) -> np.ndarray:
+    """The score of every label: the scores of the vectors if no key shares a word with the query."""
+    by_words = votes_by_words(worded, query, lambda_)
+    return (1 - WEIGHT) * vectors + WEIGHT * by_words if by_words.any() else vectors
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("lambda_", [0.0, 0.4, 1.0])
+def test_score_is_the_weighted_mean_of_votes_by_vectors_and_by_words(
+    worded: Predictor, predictor: Predictor, query: str, lambda_: float
+) -> None:
+    expected = mixed_score(worded, scores(predictor, query, lambda_=lambda_), query, lambda_)
+    np.testing.assert_allclose(scores(worded, query, lambda_=lambda_), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("query", ["zzz", "?!", "Zwiebelsuppe"])
+def test_query_without_a_known_word_gets_the_score_of_the_vectors(
+    worded: Predictor, predictor: Predictor, query: str
+) -> None:
+    np.testing.assert_array_equal(scores(worded, query), scores(predictor, query))
+
+
+def test_word_weight_zero_gives_the_answers_of_a_bundle_without_a_lexical_index(
+    worded: Predictor, predictor: Predictor
+) -> None:
+    for query in QUERIES:
+        assert ask(worded, query, word_weight=0.0, explain=True) == ask(predictor, query, explain=True)
+
+
+def test_word_weight_has_no_effect_without_a_lexical_index(predictor: Predictor) -> None:
+    assert ask(predictor, QUERIES[0], word_weight=0.9) == ask(predictor, QUERIES[0])
+
+
+def test_word_weight_one_leaves_only_votes_by_words(worded: Predictor) -> None:
+    found = scores(worded, QUERIES[0], word_weight=1.0, lambda_=0.5)
+    np.testing.assert_allclose(found, votes_by_words(worded, QUERIES[0], 0.5), atol=1e-9)
+
+
+def test_batch_gets_the_same_answers_as_single_queries(worded: Predictor) -> None:
+    queries = ["zzz", *QUERIES, "a"]
+    together = worded.predict(queries, resolve_options(worded.defaults, explain=True)).answers
+    for query, answer in zip(queries, together, strict=True):
+        alone = ask(worded, query, explain=True)
+        assert [label.uid for label in answer.labels] == [label.uid for label in alone.labels]
+        for one, other in zip(answer.labels, alone.labels, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-6)
+
+
+@pytest.mark.parametrize("allow", [None, ("Taxation", "Law", "Football")])
+def test_terms_by_words_are_named_and_all_terms_add_up_to_the_score(worded: Predictor, allow: Any) -> None:
+    for query in QUERIES:
+        for label in ask(worded, query, explain=True, allow=allow).labels:
+            assert label.because is not None
+            assert sum(reason.share for reason in label.because) == pytest.approx(label.score, abs=1e-9)
+            assert {reason.by for reason in label.because} <= {None, "words"}
+    best = ask(worded, "income tax", explain=True, allow=allow).labels[0].to_dict()
+    by_words = [reason for reason in best["because"] if reason.get("by") == "words"]
+    assert "A bill to lower the income tax of small farms" in [reason["text"] for reason in by_words]
+    assert all("by" not in reason for reason in best["because"] if reason not in by_words)
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+@pytest.mark.parametrize("top_b", [3, 200])
+def test_filtered_labels_get_votes_by_words_too(
+    worded: Predictor, predictor: Predictor, monkeypatch: pytest.MonkeyPatch, cheap: bool, top_b: int
+) -> None:
+    monkeypatch.setattr(ExhaustiveRanker, "is_cheap", lambda *_: cheap)
+    for query in QUERIES:
+        for chosen in ({"allow": ("Law", "音楽", "Never seen")}, {"deny": ("Taxation",)}):
+            options: dict[str, Any] = {**chosen, "lambda_": 0.4, "top_b": top_b}
+            admitted = scores(predictor, query, lambda_=0.4, top_b=10_000, **chosen) > 0
+            expected = mixed_score(worded, scores(predictor, query, **options), query, 0.4)
+            np.testing.assert_allclose(scores(worded, query, **options), admitted * expected, atol=1e-9)
+
+
+def test_mixing_changes_only_the_queries_with_votes_by_words(worded: Predictor) -> None:
+    assert worded.words is not None
+    by_words = worded.words.votes(["zzz", "tax"], 0.5)
+    votes = dataclasses.replace(by_words, query=np.zeros_like(by_words.query))
+    mixed = mix(votes, by_words, 0.25)
+    kept = ~mixed.by_words if mixed.by_words is not None else None
+    np.testing.assert_array_equal(mixed.share[kept], votes.share)
+    np.testing.assert_allclose(mixed.share[~kept].sum(), 0.25 * by_words.share.sum())
+
+
+def test_warm_up_and_stages_include_the_words(worded: Predictor) -> None:
+    answers = worded.predict(QUERIES, resolve_options(worded.defaults))
+    assert list(answers.milliseconds) == ["tokenize", "encode", "words", "search", "combine"]
+
+
+def test_versions_share_an_equal_lexical_index(folder: Path) -> None:
+    first = open_bundle(folder)
+    Predictor(first, threads=1)
+    other = folder.with_name("other")
+    shutil.copytree(folder, other, copy_function=os.link)
+    second = open_bundle(other, share_with=[first])
+    predictor = Predictor(second, threads=1)
+    for name in LEXICAL_FILES:
+        (other / name).unlink()  # files that are shared are not read again
+    assert predictor.words is not None
+    assert (predictor.words.search(["tax"], 0.5).keys[0, 0]) >= 0
+
+
+@pytest.mark.parametrize("name", sorted(LEXICAL_FILES))
+def test_bundle_with_an_incomplete_lexical_index_is_refused(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    del manifest["files"][name]
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(BundleError, match=f"missing or unexpected: {name}"):
+        open_bundle(folder)
+
+
+def test_lexical_files_that_the_manifest_does_not_name_are_refused(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["files"] = {name: file for name, file in manifest["files"].items() if name not in LEXICAL_FILES}
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(BundleError, match="expected only the files of a bundle"):
+        open_bundle(folder)
+
+
+def test_index_of_more_texts_than_the_memory_has_is_refused(folder: Path) -> None:
+    write_lexical_index(folder, ["word"] * 1_000, ["word"])
+    change_manifest(folder)
+    with pytest.raises(BundleError, match=r"instance_words\.rows\.npy: row 999: expected a position from 0 to 27"):
+        Predictor(open_bundle(folder), threads=1)
+
+
+def test_altered_lexical_file_is_refused(folder: Path) -> None:
+    path = folder / "label_words.weights.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=r"label_words\.weights\.npy: expected SHA-256"):
+        open_bundle(folder)
