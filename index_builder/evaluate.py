@@ -251,8 +251,9 @@ def _ranker_order(
     """The ranking in the order of the bundle's ranker."""
     assert predictor.reranker is not None
     nearest, top_b = search.nearest(setting.top_b, setting.lambda_), setting.top_b
+    words = None if predictor.words is None else predictor.words.search_each(texts)
     found = predictor.reranker.find(
-        texts, nearest, search.instances(top_b), search.labels(top_b), setting.options(), None
+        texts, nearest, search.instances(top_b), search.labels(top_b), words, setting.options(), None
     )
     return predictor.reranker.reorder(ranking, found)
 

@@ -21,11 +21,12 @@ from service.lexical.postings import invert
 from service.lexical.word_index import WordIndex
 from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
-from service.ranking.candidates import Voted, find_candidates
+from service.predictor.words import TOP_WORDS
+from service.ranking.candidates import Searches, Voted, find_candidates
 from service.ranking.evidence import Found
 from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
 from service.ranking.names import Names
-from service.ranking.ranker import feature_matrix, search_words
+from service.ranking.ranker import feature_matrix
 from trainer.label_keys import LabelKeys
 from trainer.memory import Memory
 from trainer.search import nearest, nearest_among
@@ -123,10 +124,16 @@ class ExampleSource:
             )
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
             ranking = rank(cast_votes(nearest_keys, temperature, lambda_, self._values), self._values)
+<<<<<<< HEAD
             by_instances, by_labels = (
                 Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels)
             )
             searches = search_words(texts, by_instances, by_labels, partial.words)
+=======
+            by_vectors = (Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels))
+            by_words = None if partial.words is None else partial.words.search_each(texts, TOP_WORDS)
+            searches = Searches.of(*by_vectors, by_words)
+>>>>>>> ranker
             candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
             truth = self._truth[rows[block]]
             yield Examples(

@@ -12,24 +12,31 @@ from index_builder.ranking.examples import Examples
 from service.ranking.model import RankerFile, RankerModel
 from service.ranking.trees import Tree
 
-# A logistic loss, because the trees' sum must be a logit.
+# A logistic loss, because the trees' sum must be a logit. Small and regularised trees: with 31 leaves and no
+# regularisation, nDCG@5 on library abstracts is 2.2 points lower, and lower than that of a logistic regression.
 _PARAMETERS = {
     "objective": "binary",
     "learning_rate": 0.1,
-    "num_leaves": 31,
-    "min_data_in_leaf": 100,
+    "num_leaves": 8,
+    "lambda_l2": 20,
+    "feature_fraction": 0.5,
+    "bagging_fraction": 0.6,
+    "bagging_freq": 1,
     "deterministic": True,
     "force_row_wise": True,
     "seed": 0,
     "verbose": -1,
 }
 _TREES = 100
+# A leaf has at least one in so many examples, within these bounds.
+_EXAMPLES_PER_LEAF, _LEAST_IN_LEAF, _MOST_IN_LEAF = 1_000, 20, 500
 
 
 def fit_ranker(examples: Examples, threads: int) -> RankerFile:
     """Fit trees whose sum is the logit that a candidate is true."""
     data = lightgbm.Dataset(examples.features, examples.true.astype(np.float32))
-    booster = lightgbm.train(_PARAMETERS | {"num_threads": threads}, data, _TREES)
+    in_leaf = min(max(len(examples.query) // _EXAMPLES_PER_LEAF, _LEAST_IN_LEAF), _MOST_IN_LEAF)
+    booster = lightgbm.train(_PARAMETERS | {"min_data_in_leaf": in_leaf, "num_threads": threads}, data, _TREES)
     return RankerFile(
         format_version=1,
         features=list(examples.names),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,6 +16,24 @@ from service.lexical.word_index import Query, WordIndex, weigh
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
 FileOpener = Callable[..., Any]
+
+
+class FoundByWords(NamedTuple):
+    """The rows of the most similar texts of one kind. Places without a row have row -1 and similarity -inf."""
+
+    similarities: Float[np.ndarray, "query top"]
+    rows: Int[np.ndarray, "query top"]
+
+    @classmethod
+    def of(
+        cls, found: Sequence[tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]], top: int
+    ) -> FoundByWords:
+        """Join the lists of several queries."""
+        similarities = np.full((len(found), top), -np.inf, dtype=np.float32)
+        rows = np.full((len(found), top), -1, dtype=np.int64)
+        for query, (values, own) in enumerate(found):
+            similarities[query, : len(own)], rows[query, : len(own)] = values, own
+        return cls(similarities, rows)
 
 
 class LexicalIndex:
@@ -80,6 +98,14 @@ class LexicalIndex:
             best = np.lexsort((key, -value))[:top]
             similarities[nth, : len(best)], keys[nth, : len(best)] = value[best], key[best]
         return similarities, keys
+
+    def search_each(self, texts: Sequence[str], top: int) -> tuple[FoundByWords, FoundByWords]:
+        """Search as `search` does, but return two lists for each query: the top instances, and the top labels."""
+        terms = [self.weigh(text) for text in texts]
+        instances, labels = (
+            FoundByWords.of([part.search(each, top) for each in terms], top) for part in (self.instances, self.labels)
+        )
+        return instances, labels
 
     def weigh(self, text: str) -> Query:
         """Weigh the terms of a query by their rarity among all texts, for searches of `instances` and `labels`."""

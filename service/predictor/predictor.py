@@ -70,8 +70,7 @@ class Predictor:
             self.words = WordVoter(index, self.values)
         self.reranker: Reranker | None = None
         if bundle.manifest.has_ranker:
-            words = None if self.words is None else self.words.index
-            self.reranker = Reranker(Ranker.open(bundle, self.values, words), self.values)
+            self.reranker = Reranker(Ranker.open(bundle, self.values), self.values)
         self._check_shapes()
         self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher)
         bundle.components.release_unused()
@@ -222,8 +221,7 @@ class Predictor:
         watch: _Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
-        by_words = None if queries is None else self._vote_by_words(queries, options, watch)
-        nearest, reranked = self._search(queries, vectors, options, label_filter, watch)
+        nearest, by_words, reranked = self._search(queries, vectors, options, label_filter, watch)
         if label_filter is None:
             ranking, votes = self._rank(nearest, by_words, options)
         else:
@@ -263,25 +261,27 @@ class Predictor:
         options: AnswerOptions,
         label_filter: LabelFilter | None,
         watch: _Stopwatch,
-    ) -> tuple[Neighbours, RankedCandidates | None]:
-        """Find the nearest keys, and the ranker's candidates if the labels are ordered by the ranker."""
-        if self.reranker is None or queries is None or options.order == "score":
+    ) -> tuple[Neighbours, Votes | None, RankedCandidates | None]:
+        """Find the nearest keys, the votes by words, and the ranker's candidates.
+
+        The votes are None if words have no share in the scores. The candidates are None if the ranker does not order
+        the labels.
+        """
+        reranker = self.reranker if options.order == "probability" else None
+        votes, words = None, None
+        if self.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
+            words = self.words.search_each(queries)
+            votes = self.words.votes_of(words, options.lambda_) if options.word_weight > 0 else None
+            watch.lap("words")
+        if reranker is None or queries is None:
             nearest = self.searcher.search(vectors, options.top_b, options.lambda_)
             watch.lap("search")
-            return nearest, None
+            return nearest, votes, None
         nearest, instances, labels = self.searcher.search_each(vectors, options.top_b, options.lambda_)
         watch.lap("search")
-        reranked = self.reranker.find(queries, nearest, instances, labels, options, label_filter)
+        candidates = reranker.find(queries, nearest, instances, labels, words, options, label_filter)
         watch.lap("rank")
-        return nearest, reranked
-
-    def _vote_by_words(self, queries: Sequence[str], options: AnswerOptions, watch: _Stopwatch) -> Votes | None:
-        """The votes of the keys that share words with the queries; None if words have no share in the scores."""
-        if self.words is None or options.word_weight == 0:
-            return None
-        votes = self.words.votes(queries, options.lambda_)
-        watch.lap("words")
-        return votes
+        return nearest, votes, candidates
 
     def _rank(self, neighbours: Neighbours, by_words: Votes | None, options: AnswerOptions) -> tuple[Ranking, Votes]:
         """Rank the labels that the retrieved keys vote for. Each vote is one term of a score."""

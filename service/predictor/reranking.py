@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from service.bundle.values import Values
+from service.lexical.index import FoundByWords
 from service.options import AnswerOptions
 from service.predictor.answers import LogitTerm
 from service.predictor.filters import LabelFilter
 from service.predictor.scoring import Ranking, cast_votes, rank
 from service.predictor.searcher import Neighbours
-from service.ranking.candidates import Candidates, Voted
+from service.ranking.candidates import Candidates, Searches, Voted
 from service.ranking.evidence import Found
 from service.ranking.ranker import RankedCandidates, Ranker
 
@@ -32,6 +33,7 @@ class Reranker:
         nearest: Neighbours,
         instances: Neighbours,
         labels: Neighbours,
+        by_words: tuple[FoundByWords, FoundByWords] | None,
         options: AnswerOptions,
         label_filter: LabelFilter | None,
     ) -> RankedCandidates:
@@ -44,6 +46,7 @@ class Reranker:
             nearest: The nearest keys of each query.
             instances: The nearest instances of each query.
             labels: The nearest labels of each query, by their positions.
+            by_words: The instances and the labels that share words with each query; None without a lexical index.
             options: The options of the queries.
             label_filter: Admits candidates; None admits all labels.
         """
@@ -51,8 +54,13 @@ class Reranker:
         by_instances, by_labels = (
             Found.by_vectors(found.keys, found.similarities, options.temperature) for found in (instances, labels)
         )
+        searches = Searches.of(*by_vectors, by_words)
         admits = None if label_filter is None else label_filter.admits
+<<<<<<< HEAD
         return self._ranker.rank(queries, by_instances, by_labels, Voted(votes.query, votes.label, votes.score), admits)
+=======
+        return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)
+>>>>>>> ranker
 
     def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
         """Put the candidates before all other labels of a ranking, in order of their logits."""

@@ -15,32 +15,43 @@ import numpy as np
 from jaxtyping import Float
 
 from service.bundle.values import Values
-from service.lexical.index import LexicalIndex
+from service.lexical.index import FoundByWords, LexicalIndex
 from service.predictor.scoring import Votes, votes_of
-from service.predictor.searcher import Neighbours
+from service.predictor.searcher import Neighbours, search_parts
 
 # Number of keys that vote by words, and the power of a similarity in a key's weight. On library titles, 50 keys were as
 # good as 200, and the powers 1 to 4 differed by less than a point of nDCG@5 after mixing.
-_TOP, _POWER = 50, 3
+TOP_WORDS, _POWER = 50, 3
 
 
 class WordVoter:
     """Answers queries by words alone."""
 
     def __init__(self, index: LexicalIndex, values: Values) -> None:
-        self.index, self._values = index, values
+        self._index, self._values = index, values
 
-    def search(self, queries: Sequence[str], lambda_: float, top: int = _TOP) -> Neighbours:
+    def search(self, queries: Sequence[str], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
         """The keys that are most similar by words, numbered as in the memory."""
-        return Neighbours(*self.index.search(queries, top, lambda_))
+        return Neighbours(*self._index.search(queries, top, lambda_))
+
+    def search_each(self, queries: Sequence[str]) -> tuple[FoundByWords, FoundByWords]:
+        """The instances, and the labels, that are most similar by words."""
+        return self._index.search_each(queries, TOP_WORDS)
 
     def votes(self, queries: Sequence[str], lambda_: float) -> Votes:
-        return word_votes(self.search(queries, lambda_), lambda_, self._values)
+        return self.votes_of(self.search_each(queries), lambda_)
+
+    def votes_of(self, found: tuple[FoundByWords, FoundByWords], lambda_: float) -> Votes:
+        """The votes of the keys that are most similar by words, from the result of `search_each`."""
+        instances, labels = (Neighbours(*each) for each in found)
+        count, vectors = len(self._index.instances), found[0].similarities  # search_parts only passes the vectors on
+        merged = search_parts(lambda *_: instances, lambda *_: labels, count, vectors, TOP_WORDS, lambda_)
+        return word_votes(merged, lambda_, self._values)
 
 
 def word_votes(found: Neighbours, lambda_: float, values: Values) -> Votes:
     """The votes of the keys that are most similar by words."""
-    return votes_of(found.keys[:, :_TOP], _weights(found.similarities[:, :_TOP]), lambda_, values)
+    return votes_of(found.keys[:, :TOP_WORDS], _weights(found.similarities[:, :TOP_WORDS]), lambda_, values)
 
 
 def mix(votes: Votes, by_words: Votes, weight: float) -> Votes:

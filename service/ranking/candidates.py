@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from service.bundle.values import Values
+from service.lexical.index import FoundByWords
 from service.ranking.evidence import Found, Pairs, Support
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
@@ -34,6 +35,11 @@ class Searches:
     labels: Found
     instance_words: Found | None = None
     label_words: Found | None = None
+
+    @classmethod
+    def of(cls, instances: Found, labels: Found, by_words: tuple[FoundByWords, FoundByWords] | None) -> Searches:
+        """Add the instances and the labels that were found by words, if there is a lexical index."""
+        return cls(instances, labels, *(() if by_words is None else map(Found.by_words, by_words)))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from service.bundle.values import Values, gather_rows
+from service.lexical.index import FoundByWords
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Found:
         return cls(keys, similarities, _normalise(np.exp(logits - largest)))
 
     @classmethod
-    def by_words(cls, keys: Int[np.ndarray, "query found"], similarities: Float[np.ndarray, "query found"]) -> Found:
+    def by_words(cls, found: FoundByWords) -> Found:
         """Weigh keys that were found by their words in proportion to the third power of their similarities."""
-        return cls(keys, similarities, _normalise(np.where(keys < 0, 0, similarities.astype(np.float64)) ** 3))
+        powers = np.maximum(found.similarities, 0).astype(np.float64) ** 3
+        return cls(found.rows, found.similarities, _normalise(powers))
 
     @property
     def nearest(self) -> Float[np.ndarray, " query"]:

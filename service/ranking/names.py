@@ -20,7 +20,7 @@ from service.bundle.values import gather_rows
 from service.lexical.terms import hash_word, words
 
 # Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
-_QUERY_WORDS = 128
+_QUERY_WORDS, _CHARACTERS_PER_WORD = 128, 10
 # Number of words whose hashes are remembered. Most words of a query are frequent words.
 _CACHED_WORDS = 1 << 16
 
@@ -97,7 +97,8 @@ class Names:
     def _overlap(
         self, text: str, label: Int[np.ndarray, " candidate"], count: Int[np.ndarray, " candidate"]
     ) -> tuple[Float[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
-        query = np.array([_hash_word(word) for word in words(text)[:_QUERY_WORDS]], dtype=np.uint64)
+        beginning = words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS]
+        query = np.array([_hash_word(word) for word in beginning], dtype=np.uint64)
         candidate, word = gather_rows(self.offsets, self.words, label)
         found = np.bincount(candidate[np.isin(word, query)], minlength=len(label))
         share = np.divide(found, count, out=np.full(len(label), np.nan), where=count > 0)

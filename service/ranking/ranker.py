@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from service.bundle.bundle import Bundle
 from service.bundle.files import RANKER
 from service.bundle.values import Values
 from service.errors import BundleError
-from service.lexical.index import LexicalIndex
 from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from service.ranking.evidence import Found
 from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
 from service.ranking.model import RankerModel
 from service.ranking.names import Names
-
-# Number of instances and of labels that are found by words.
-_TOP_WORDS = 50
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,13 @@ class Ranker:
         model: The model.
         facts: Properties of the labels.
         values: The labels of each instance.
-        words: The lexical index; None leaves its features out.
     """
 
-    def __init__(self, model: RankerModel, facts: LabelFacts, values: Values, words: LexicalIndex | None) -> None:
-        self.model, self._facts, self._values, self._words = model, facts, values, words
+    def __init__(self, model: RankerModel, facts: LabelFacts, values: Values) -> None:
+        self.model, self._facts, self._values = model, facts, values
 
     @classmethod
-    def open(cls, bundle: Bundle, values: Values, words: LexicalIndex | None) -> Ranker:
+    def open(cls, bundle: Bundle, values: Values) -> Ranker:
         """Open the ranker of a bundle that has one.
 
         Raises:
@@ -61,13 +55,12 @@ class Ranker:
         """
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
-        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values, words)
+        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values)
 
     def rank(
         self,
         queries: Sequence[str],
-        instances: Found,
-        labels: Found,
+        searches: Searches,
         voted: Voted,
         admits: Bool[np.ndarray, " label"] | None = None,
     ) -> RankedCandidates:
@@ -75,26 +68,13 @@ class Ranker:
 
         Args:
             queries: The texts of the queries.
-            instances: The nearest instances of each query.
-            labels: The nearest labels of each query.
+            searches: The keys that the searches found for the queries.
             voted: The scores of labels (Eq. 7).
             admits: Whether a label may be a candidate; None admits all labels.
         """
-        searches = search_words(queries, instances, labels, self._words)
         candidates = find_candidates(searches, voted, self._values, admits)
         features = feature_matrix(candidates, queries, self._facts, self.model.features)
         return RankedCandidates(candidates, features, self.model.logits(features))
-
-
-def search_words(queries: Sequence[str], instances: Found, labels: Found, index: LexicalIndex | None) -> Searches:
-    """Add the instances and labels that share words with each query, if there is a lexical index."""
-    if index is None:
-        return Searches(instances, labels)
-    terms = [index.weigh(query) for query in queries]
-    instance_words, label_words = (
-        _pad([part.search(each, _TOP_WORDS) for each in terms]) for part in (index.instances, index.labels)
-    )
-    return Searches(instances, labels, instance_words, label_words)
 
 
 def feature_matrix(
@@ -107,15 +87,6 @@ def feature_matrix(
         if name in columns:
             matrix[:, number] = columns[name]
     return matrix
-
-
-def _pad(found: list[tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]]) -> Found:
-    """Join the results of several queries: similarities and rows."""
-    most = max((len(rows) for _, rows in found), default=0)
-    keys, similarities = np.full((len(found), most), -1), np.full((len(found), most), -np.inf, dtype=np.float32)
-    for query, (values, rows) in enumerate(found):
-        keys[query, : len(rows)], similarities[query, : len(rows)] = rows, values
-    return Found.by_words(keys, similarities)
 
 
 def open_model(path: Path) -> RankerModel:

@@ -8,15 +8,14 @@ thresholds. So a row needs one lookup for each feature, and no loop over the lev
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Float, Int, UInt64
+from jaxtyping import Float, Int, UInt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-# One bit of a 64-bit integer for each leaf.
+# One bit of an integer for each leaf.
 MOST_LEAVES = 64
-_ALL_LEAVES = np.uint64(2**64 - 1)
 # Bits of the mantissa of a float64, and the bias of its exponent.
 _MANTISSA_BITS, _EXPONENT_BIAS = 52, 1023
 
@@ -58,6 +57,15 @@ class Tree(BaseModel):
         return self
 
 
+class _Split(NamedTuple):
+    """A split of tree number `tree`, and the leaves that remain if its condition is false."""
+
+    threshold: float
+    missing_left: bool
+    tree: int
+    remaining: int
+
+
 class Trees:
     """Evaluates a sum of trees for many rows at once.
 
@@ -67,20 +75,23 @@ class Trees:
     """
 
     def __init__(self, trees: list[Tree], features: int) -> None:
-        self._leaf_values = np.zeros((len(trees), MOST_LEAVES))
-        self._leaf_terms = np.zeros((len(trees), MOST_LEAVES, features))
-        self._first_leaves = MOST_LEAVES * np.arange(len(trees))
+        leaves = max(len(tree.leaf) for tree in trees)
+        all_leaves = _bits(0, leaves)
+        self._leaf_values = np.zeros((len(trees), leaves))
+        self._leaf_terms = np.zeros((len(trees), leaves, features))
+        self._first_leaves = leaves * np.arange(len(trees))
         self.bias = 0.0
-        excluded: list[list[tuple[float, bool, int, np.uint64]]] = [[] for _ in range(features)]
+        excluded: list[list[_Split]] = [[] for _ in range(features)]
         for number, tree in enumerate(trees):
             starts, stops = _leaf_ranges(tree)
             for split, feature in enumerate(tree.feature):
                 left = tree.left[split]
-                remaining = ~_bits(starts[left], stops[left])
-                excluded[feature].append((tree.threshold[split], tree.missing_left[split], number, remaining))
+                remaining = all_leaves & ~_bits(starts[left], stops[left])
+                excluded[feature].append(_Split(tree.threshold[split], tree.missing_left[split], number, remaining))
             self._add_leaves(number, tree, starts)
-        self._thresholds = [np.unique([split[0] for split in splits]) for splits in excluded]
-        tables = [_table(*each, len(trees)) for each in zip(excluded, self._thresholds, strict=True)]
+        self._thresholds = [np.unique([split.threshold for split in splits]) for splits in excluded]
+        nothing = np.full(len(trees), all_leaves, dtype=np.min_scalar_type(all_leaves))
+        tables = [_table(*each, nothing) for each in zip(excluded, self._thresholds, strict=True)]
         self._first_rows = np.cumsum([0, *(len(table) for table in tables)])[:-1]
         self._remaining = np.concatenate(tables)
 
@@ -102,7 +113,7 @@ class Trees:
 
     def _leaves(self, rows: Float[np.ndarray, "row feature"]) -> Int[np.ndarray, "row tree"]:
         """The leaf of each row in each tree, numbered from left to right."""
-        remaining = np.full((len(rows), self._remaining.shape[1]), _ALL_LEAVES)
+        remaining = np.full((len(rows), self._remaining.shape[1]), self._remaining[0, 0])  # row 0 excludes no leaf
         looked_up = np.empty_like(remaining)  # reused, because new memory for each feature would double the time
         for feature, thresholds in enumerate(self._thresholds):
             if not len(thresholds):
@@ -112,7 +123,7 @@ class Trees:
             below[np.isnan(column)] = len(thresholds) + 1
             np.take(self._remaining, self._first_rows[feature] + below, axis=0, out=looked_up, mode="clip")
             remaining &= looked_up
-        lowest = remaining & (~remaining + np.uint64(1))
+        lowest = remaining & (~remaining + remaining.dtype.type(1))
         exponents = lowest.astype(np.float64).view(np.int64) >> _MANTISSA_BITS
         exponents -= _EXPONENT_BIAS
         return exponents
@@ -143,25 +154,24 @@ def _leaf_ranges(tree: Tree) -> tuple[dict[int, int], dict[int, int]]:
     return starts, {node: start + counts[node] for node, start in starts.items()}
 
 
-def _bits(start: int, stop: int) -> np.uint64:
-    return np.uint64((1 << stop) - (1 << start))
+def _bits(start: int, stop: int) -> int:
+    return (1 << stop) - (1 << start)
 
 
 def _table(
-    splits: list[tuple[float, bool, int, np.uint64]], thresholds: Float[np.ndarray, " threshold"], trees: int
-) -> UInt64[np.ndarray, "interval tree"]:
+    splits: list[_Split], thresholds: Float[np.ndarray, " threshold"], nothing_excluded: UInt[np.ndarray, " tree"]
+) -> UInt[np.ndarray, "interval tree"]:
     """The remaining leaves of every tree for each interval of one feature; the last row is for a missing feature.
 
     Args:
-        splits: For each split of the feature: its threshold, whether a missing feature goes left, its tree, and the
-            leaves that remain if its condition is false.
-        thresholds: The distinct thresholds, in rising order.
-        trees: Number of trees.
+        splits: The splits that compare the feature.
+        thresholds: Their distinct thresholds, in rising order.
+        nothing_excluded: All leaves of every tree.
     """
-    table = np.full((len(thresholds) + 2, trees), _ALL_LEAVES)
-    for threshold, missing_left, tree, remaining in splits:
-        table[np.searchsorted(thresholds, threshold) + 1, tree] &= remaining
-        if not missing_left:
-            table[-1, tree] &= remaining
+    table = np.tile(nothing_excluded, (len(thresholds) + 2, 1))
+    for split in splits:
+        table[np.searchsorted(thresholds, split.threshold) + 1, split.tree] &= split.remaining
+        if not split.missing_left:
+            table[-1, split.tree] &= split.remaining
     table[:-1] = np.bitwise_and.accumulate(table[:-1], axis=0)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +95,8 @@ def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:
     keys = unit(label_keys[label] + label_keys[(label + 1) % labels] / 2 + rng.normal(size=(instances, dim)) / 3)
     plan = MemoryPlan(instances, labels, dim, "float32", {}, "", "")
     defaults = DEFAULTS | {"label_key_alpha": alpha, "top_b": 50}
-    return Memory(
-        folder, plan, defaults, np.concatenate([keys, label_keys]), np.arange(instances + 1), label.astype(np.int32)
-    )
+    values = np.arange(instances + 1), label.astype(np.int32)
+    return Memory(folder, plan, defaults, np.concatenate([keys, label_keys]), *values, np.empty((0, 2), np.int64))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
@@ -112,8 +112,8 @@ def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = memory(tmp_path / "memory", LEAST_TEXTS - 1)
-    nothing = Memory(
-        few.folder, few.plan, few.defaults, few.keys, np.zeros_like(few.value_indptr), few.value_indices[:0]
+    nothing = dataclasses.replace(
+        few, value_indptr=np.zeros_like(few.value_indptr), value_indices=few.value_indices[:0]
     )
     assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
     assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None

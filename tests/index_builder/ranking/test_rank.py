@@ -74,7 +74,7 @@ def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monk
     held_out = rank.hold_out(memory.label_sets, 0.5, 3)
     assert not trained_on
     assert rows.tolist() == np.flatnonzero(held_out).tolist()
-    assert len(rank._choose_queries(RankSettings(run=run, queries=120), memory)[0]) == 120
+    assert len(rank._choose_queries(RankSettings(run=run, queries=50), memory)[0]) == 50
 
 
 def test_too_few_instances_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ class Closeable:
     """A predictor that only records whether it was closed."""
 
     closed = False
+    manifest = SimpleNamespace(probabilities=None)
 
     def __init__(self, version: str = "v1") -> None:
         self.version = version

@@ -1,0 +1,96 @@
+"""Answers of a version with a ranker: order, filters, explanations and batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.errors import BundleError
+from service.model import Model, open_model
+from service.predictor.golden import check_golden
+from service.ranking.calibration import calibrate
+from service.ranking.ranker import open_model as open_ranker_model
+from tests.index_builder.ranking.conftest import NAMES, RankedRun
+
+QUERIES = ["amber instead of basil", "lemon unlike kelp", "something else", "jade and also ivory"]
+
+
+@pytest.fixture(scope="module")
+def model(ranked: RankedRun) -> Model:
+    return open_model(ranked.store)
+
+
+def uids(labels: list) -> list[str]:
+    return [label.uid for label in labels]
+
+
+def test_probabilities_fall_and_scores_are_the_votes(model: Model) -> None:
+    for query in QUERIES:
+        labels = model.predict(query, top_k=12)
+        chances = [label.probability or 0 for label in labels]
+        assert chances == sorted(chances, reverse=True)
+        votes = {label.uid: label.score for label in model.predict(query, top_k=12, order="score")}
+        assert {label.uid: label.score for label in labels} == {uid: votes.get(uid, 0) for uid in uids(labels)}
+
+
+def test_order_score_gives_the_order_of_votes(model: Model) -> None:
+    labels = model.predict(QUERIES[0], top_k=12, order="score")
+    scores = [label.score for label in labels]
+    assert scores == sorted(scores, reverse=True)
+    assert all(label.ranked_by is None for label in labels)
+
+
+def test_other_votes_than_the_defaults_are_ordered_by_score(model: Model) -> None:
+    labels = model.predict(QUERIES[0], top_k=12, lambda_=0.1)
+    scores = [label.score for label in labels]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_filters_keep_the_order_of_the_ranker(model: Model) -> None:
+    for query in QUERIES:
+        everything = uids(model.predict(query, top_k=12))
+        allowed = model.predict(query, top_k=12, allow=NAMES[:6])
+        assert uids(allowed) == [uid for uid in everything if uid in NAMES[:6]]
+        denied = model.predict(query, top_k=3, deny=everything[:2])
+        assert uids(denied) == everything[2:5]
+
+
+def test_an_answer_is_the_same_alone_and_in_a_batch(model: Model) -> None:
+    batch = model.predict(QUERIES, top_k=5)
+    for query, labels in zip(QUERIES, batch, strict=True):
+        alone = model.predict(query, top_k=5)
+        assert uids(alone) == uids(labels)
+        found = [(label.score, label.probability) for label in labels]
+        np.testing.assert_allclose([(label.score, label.probability) for label in alone], found, atol=1e-5)
+
+
+def test_explanations_add_up_to_the_score_and_to_the_logit(model: Model) -> None:
+    assert model.manifest.probabilities is not None
+    for label in model.predict(QUERIES[0], top_k=4, explain=True):
+        assert label.because is not None
+        assert label.ranked_by is not None
+        assert sum(reason.share for reason in label.because) == pytest.approx(label.score)
+        logit = np.array([sum(term.log_odds for term in label.ranked_by)])
+        expected = calibrate(model.manifest.probabilities.calibration, logit)
+        assert label.probability == pytest.approx(float(expected[0]))
+        content = label.to_dict()["ranked_by"]
+        assert {"feature", "value", "log_odds"} == set(content[0])
+        assert [abs(term["log_odds"]) for term in content] == sorted(
+            (abs(term["log_odds"]) for term in content), reverse=True
+        )
+
+
+def test_golden_queries_test_the_votes(model: Model) -> None:
+    assert check_golden(model.predictor) == 1
+
+
+def test_a_ranker_with_an_unknown_feature_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
+    content = json.loads((ranked.run / "memory" / "ranker" / "ranker.json").read_text())
+    content["features"][0] = "phase_of_the_moon"
+    path = tmp_path / "ranker.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(BundleError, match="found phase_of_the_moon; fit the ranker again"):
+        open_ranker_model(path)
