@@ -124,16 +124,11 @@ class ExampleSource:
             )
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
             ranking = rank(cast_votes(nearest_keys, temperature, lambda_, self._values), self._values)
-<<<<<<< HEAD
             by_instances, by_labels = (
                 Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels)
             )
-            searches = search_words(texts, by_instances, by_labels, partial.words)
-=======
-            by_vectors = (Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels))
             by_words = None if partial.words is None else partial.words.search_each(texts, TOP_WORDS)
-            searches = Searches.of(*by_vectors, by_words)
->>>>>>> ranker
+            searches = Searches.of(by_instances, by_labels, by_words)
             candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
             truth = self._truth[rows[block]]
             yield Examples(

@@ -54,13 +54,9 @@ class Reranker:
         by_instances, by_labels = (
             Found.by_vectors(found.keys, found.similarities, options.temperature) for found in (instances, labels)
         )
-        searches = Searches.of(*by_vectors, by_words)
+        searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits
-<<<<<<< HEAD
-        return self._ranker.rank(queries, by_instances, by_labels, Voted(votes.query, votes.label, votes.score), admits)
-=======
         return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)
->>>>>>> ranker
 
     def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
         """Put the candidates before all other labels of a ranking, in order of their logits."""
