@@ -27,7 +27,7 @@ from service.versions.replicas import replicas_of
 
 REPOSITORY = Path(__file__).parents[2]
 SECRET = "0123456789abcdef"
-MAX_FILES = 12
+MAX_FILES = 14
 
 
 class Recorder:
