@@ -47,8 +47,8 @@ EmptyTexts = Annotated[
 EncoderName = Annotated[
     str,
     Field(
-        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged "
-        "all-MiniLM-L6-v2; static: a table of token vectors, for fast queries on a CPU"
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged; "
+        "static: token vectors"
     ),
 ]
 StaticFrom = Annotated[
@@ -67,8 +67,8 @@ LabelMaxLength = Annotated[
 Trained = Annotated[
     Literal["adapter", "full"] | None,
     Field(
-        description="adapter: train a small network on a frozen encoder, minutes on a CPU; full: the whole encoder; "
-        "unset: full for a static encoder, otherwise adapter"
+        description="adapter: a small network on a frozen encoder; full: the whole encoder; "
+        "unset: full for static, else adapter"
     ),
 ]
 MaxSteps = Annotated[
@@ -144,8 +144,8 @@ class SharedTrainSettings(TrainerSettings):
     epochs: int | None = Field(
         None,
         ge=0,
-        description="passes over the instances; 0: no training; unset: --max-steps or --max-seconds, else 15 "
-        "(adapter), 3 (full) or 20 (static)",
+        description="passes over the instances; 0: none; unset: --max-steps, --max-seconds, or 15 (adapter), 3 (full), "
+        "20 (static)",
     )
     max_steps: MaxSteps = 0
     max_seconds: MaxSeconds = 0
@@ -166,8 +166,8 @@ class SharedTrainSettings(TrainerSettings):
     propensity: Propensity = (0.55, 1.5)
     hard_negatives: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         None,
-        description="mined negatives of a query, or all: every label is in the pool; unset: the method's default, "
-        "which is all for dexml, softtopk and ova",
+        description="mined negatives of a query, or all: every label; unset: the method's default "
+        "(all for dexml, softtopk and ova)",
     )
     mine_from: int = Field(0, ge=0, description="first epoch with hard negatives")
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")
@@ -220,8 +220,8 @@ class SharedTrainSettings(TrainerSettings):
     save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training state")
     best: CliImplicitFlag[bool] = Field(
         False,
-        description="train an adapter and a static encoder, compare them with the untrained encoder on left-out texts, "
-        "and keep the best one, with its ranker",
+        description="train an adapter and a static encoder, compare them with no training, "
+        "and keep the best, with a ranker",
     )
     minutes: Positive = Field(10, description="time limit of --best in minutes")
     resume: CliImplicitFlag[bool] = Field(False, description="continue the unfinished training of the run folder")
