@@ -83,6 +83,7 @@ class ExampleSource:
         self._postings = invert(self._texts) if with_words else None
         self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
         self._truth = memory.label_sets.to_csr(memory.plan.labels)
+        self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
         self._values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
 
     def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
@@ -130,8 +131,8 @@ class ExampleSource:
             by_words = None if partial.words is None else partial.words.search_each(texts, TOP_WORDS)
             searches = Searches.of(by_instances, by_labels, by_words)
             candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
-            truth = self._truth[rows[block]]
-            yield Examples(
+            truth, filtered = self._truth[rows[block]], self._filtered[rows[block]]
+            examples = Examples(
                 query=candidates.query + start,
                 label=candidates.label,
                 score=candidates.score,
@@ -139,6 +140,7 @@ class ExampleSource:
                 names=self.features,
                 true=np.asarray(truth[candidates.query, candidates.label]).ravel() > 0,
             )
+            yield examples[np.asarray(filtered[candidates.query, candidates.label]).ravel() == 0]
 
     def _words_without(self, rows: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
         if self._postings is None or self._label_words is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -102,3 +103,13 @@ def test_examples_know_the_true_labels(tmp_path: Path) -> None:
     pairs = zip(examples.query.tolist(), examples.label.tolist(), strict=True)
     assert examples.true.tolist() == [label in sets[query] for query, label in pairs]
     assert not any(name.startswith("word_") for name in examples.names)
+
+
+def test_labels_that_are_removed_from_answers_are_no_examples(tmp_path: Path) -> None:
+    memory = random_memory(tmp_path, 0)
+    rows, fold = np.arange(INSTANCES), np.arange(INSTANCES) % 3
+    before = ExampleSource(memory, with_words=True).cross(rows, fold)
+    filtered = np.column_stack([before.query[::7], before.label[::7]]).astype(np.int64)
+    after = ExampleSource(dataclasses.replace(memory, filtered_pairs=filtered), with_words=True).cross(rows, fold)
+    kept = set(zip(before.query.tolist(), before.label.tolist(), strict=True)) - set(map(tuple, filtered.tolist()))
+    assert set(zip(after.query.tolist(), after.label.tolist(), strict=True)) == kept
