@@ -51,10 +51,9 @@ class Reranker:
             label_filter: Admits candidates; None admits all labels.
         """
         votes = rank(cast_votes(nearest, options.temperature, options.lambda_, self._values), self._values)
-        by_vectors = (
-            Found.by_vectors(found.keys, found.similarities, options.temperature) for found in (instances, labels)
-        )
-        searches = Searches.of(*by_vectors, by_words)
+        by_instances = Found.by_vectors(instances.keys, instances.similarities, options.temperature)
+        by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
+        searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits
         return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)
 
@@ -80,4 +79,5 @@ class Reranker:
         return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))
 
     def _pairs(self, labels: Ranking | Candidates) -> np.ndarray:
-        return labels.query * np.int64(self._values.labels) + labels.label
+        pairs: np.ndarray = labels.query * np.int64(self._values.labels) + labels.label
+        return pairs

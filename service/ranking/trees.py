@@ -124,7 +124,7 @@ class Trees:
             np.take(self._remaining, self._first_rows[feature] + below, axis=0, out=looked_up, mode="clip")
             remaining &= looked_up
         lowest = remaining & (~remaining + remaining.dtype.type(1))
-        exponents = lowest.astype(np.float64).view(np.int64) >> _MANTISSA_BITS
+        exponents: np.ndarray = lowest.astype(np.float64).view(np.int64) >> _MANTISSA_BITS
         exponents -= _EXPONENT_BIAS
         return exponents
 
