@@ -137,7 +137,7 @@ class RankSettings(BuilderSettings):
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
     metric: Metric = Field("nDCG@5", description="metric that the ranker must gain")
-    queries: int = Field(4_000, ge=1, description="maximum number of instances whose candidates are examples")
+    queries: int = Field(4_000, ge=100, description="maximum number of instances whose candidates are examples")
     lexical: Literal["on", "off"] = Field(
         "on", description="use the words that texts share; such a ranker needs a bundle with a lexical index"
     )

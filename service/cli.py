@@ -67,6 +67,9 @@ def predict(settings: PredictSettings) -> None:
         for reason in label.because or []:
             kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
             _print_line(f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}")
+        for term in label.ranked_by or []:
+            value = "" if term.value is None else f"  {term.value:g}"
+            _print_line(f"    {term.log_odds:+.4f}  log-odds by {term.feature}{value}")
 
 
 def versions(settings: VersionsSettings) -> None:

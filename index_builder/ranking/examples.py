@@ -7,7 +7,7 @@ it has for all other queries. A memory that lacks the whole fold treats true and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,8 @@ class Examples:
     names: tuple[str, ...]
     true: Bool[np.ndarray, " candidate"]
 
-    def __getitem__(self, candidates: Bool[np.ndarray, " candidate"]) -> Examples:
+    def __getitem__(self, candidates: Bool[np.ndarray, " candidate"] | Int[np.ndarray, " chosen"]) -> Examples:
+        """Some of the candidates, in the given order."""
         return Examples(
             self.query[candidates],
             self.label[candidates],
@@ -63,6 +64,18 @@ class Examples:
             self.features[candidates],
             self.names,
             self.true[candidates],
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Examples]) -> Examples:
+        """Join examples of the same features."""
+        return cls(
+            np.concatenate([part.query for part in parts]),
+            np.concatenate([part.label for part in parts]),
+            np.concatenate([part.score for part in parts]),
+            np.concatenate([part.features for part in parts]),
+            parts[0].names,
+            np.concatenate([part.true for part in parts]),
         )
 
 
@@ -100,16 +113,8 @@ class ExampleSource:
                 for part in self._fold(rows[queries]):
                     parts.append(dataclasses.replace(part, query=queries[part.query]))
                     bar.update(min(_BLOCK_QUERIES, bar.total - bar.n))
-        joined = Examples(
-            np.concatenate([part.query for part in parts]),
-            np.concatenate([part.label for part in parts]),
-            np.concatenate([part.score for part in parts]),
-            np.concatenate([part.features for part in parts]),
-            self.features,
-            np.concatenate([part.true for part in parts]),
-        )
-        order = np.argsort(joined.query, kind="stable")
-        return joined[order]
+        joined = Examples.join(parts)
+        return joined[np.argsort(joined.query, kind="stable")]
 
     def _fold(self, rows: Int[np.ndarray, " query"]) -> Iterator[Examples]:
         """Yield the examples of all instances of a fold, block by block."""
@@ -125,9 +130,8 @@ class ExampleSource:
             )
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
             ranking = rank(cast_votes(nearest_keys, temperature, lambda_, self._values), self._values)
-            by_instances, by_labels = (
-                Found.by_vectors(each.keys, each.similarities, temperature) for each in (instances, labels)
-            )
+            by_instances = Found.by_vectors(instances.keys, instances.similarities, temperature)
+            by_labels = Found.by_vectors(labels.keys, labels.similarities, temperature)
             by_words = None if partial.words is None else partial.words.search_each(texts, TOP_WORDS)
             searches = Searches.of(by_instances, by_labels, by_words)
             candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)

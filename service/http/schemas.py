@@ -86,6 +86,14 @@ class Reason(BaseModel):
     by: str | None = None
 
 
+class LogitTerm(BaseModel):
+    """One term of a ranker's log-odds; `value` is null for a missing feature, and for the term `bias`."""
+
+    feature: str
+    value: float | None
+    log_odds: float
+
+
 class ScoredLabel(BaseModel):
     uid: str
     text: str
@@ -94,6 +102,9 @@ class ScoredLabel(BaseModel):
         None, description="probability that the label is true; absent if the bundle has none for these options"
     )
     because: list[Reason] | None = None
+    ranked_by: list[LogitTerm] | None = Field(
+        None, description="terms of the log-odds, with explain; absent if no ranker ordered the labels"
+    )
 
 
 class Result(BaseModel):

@@ -51,9 +51,8 @@ class Reranker:
             label_filter: Admits candidates; None admits all labels.
         """
         votes = rank(cast_votes(nearest, options.temperature, options.lambda_, self._values), self._values)
-        by_instances, by_labels = (
-            Found.by_vectors(found.keys, found.similarities, options.temperature) for found in (instances, labels)
-        )
+        by_instances = Found.by_vectors(instances.keys, instances.similarities, options.temperature)
+        by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
         searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits
         return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)

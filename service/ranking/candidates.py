@@ -104,11 +104,11 @@ def find_candidates(
     }
     score = np.bincount(row[: ends[0]], weights=voted.score, minlength=len(pair))
     query, label = np.divmod(pair, values.labels)
-    admitted = np.ones(len(pair), dtype=bool) if admits is None else admits[label]
-    chosen = _best(query, np.where(admitted, score, 0), by_votes)
-    for name, each in support.items():
-        measure = np.nan_to_num(each.best_similarity) if name == "label_words" else each.weight
-        chosen |= _best(query, np.where(admitted, measure, 0), by_others)
+    place = np.arange(len(pair)) - np.searchsorted(query, query)  # the place of each pair among those of its query
+    admitted = 1.0 if admits is None else admits[label]
+    chosen = _best(query, place, admitted * score, by_votes)
+    for each in support.values():
+        chosen |= _best(query, place, admitted * each.weight, by_others)
     query, label = query[chosen], label[chosen]
     best_score = np.zeros(len(searches.labels.keys))
     np.maximum.at(best_score, voted.query, voted.score)
@@ -122,10 +122,11 @@ def find_candidates(
     )
 
 
-def _best(query: Int[np.ndarray, " pair"], measure: Float[np.ndarray, " pair"], most: int) -> Bool[np.ndarray, " pair"]:
+def _best(
+    query: Int[np.ndarray, " pair"], place: Int[np.ndarray, " pair"], measure: Float[np.ndarray, " pair"], most: int
+) -> Bool[np.ndarray, " pair"]:
     """Mark the pairs of each query with the greatest measures above 0, at most `most`."""
-    order = np.lexsort((-measure, query))
-    place = np.arange(len(query)) - np.searchsorted(query, query)  # the query of each place is the same in both orders
+    order = np.lexsort((-measure, query))  # the queries stay in order, so `place` is also the place in this order
     chosen = np.zeros(len(query), dtype=bool)
     chosen[order] = place < most
     return chosen & (measure > 0)

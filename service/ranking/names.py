@@ -67,7 +67,8 @@ class Names:
             BundleError: If a file is damaged, or does not have the names of so many labels.
         """
         hashes = open_file(map_array, NAME_WORDS, "uint64")
-        return cls(hashes, open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)))
+        offsets = open_file(map_offsets, NAME_OFFSETS, labels, len(hashes))
+        return cls(np.asarray(hashes), np.asarray(offsets))  # an item of a memmap is read more slowly
 
     def write(self, folder: Path) -> None:
         save_array(folder / NAME_WORDS, self.words)

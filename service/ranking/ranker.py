@@ -55,7 +55,7 @@ class Ranker:
         """
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
-        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values)
+        return cls(components.open(open_model, RANKER), LabelFacts(np.asarray(bundle.labels.counts), names), values)
 
     def rank(
         self,
@@ -82,7 +82,7 @@ def feature_matrix(
 ) -> Float[np.ndarray, "candidate feature"]:
     """The named features of each candidate. The features of a lexical index are NaN if there is no index."""
     columns = compute_features(candidates, queries, facts)
-    matrix = np.full((len(candidates.label), len(names)), np.nan, dtype=np.float32)
+    matrix = np.full((len(candidates.label), len(names)), np.nan, dtype=np.float32, order="F")
     for number, name in enumerate(names):
         if name in columns:
             matrix[:, number] = columns[name]

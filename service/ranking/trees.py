@@ -89,11 +89,11 @@ class Trees:
                 remaining = all_leaves & ~_bits(starts[left], stops[left])
                 excluded[feature].append(_Split(tree.threshold[split], tree.missing_left[split], number, remaining))
             self._add_leaves(number, tree, starts)
-        self._thresholds = [np.unique([split.threshold for split in splits]) for splits in excluded]
+        # A missing feature (NaN) sorts after infinity, so a search finds its row of the table without a special case.
+        self._thresholds = [np.unique([*(split.threshold for split in splits), np.inf]) for splits in excluded]
         nothing = np.full(len(trees), all_leaves, dtype=np.min_scalar_type(all_leaves))
-        tables = [_table(*each, nothing) for each in zip(excluded, self._thresholds, strict=True)]
-        self._first_rows = np.cumsum([0, *(len(table) for table in tables)])[:-1]
-        self._remaining = np.concatenate(tables)
+        self._tables = [_table(*each, nothing) for each in zip(excluded, self._thresholds, strict=True)]
+        self._nothing_excluded = nothing
 
     def values(self, rows: Float[np.ndarray, "row feature"]) -> Float[np.ndarray, " row"]:
         """The value of each row. NaN is a missing feature."""
@@ -113,16 +113,12 @@ class Trees:
 
     def _leaves(self, rows: Float[np.ndarray, "row feature"]) -> Int[np.ndarray, "row tree"]:
         """The leaf of each row in each tree, numbered from left to right."""
-        remaining = np.full((len(rows), self._remaining.shape[1]), self._remaining[0, 0])  # row 0 excludes no leaf
+        remaining = np.tile(self._nothing_excluded, (len(rows), 1))
         looked_up = np.empty_like(remaining)  # reused, because new memory for each feature would double the time
-        for feature, thresholds in enumerate(self._thresholds):
-            if not len(thresholds):
-                continue
-            column = rows[:, feature]
-            below = np.searchsorted(thresholds, column)  # a split is false for all thresholds below the feature
-            below[np.isnan(column)] = len(thresholds) + 1
-            np.take(self._remaining, self._first_rows[feature] + below, axis=0, out=looked_up, mode="clip")
-            remaining &= looked_up
+        for feature, (thresholds, table) in enumerate(zip(self._thresholds, self._tables, strict=True)):
+            if len(thresholds) > 1:
+                below = np.searchsorted(thresholds, rows[:, feature])  # splits with thresholds below are false
+                remaining &= table.take(below, axis=0, out=looked_up, mode="clip")
         lowest = remaining & (~remaining + remaining.dtype.type(1))
         exponents: np.ndarray = lowest.astype(np.float64).view(np.int64) >> _MANTISSA_BITS
         exponents -= _EXPONENT_BIAS
@@ -165,10 +161,10 @@ def _table(
 
     Args:
         splits: The splits that compare the feature.
-        thresholds: Their distinct thresholds, in rising order.
+        thresholds: Their distinct thresholds, in rising order, then infinity.
         nothing_excluded: All leaves of every tree.
     """
-    table = np.tile(nothing_excluded, (len(thresholds) + 2, 1))
+    table = np.tile(nothing_excluded, (len(thresholds) + 1, 1))
     for split in splits:
         table[np.searchsorted(thresholds, split.threshold) + 1, split.tree] &= split.remaining
         if not split.missing_left:

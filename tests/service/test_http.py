@@ -169,7 +169,8 @@ def test_version_path_describes_the_bundle_in_use(client: httpx.Client) -> None:
     about = client.get("/version").json()
     assert about["version"] == "v1"
     assert about["counts"] == {"instances": 28, "labels": 8, "pairs": 30}
-    assert about["defaults"] == {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "top_k": 10, "order": "score"}
+    votes = {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "word_weight": 0.0}
+    assert about["defaults"] == {**votes, "top_k": 10, "order": "score"}
     assert about["index"]["instances"]["kind"] == "flat"
     assert about["dim"] == 384
     assert about["metrics"]["parity_worst_cosine"] >= 0.9999

@@ -13,6 +13,7 @@ import recollect
 from index_builder.build import build
 from index_builder.errors import BuildError
 from index_builder.ranking.artefact import read_held_out
+from index_builder.ranking.bundle_ranker import choose_ranker
 from index_builder.ranking.rank import rank_run
 from index_builder.settings import BuildSettings, RankSettings
 from service.model import open_model
@@ -74,7 +75,7 @@ def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monk
     held_out = rank.hold_out(memory.label_sets, 0.5, 3)
     assert not trained_on
     assert rows.tolist() == np.flatnonzero(held_out).tolist()
-    assert len(rank._choose_queries(RankSettings(run=run, queries=50), memory)[0]) == 50
+    assert len(rank._choose_queries(RankSettings(run=run, queries=105), memory)[0]) == 105
 
 
 def test_too_few_instances_are_refused(tmp_path: Path) -> None:
@@ -99,10 +100,9 @@ def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> Non
 
 
 def test_rank_off_leaves_the_ranker_out(ranked: RankedRun, tmp_path: Path) -> None:
-    build(BuildSettings(run=ranked.run, store=tmp_path, index="flat", rank="off", activate=True))
-    model = open_model(tmp_path)
-    assert not model.manifest.has_ranker
-    assert model.manifest.defaults.order == "score"
+    memory = open_memory(ranked.run / "memory")
+    assert choose_ranker(memory, BuildSettings(run=ranked.run, store=tmp_path)) is not None
+    assert choose_ranker(memory, BuildSettings(run=ranked.run, store=tmp_path, rank="off")) is None
 
 
 def test_a_ranker_of_other_defaults_is_refused(ranked: RankedRun, tmp_path: Path) -> None:

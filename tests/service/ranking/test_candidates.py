@@ -67,10 +67,7 @@ def test_candidates_are_the_best_labels_by_each_measure(seed: int, words: bool) 
                 continue
             sides = values if name.startswith("instance") else None
             support = {label: naive_support(found, sides, query, label) for label in range(LABELS)}
-            if name == "label_words":
-                measures.append({label: rows[0][1] for label, rows in support.items() if rows})
-            else:
-                measures.append({label: sum(row[2] for row in rows) for label, rows in support.items() if rows})
+            measures.append({label: sum(row[2] for row in rows) for label, rows in support.items() if rows})
         for most, measure in zip([5, 3, 3, 3, 3], measures, strict=False):
             admitted = {label: value for label, value in measure.items() if admits[label] and value > 0}
             expected |= {(query, label) for label in sorted(admitted, key=lambda each: -admitted[each])[:most]}
