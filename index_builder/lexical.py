@@ -81,7 +81,9 @@ def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> 
         print_status("lexical: no instance has a label, so there is nothing to tune the word weight on")
         return _without_gain(folder, lexical), {}
     print_status(f"lexical: {gain}; {_decision(lexical, gain)}")
-    measured = {"nDCG@5_gain_words": gain.after - gain.before, "nDCG@5_gain_words_error": gain.error}
+    measured = {"nDCG@5_gain_words": gain.after - gain.before}
+    if np.isfinite(gain.error):  # a single query has no standard error
+        measured["nDCG@5_gain_words_error"] = gain.error
     if gain.certain:
         return gain.weight, measured
     return _without_gain(folder, lexical), measured

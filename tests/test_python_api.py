@@ -124,7 +124,7 @@ def test_keywords_of_predict_are_the_answer_options(model: Model) -> None:
         (
             QUERY,
             {"topk": 5},
-            "topk: unknown option; known: allow, deny, explain, lambda_, temperature, threshold, top_b,",
+            "topk: unknown option; known: allow, assign, deny, explain, lambda_, min_probability, order, temperature,",
         ),
         (QUERY, {"lambda_": 1.5}, "lambda_: expected less than or equal to 1; found 1.5"),
         (QUERY, {"lambda_": float("nan")}, "lambda_: expected a finite number; found nan"),
