@@ -31,6 +31,7 @@ class Gate:
     """
 
     version = "v1"
+    manifest = SimpleNamespace(probabilities=None)
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
