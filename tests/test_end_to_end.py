@@ -40,6 +40,7 @@ def predict_over_http(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
+@pytest.mark.slow
 def test_sample_dataset_can_be_encoded_built_evaluated_and_served(recollect: Recollect, tmp_path: Path) -> None:
     recollect("sample", "dataset")
     tests = keep_some_labels(tmp_path / "dataset", 150)
