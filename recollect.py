@@ -149,7 +149,7 @@ def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[st
     """
     with _require_extra("build"):
         settings = _from_keywords("evaluate", {"dataset": dataset, "store": store, **flags})
-        from index_builder.evaluate import evaluate as evaluate_bundle
+        from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
 
         return vars(evaluate_bundle(settings))
 

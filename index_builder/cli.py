@@ -34,9 +34,9 @@ def rank(settings: RankSettings) -> None:
 
 
 def evaluate(settings: EvaluateSettings) -> None:
-    from index_builder.evaluate import evaluate as evaluate_bundle
-    from index_builder.evaluate import format_table
-    from index_builder.ranking.probability_report import format_coverage
+    from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
+    from index_builder.evaluation.evaluate import format_table
+    from index_builder.evaluation.probability_report import format_coverage
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:

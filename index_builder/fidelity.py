@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.choose_index import evenly_spaced_rows
-from index_builder.evaluate import best_rows, pick
+from index_builder.evaluation.predictions import best_rows, pick
 from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
 from service.predictor.predictor import Predictor

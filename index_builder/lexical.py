@@ -15,8 +15,9 @@ from jaxtyping import Float
 
 from index_builder.bundle_tables import read_field
 from index_builder.console import print_status
-from index_builder.evaluate import best_rows, pick
+from index_builder.evaluation.predictions import best_rows, pick
 from index_builder.left_out_votes import left_out_votes
+from index_builder.ranking.gains import is_certain
 from index_builder.settings import Lexical
 from service.bundle.files import LEXICAL_FILES
 from service.bundle.values import Values
@@ -30,7 +31,6 @@ from trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
 _QUERIES, _SEED = 1_000, 0
-_STANDARD_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Gain:
 
     @property
     def certain(self) -> bool:
-        return self.after - self.before > max(0.0, _STANDARD_ERRORS * self.error)
+        return is_certain(self.after - self.before, self.error)
 
     def __str__(self) -> str:
         return (

@@ -12,7 +12,7 @@ import numpy as np
 from index_builder.bundle_tables import read_field
 from index_builder.choose_index import evenly_spaced_rows
 from index_builder.errors import BuildError
-from index_builder.evaluate import default_metrics
+from index_builder.evaluation.evaluate import default_metrics
 from index_builder.fidelity import METRICS, exact_search, quality_changes
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from index_builder.recall import MIN_REACHABLE

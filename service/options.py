@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -217,3 +217,19 @@ def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
     keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, _MAX_TOP_K // _ANSWERS_PER_UNIT
     per_query = math.ceil(max_query_bytes / _BYTES_PER_UNIT) + keys + answers + _FILTER_COST
     return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT
+
+
+def group_by_options(
+    requests: Sequence[tuple[Sequence[str], AnswerOptions]],
+) -> Iterator[tuple[AnswerOptions, list[int]]]:
+    """Group the rows of queries with equal options.
+
+    Requests with filters are not grouped: filters are long to compare.
+    """
+    groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
+    row = 0
+    for number, (queries, options) in enumerate(requests):
+        _, rows = groups.setdefault(number if options.filtered else options, (options, []))
+        rows += range(row, row + len(queries))
+        row += len(queries)
+    yield from groups.values()

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
-from index_builder.ranking.probability_metrics import brier, reliability
+from index_builder.evaluation.probability_metrics import brier, reliability
 from service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
 from service.ranking.calibration import calibrate
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from index_builder.evaluate import best_rows, pick
+from index_builder.evaluation.predictions import best_rows, pick
 from trainer.metrics import SEGMENTS, hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
 
 METRICS = ("P@1", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@10", "R@100")
@@ -17,6 +17,11 @@ _SEGMENT_DEPTH = 5
 # The queries are divided into blocks; the gains of the blocks give the standard error of the gain.
 _BLOCKS = 10
 _STANDARD_ERRORS = 2
+
+
+def is_certain(gain: float, standard_error: float) -> bool:
+    """Whether a gain is at least two standard errors, so that it is not noise."""
+    return gain > max(0.0, _STANDARD_ERRORS * standard_error)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Gain:
     @property
     def certain(self) -> bool:
         """Whether the ranker gains at least two standard errors."""
-        return self.ranker - self.votes > max(0.0, _STANDARD_ERRORS * self.error)
+        return is_certain(self.ranker - self.votes, self.error)
 
 
 class Judge:

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from index_builder.console import print_status
 from index_builder.errors import BuildError
-from index_builder.evaluate import pick
+from index_builder.evaluation.predictions import pick
 from index_builder.ranking.artefact import write_ranker
 from index_builder.ranking.calibrate import HeldOut
 from index_builder.ranking.examples import ExampleSource

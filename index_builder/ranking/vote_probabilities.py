@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from index_builder.console import print_status
-from index_builder.evaluate import best_rows, pick
+from index_builder.evaluation.predictions import best_rows, pick
 from index_builder.left_out_votes import left_out_votes
 from index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from service.bundle.manifest import Probabilities

@@ -1,7 +1,8 @@
-"""Answers: the labels of a query with their scores, and the terms of each score."""
+"""Answers: the labels of a query with their scores, the terms of each score, and the time that the answer took."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,3 +85,17 @@ class Answers:
 
     answers: list[Answer]
     milliseconds: dict[str, float]
+
+
+class Stopwatch:
+    """Measures the milliseconds of each stage of a computation."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Add the time since the previous call to the time of a stage."""
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + (now - self._last) * 1e3
+        self._last = now

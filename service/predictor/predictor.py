@@ -6,8 +6,7 @@ The service, the command line and the evaluation use the predictor.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import faiss
@@ -19,8 +18,8 @@ from service.bundle.manifest import MOST_KEYS, Defaults
 from service.bundle.values import Values
 from service.errors import BundleError
 from service.lexical.index import LexicalIndex
-from service.options import AnswerOptions, require_probabilities, resolve_options
-from service.predictor.answers import Answer, Answers, Reason, ScoredLabel
+from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
+from service.predictor.answers import Answer, Answers, Reason, ScoredLabel, Stopwatch
 from service.predictor.encoder import QueryEncoder
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.filters import LabelFilter
@@ -37,20 +36,6 @@ from service.settings import Device
 _TOP_B_GROWTH = 4
 # Number of keys whose votes are in memory at the same time; this limits the memory for a large batch.
 _BLOCK_KEYS = 16_384
-
-
-class _Stopwatch:
-    """Milliseconds by stage."""
-
-    def __init__(self) -> None:
-        self.stages: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Add the time since the previous call to the time of a stage."""
-        now = time.perf_counter()
-        self.stages[stage] = self.stages.get(stage, 0.0) + (now - self._last) * 1e3
-        self._last = now
 
 
 class Predictor:
@@ -151,7 +136,7 @@ class Predictor:
                     f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
                     "build the bundle again"
                 )
-            self.predict([text], resolve_options(self.defaults))
+            self.answer(vector, resolve_options(self.defaults), [text])
             if pause is not None:
                 pause()
 
@@ -159,13 +144,18 @@ class Predictor:
         """Encode queries as unit vectors."""
         return self.encoder.encode(self.encoder.tokenise(queries))
 
-    def answer(self, vectors: Float[np.ndarray, "query dim"], options: AnswerOptions) -> list[Answer]:
-        """Answer queries that are encoded already, without a filter, in order of score.
+    def answer(
+        self,
+        vectors: Float[np.ndarray, "query dim"],
+        options: AnswerOptions,
+        queries: Sequence[str] | None = None,
+    ) -> list[Answer]:
+        """Answer queries that are encoded already, without a filter.
 
-        Without the texts, words have no share in the scores, and there is no ranker.
+        Without the texts of the queries, words have no share in the scores, and the labels are in order of score.
         """
         faiss.omp_set_num_threads(self._threads)
-        return self._answer(None, vectors, [False] * len(vectors), options, None, _Stopwatch())
+        return self._answer(queries, vectors, [False] * len(vectors), options, None, Stopwatch())
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
         """Answer the queries of one request."""
@@ -185,7 +175,7 @@ class Predictor:
             requests: The queries and the options of each request.
             checkpoint: Called between the blocks of the computation; an error that it raises stops the computation.
         """
-        watch = _Stopwatch()
+        watch = Stopwatch()
         queries = [query for texts, _ in requests for query in texts]
         tokens = self.encoder.tokenise(queries)
         watch.lap("tokenize")
@@ -193,7 +183,7 @@ class Predictor:
         watch.lap("encode")
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
-        for options, rows in _group_by_options(requests):
+        for options, rows in group_by_options(requests):
             label_filter = LabelFilter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
             # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
             # batch.
@@ -219,7 +209,7 @@ class Predictor:
         truncated: list[bool],
         options: AnswerOptions,
         label_filter: LabelFilter | None,
-        watch: _Stopwatch,
+        watch: Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
         nearest, by_words, reranked = self._search(queries, vectors, options, label_filter, watch)
@@ -261,7 +251,7 @@ class Predictor:
         vectors: Float[np.ndarray, "query dim"],
         options: AnswerOptions,
         label_filter: LabelFilter | None,
-        watch: _Stopwatch,
+        watch: Stopwatch,
     ) -> tuple[Neighbours, Votes | None, RankedCandidates | None]:
         """Find the nearest keys, the votes by words, and the ranker's candidates.
 
@@ -298,7 +288,7 @@ class Predictor:
         by_words: Votes | None,
         options: AnswerOptions,
         label_filter: LabelFilter,
-        watch: _Stopwatch,
+        watch: Stopwatch,
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
         neighbours = nearest
@@ -351,19 +341,3 @@ class Predictor:
             return Reason("instance", self.bundle.instance_uids[key], self.bundle.instance_texts[key], share, by)
         label = key - instances
         return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share, by)
-
-
-def _group_by_options(
-    requests: Sequence[tuple[Sequence[str], AnswerOptions]],
-) -> Iterator[tuple[AnswerOptions, list[int]]]:
-    """Group the rows of queries with equal options.
-
-    Requests with filters are not grouped: filters are long to compare.
-    """
-    groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
-    row = 0
-    for number, (queries, options) in enumerate(requests):
-        _, rows = groups.setdefault(number if options.filtered else options, (options, []))
-        rows += range(row, row + len(queries))
-        row += len(queries)
-    yield from groups.values()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.evaluate import evaluate
+from index_builder.evaluation.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
 from service.model import open_model
 from service.options import resolve_options
@@ -107,7 +107,7 @@ def test_limit_flag_uses_only_the_first_test_texts(built: Any) -> None:
 
 def test_number_of_queries_in_a_block_does_not_change_the_metrics(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(built)
-    monkeypatch.setattr("index_builder.evaluate._BLOCK_QUERIES", 2)
+    monkeypatch.setattr("index_builder.evaluation.predictions._BLOCK_QUERIES", 2)
     assert measure(built) == [pytest.approx(whole[0])]
 
 

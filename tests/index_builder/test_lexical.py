@@ -12,7 +12,7 @@ import pytest
 import recollect
 from index_builder.build import build
 from index_builder.errors import BuildError
-from index_builder.evaluate import evaluate
+from index_builder.evaluation.evaluate import evaluate
 from index_builder.lexical import Gain, measure_gain, write_lexical
 from index_builder.settings import BuildSettings, EvaluateSettings
 from service.bundle.files import LEXICAL_FILES

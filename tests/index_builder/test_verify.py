@@ -14,7 +14,7 @@ import pytest
 import recollect
 from index_builder.build import build
 from index_builder.errors import CheckFailed
-from index_builder.evaluate import default_metrics, evaluate
+from index_builder.evaluation.evaluate import default_metrics, evaluate
 from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings, EvaluateSettings
 from index_builder.verify import check, encode_sample, format_checks, golden_queries

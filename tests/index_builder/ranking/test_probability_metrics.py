@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index_builder.ranking.probability_metrics import best_fixed_size, brier, example_f1, reliability
-from index_builder.ranking.probability_report import JudgedProbabilities
+from index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1, reliability
+from index_builder.evaluation.probability_report import JudgedProbabilities
 from service.bundle.manifest import Coverage
 
 # Two queries with three predictions each; the second one lacks the third prediction.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from index_builder.ranking.probability_metrics import best_fixed_size, brier, example_f1, reliability
+from index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1, reliability
 from index_builder.svg import render_svg
 from service.bundle.manifest import Coverage
 from service.ranking.assign import best_set_sizes

@@ -1,0 +1,1 @@
+"""Measures a bundle on a test split."""
