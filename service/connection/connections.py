@@ -31,6 +31,8 @@ Reason = Literal[
 _RESERVED = 32
 # Number of open files of a process that are not connections.
 _OTHER_FILES = 256
+# Maximum time from the begin of a connection to its first request while the server shuts down.
+_FIRST_REQUEST_SECONDS = 1.0
 # Refused connections are logged at most once in this time, for each reason.
 _LOG_SECONDS = 1.0
 
@@ -61,9 +63,13 @@ class Connections:
     Args:
         limit: Maximum number of connections; `_RESERVED` further connections may ask for the state of the process.
         metrics: Counts open and refused connections; None for the admin interface.
+
+    Attributes:
+        shutting_down: Whether the server shuts down, so that each connection closes after the request in progress.
     """
 
     def __init__(self, limit: int, metrics: Metrics | None) -> None:
+        self.shutting_down = False
         self._limit, self._metrics = limit, metrics
         self._open: set[Connection] = set()
         # The open connections without a complete request that has no answer yet; the longest wait is first.
@@ -107,6 +113,14 @@ class Connections:
         """Note that all complete requests have answers: the connection waits again."""
         if connection in self._open:
             self._waiting[connection] = None
+
+    def seconds_to_first_request(self, opened: float) -> float:
+        """Time that a connection still has for its first request while the server shuts down.
+
+        Args:
+            opened: The time when the connection began, on the event loop's clock.
+        """
+        return max(0.0, opened + _FIRST_REQUEST_SECONDS - asyncio.get_running_loop().time())
 
     def exceed_limit(self) -> bool:
         return len(self._open) > self._limit

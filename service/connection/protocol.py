@@ -69,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._opened = self.loop.time()
         tcp_transport = transport
         if self.handshake is not None:
             tcp_transport = self.handshake.tcp_transport
@@ -110,8 +111,19 @@ class BoundedProtocol(HttpToolsProtocol):
     # The server, a timer and `Connections` close the connection with these methods.
 
     def shutdown(self) -> None:
-        super().shutdown()
-        self._write_timeout.start()
+        """Close the connection after the request in progress.
+
+        A client may send a request at this very moment. So a request that has begun to arrive is answered, and a new
+        connection has a short time for its first request.
+        """
+        is_head_arriving = self._request_timer is not None and self.cycle is self._last_complete
+        is_new = self._request_timer is None and self._last_complete is None
+        if is_new:
+            self._unset_keepalive_if_required()
+            self._start_idle_timer()
+        elif not is_head_arriving:
+            super().shutdown()
+            self._write_timeout.start()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -162,7 +174,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_connection()
         else:
             super().on_headers_complete()
-            self.cycle.keep_alive = self.cycle.keep_alive and not self._reserved
+            if self._reserved or self._open_connections.shutting_down:
+                self.cycle.keep_alive = False
             if self.parser.get_method() != b"HEAD":
                 self.cycle.transport = AnswerWriter(self.transport)  # type: ignore[assignment]
 
@@ -215,9 +228,11 @@ class BoundedProtocol(HttpToolsProtocol):
     # Timers.
 
     def _start_idle_timer(self) -> None:
-        """Close the connection unless a request begins within uvicorn's keep-alive time."""
+        """Close the connection unless a request begins in time."""
         if not self.transport.is_closing():
             seconds = _RESERVED_SECONDS if self._reserved else self.timeout_keep_alive
+            if self._open_connections.shutting_down:
+                seconds = self._open_connections.seconds_to_first_request(self._opened)
             self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _start_request_timer(self) -> None:

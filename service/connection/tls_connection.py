@@ -42,6 +42,7 @@ class TlsConnection(SSLProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.tcp_transport = cast(asyncio.Transport, transport)
+        self._opened = asyncio.get_running_loop().time()
         self._shut_down_by_server.add(self)  # type: ignore[arg-type]
         self._open_connections.open(self)
         if self._open_connections.exceed_reserve():
@@ -65,8 +66,13 @@ class TlsConnection(SSLProtocol):
         return True
 
     def shutdown(self) -> None:
-        """Uvicorn calls this when the server stops."""
-        self.tcp_transport.abort()
+        """Uvicorn calls this when the server stops: a handshake that has just begun has a short time to end."""
+        seconds = self._open_connections.seconds_to_first_request(self._opened)
+        asyncio.get_running_loop().call_later(seconds, self._abort_handshake)
+
+    def _abort_handshake(self) -> None:
+        if self in self._shut_down_by_server:  # otherwise the handshake has ended
+            self.tcp_transport.abort()
 
     def _client_address(self) -> str | None:
         address = self.tcp_transport.get_extra_info("peername")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ class UvicornServer(uvicorn.Server):
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         super().__init__(config)
-        self._tls = tls
+        self._connections, self._tls = connections, tls
         self._known_requests, self._last_request = 0, -math.inf
 
     def has_connections(self) -> bool:
@@ -73,6 +74,10 @@ class UvicornServer(uvicorn.Server):
         if self._tls and counter % _TLS_CHECK_TICKS == 0:
             self._tls.reload_if_changed()
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._connections.shutting_down = True
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

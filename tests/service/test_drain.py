@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,7 +19,8 @@ import pytest
 
 from service.store.store import Store
 from service.versions.replicas import replicas_of
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+from tests.service.raw_http import connect
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
@@ -64,6 +68,49 @@ worker.serve_until = serve
 
 def test_idle_service_stops_without_waiting(store: Path) -> None:
     with serving(store, *LONG_DRAIN, prelude=NEVER_QUIET) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
+# The sockets close at once, and the client of a new connection has enough time for its first request.
+CLOSES_AT_ONCE = """
+from service.connection import connections
+from service.process import drain
+drain._QUIET_SECONDS = 0.0
+connections._FIRST_REQUEST_SECONDS = 3600.0
+"""
+STATE = b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def wait_until_closed(server: Server) -> None:
+    """Wait until the server accepts no connections."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with contextlib.suppress(ConnectionError):
+        while True:
+            connect(server).close()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sent", [0, 10, len(STATE) - 2], ids=["nothing", "half a line", "half a head"])
+def test_request_of_a_connection_that_was_open_when_the_sockets_closed_is_answered(store: Path, sent: int) -> None:
+    with serving(store, *LONG_DRAIN, prelude=CLOSES_AT_ONCE) as server, connect(server) as connection:
+        httpx.get(f"{server.url}/health/ready").raise_for_status()  # the connection before it is accepted now
+        connection.sendall(STATE[:sent])
+        server.process.send_signal(signal.SIGTERM)
+        wait_until_closed(server)
+        connection.sendall(STATE[sent:])
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.getheader("Connection")) == (503, "close")
+        assert json.loads(answer.read())["code"] == "draining"
+        assert connection.recv(1) == b""
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
+def test_silent_connection_does_not_delay_the_end(store: Path) -> None:
+    prelude = CLOSES_AT_ONCE.replace("connections._FIRST_REQUEST_SECONDS = 3600.0", "")
+    with serving(store, *LONG_DRAIN, prelude=prelude) as server, connect(server):
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
