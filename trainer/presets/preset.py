@@ -37,7 +37,7 @@ class Sourced:
 
     value: Any
     source: str
-    range: list[float] | None = None
+    range: list[int | float] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,9 @@ def find_preset(name: str) -> Preset:
     if name in presets:
         return presets[name]
     near = difflib.get_close_matches(name.lower(), presets, n=3, cutoff=0.4)
-    nearest = f"the nearest names are {', '.join(near)}; " if near else ""
+    similar = f"similar names: {', '.join(near)}; " if near else ""
     raise TrainingError(
-        f"--preset {name}: expected the name of a preset, found none of this name; {nearest}`recollect presets` "
-        "lists all"
+        f"preset {name}: expected the name of a preset, found none of this name; {similar}`recollect presets` lists all"
     )
 
 
