@@ -47,8 +47,7 @@ class Predictor:
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
         self.searcher = Searcher(bundle, device)
-        # Plain arrays: an item of a memmap is read more slowly.
-        self.values = Values(np.asarray(bundle.value_indptr), np.asarray(bundle.value_indices), len(bundle.labels))
+        self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
         self.words: WordVoter | None = None
         if bundle.manifest.has_lexical_index:
             counts = bundle.manifest.counts

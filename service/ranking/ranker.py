@@ -55,7 +55,7 @@ class Ranker:
         """
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
-        return cls(components.open(open_model, RANKER), LabelFacts(np.asarray(bundle.labels.counts), names), values)
+        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values)
 
     def rank(
         self,
