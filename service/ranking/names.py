@@ -95,15 +95,29 @@ class Names:
         beginning = words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS]
         query = np.array([hash_query_word(word) for word in beginning], dtype=np.uint64)
         candidate, word = gather_rows(self.offsets, self.words, label)
-        found = np.bincount(candidate[np.isin(word, query)], minlength=len(label))
+        first = _first_places(query, word)
+        found = np.bincount(candidate[first < len(query)], minlength=len(label))
         share = np.divide(found, count, out=np.full(len(label), np.nan), where=count > 0)
         place = np.full(len(label), np.nan)
-        for whole in np.flatnonzero(share == 1).tolist():  # few names are in the query as a whole
+        single = (share == 1) & (count == 1)
+        place[single] = first[single[candidate]]
+        for whole in np.flatnonzero((share == 1) & (count > 1)).tolist():  # few names are in the query as a whole
             name = self.words[self.offsets[label[whole]] : self.offsets[label[whole] + 1]]
             starts = np.flatnonzero(_contains_at(query, name))
             if len(starts):
                 place[whole] = starts[0]
         return share, place
+
+
+def _first_places(
+    query: UInt64[np.ndarray, " query_word"], words: UInt64[np.ndarray, " word"]
+) -> Int[np.ndarray, " word"]:
+    """The first place of each word in the query; the length of the query if the word is not in it."""
+    if not len(query):
+        return np.zeros(len(words), dtype=np.int64)
+    order = np.argsort(query, kind="stable")
+    first = order[np.minimum(np.searchsorted(query, words, sorter=order), len(query) - 1)]
+    return np.where(query[first] == words, first, len(query))
 
 
 def _contains_at(
