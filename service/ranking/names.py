@@ -93,7 +93,7 @@ class Names:
         self, text: str, label: Int[np.ndarray, " candidate"], count: Int[np.ndarray, " candidate"]
     ) -> tuple[Float[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
         beginning = words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS]
-        query = np.array([hash_query_word(word) for word in beginning], dtype=np.uint64)
+        query = np.fromiter(map(hash_query_word, beginning), dtype=np.uint64)
         candidate, word = gather_rows(self.offsets, self.words, label)
         first = _first_places(query, word)
         found = np.bincount(candidate[first < len(query)], minlength=len(label))
