@@ -94,9 +94,9 @@ def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
 
             train_best(settings)
         else:
-            from trainer.run import write_run
+            from index_builder.ranking.after_training import train_and_rank
 
-            write_run(settings)
+            train_and_rank(settings)
     return Path(out)
 
 
@@ -108,9 +108,9 @@ def tune(run: str | Path, **flags: Any) -> dict[str, float]:
     """
     with _require_extra("train"):
         settings = _from_keywords("tune", {"run": run, **flags})
-        from trainer.tune import tune as tune_memory
+        from index_builder.ranking.after_training import tune_and_rank
 
-        return tune_memory(settings).best.as_json()
+        return tune_and_rank(settings)[0].best.as_json()
 
 
 def rank(run: str | Path, **flags: Any) -> dict[str, Any]:
@@ -223,7 +223,7 @@ VERBS = {
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
     "presets": Verb("trainer.cli", "train", "list the settings of published experiments"),
     "train": Verb("index_builder.cli", "train", "train an encoder on a dataset and encode its memory"),
-    "tune": Verb("trainer.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
+    "tune": Verb("index_builder.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "rank": Verb("index_builder.cli", "build", "fit a ranker of labels on left-out instances"),
     "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on the test split of a dataset"),

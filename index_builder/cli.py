@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings, RankSettings
+from trainer.settings import TuneSettings
 from trainer.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from index_builder.ranking.rank import Ranking
 
 
 def train(settings: TrainSettings) -> None:
-    """Train; `--best` also tunes and ranks, which the trainer cannot do alone."""
+    """Train; `--best` and `--rank` also fit rankers, which the trainer cannot do alone."""
     if settings.best:
         from index_builder.best.best import train_best
 
         print(train_best(settings))  # noqa: T201
         return
-    from trainer.run import write_run
+    from index_builder.ranking.after_training import train_and_rank
 
-    write_run(settings)
+    ranking = train_and_rank(settings)
+    if ranking is not None:
+        _print_ranking(ranking)
+
+
+def tune(settings: TuneSettings) -> None:
+    from index_builder.ranking.after_training import tune_and_rank
+    from trainer.tune import table
+
+    tuning, ranking = tune_and_rank(settings)
+    if settings.json_:
+        print(json.dumps(tuning.as_json() | ({} if ranking is None else {"ranking": ranking.as_json()})))  # noqa: T201
+        return
+    print("\n".join(table(tuning)))  # noqa: T201
+    if ranking is not None:
+        _print_ranking(ranking)
 
 
 def build(settings: BuildSettings) -> None:
@@ -27,10 +47,13 @@ def build(settings: BuildSettings) -> None:
 
 
 def rank(settings: RankSettings) -> None:
-    from index_builder.ranking.rank import rank_run, table
+    from index_builder.ranking.rank import rank_run
 
-    result = rank_run(settings)
-    print(json.dumps(result.as_json()) if settings.json_ else "\n".join(table(result)))  # noqa: T201
+    ranking = rank_run(settings)
+    if settings.json_:
+        print(json.dumps(ranking.as_json()))  # noqa: T201
+    else:
+        _print_ranking(ranking)
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -67,3 +90,9 @@ def demo(settings: DemoSettings) -> None:
         print(run_demo(settings))  # noqa: T201
         print(f"\nServing at {url(bound)}; try it there in a browser. Stop with Ctrl-C.", flush=True)  # noqa: T201
         serve(ServeSettings(store=settings.folder / "store", workers=1), bound)
+
+
+def _print_ranking(ranking: Ranking) -> None:
+    from index_builder.ranking.rank import table
+
+    print("\n".join(table(ranking)))  # noqa: T201

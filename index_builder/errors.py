@@ -1,6 +1,7 @@
 """Errors of the index builder.
 
 BuildError          a run, an index or a comparison is invalid
+├── NothingToRank   a memory has too few texts for a ranker
 ├── CheckFailed     the bundle was built, but is not good enough to publish
 └── ContestantError a contestant of a comparison could not be trained or tuned
 """
@@ -13,6 +14,10 @@ class BuildError(Exception):
     """
 
     exit_status = 2
+
+
+class NothingToRank(BuildError):  # noqa: N818 - a property of the data, not an error of the program
+    pass
 
 
 class CheckFailed(BuildError):  # noqa: N818 - a failed check is a result, not an error of the program

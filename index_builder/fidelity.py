@@ -19,12 +19,12 @@ from jaxtyping import Float, Int
 
 from index_builder.choose_index import evenly_spaced_rows
 from index_builder.evaluation.predictions import best_rows, pick
+from index_builder.left_out_votes import remove_filtered
 from index_builder.onnx_export import cosines
 from index_builder.recall import exact_neighbours
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
-from trainer.data.split import LabelSets
 from trainer.memory import Memory
 from trainer.metrics import hits, precision_at, recall_at
 
@@ -76,11 +76,8 @@ def _quality(
     order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the query's own key moves to the end
     others = Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
     ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
-    filtered = memory.filtered_labels.to_csr(values.labels)[rows]
-    kept = ~np.isin(
-        ranking.query * np.int64(values.labels) + ranking.label, LabelSets.of(filtered).codes(values.labels)
-    )
+    ranking = remove_filtered(ranking, memory.filtered_labels.to_csr(values.labels)[rows])
     truth = memory.label_sets.to_csr(values.labels)[rows]
-    hit = hits(pick(ranking.label[kept], best_rows(ranking.query[kept], len(rows)), -1), truth)
+    hit = hits(pick(ranking.label, best_rows(ranking.query, len(rows)), -1), truth)
     fractions = (precision_at(hit, 1), precision_at(hit, 5), recall_at(hit, np.diff(truth.indptr), 100))
     return {metric: 100 * float(each.mean()) for metric, each in zip(METRICS, fractions, strict=True)}

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
+from scipy.sparse import csr_matrix
 
 from index_builder.bundle_tables import read_field
 from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
-from service.predictor.scoring import Votes, cast_votes
+from service.predictor.scoring import Ranking, Votes, cast_votes
 from service.predictor.searcher import Neighbours, search_parts
 from service.predictor.words import word_votes
+from trainer.data.split import LabelSets
 from trainer.left_out import instance_neighbours, label_neighbours
 from trainer.memory import Memory
 
@@ -46,6 +48,14 @@ def left_out_votes(
             shared = Neighbours(*index.search(texts[block], _SEARCHED, lambda_))
             by_words = word_votes(_leave_out(shared, rows[block]), lambda_, values)
         yield block, cast_votes(nearest, temperature, lambda_, values), by_words
+
+
+def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:
+    """A ranking without the labels that the dataset removes from the answers to each query."""
+    labels = filtered.shape[1]
+    pairs = ranking.query * np.int64(labels) + ranking.label
+    kept = ~np.isin(pairs, LabelSets.of(filtered).codes(labels))
+    return Ranking(ranking.query[kept], ranking.label[kept], ranking.score[kept])
 
 
 def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:

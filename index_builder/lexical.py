@@ -16,7 +16,7 @@ from jaxtyping import Float
 from index_builder.bundle_tables import read_field
 from index_builder.console import print_status
 from index_builder.evaluation.predictions import best_rows, pick
-from index_builder.left_out_votes import left_out_votes
+from index_builder.left_out_votes import left_out_votes, remove_filtered
 from index_builder.ranking.gains import is_certain
 from index_builder.settings import Lexical
 from service.bundle.files import LEXICAL_FILES
@@ -118,10 +118,11 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
     values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
-    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
     for block, votes, by_words in left_out_votes(memory, rows, index):
         for weight, score in scores.items():
             ranking = rank(mix(votes, by_words, weight) if weight and by_words else votes, values)
+            ranking = remove_filtered(ranking, filtered[block])
             best = pick(ranking.label, best_rows(ranking.query, len(score[block])), -1)
             hit = hits(best[:, :5], truth[block])
             score[block] = ndcg_at(hit, np.diff(truth[block].indptr), 5)

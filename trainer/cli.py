@@ -1,14 +1,11 @@
-"""The verbs `presets`, `sample` and `tune`.
-
-Modules that need torch are imported only when a verb runs, so that `--help` is fast.
-"""
+"""The verbs `presets` and `sample`. They import other modules only when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from trainer.settings import PresetsSettings, SampleSettings, TuneSettings
+from trainer.settings import PresetsSettings, SampleSettings
 
 
 def presets(settings: PresetsSettings) -> None:
@@ -31,12 +28,3 @@ def sample(settings: SampleSettings) -> None:
         f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences",
         file=sys.stderr,
     )
-
-
-def tune(settings: TuneSettings) -> None:
-    from trainer.tune import table
-    from trainer.tune import tune as tune_memory
-
-    tuning = tune_memory(settings)
-    lines = [json.dumps(tuning.as_json())] if settings.json_ else table(tuning)
-    print("\n".join(lines))  # noqa: T201

@@ -218,6 +218,11 @@ class _GatherColumns(torch.autograd.Function):
         return gradient[:, ctx.start : ctx.start + ctx.columns], None
 
 
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 of `torchrun`, or was started without `torchrun`."""
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK") == "0"
+
+
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started. Without `torchrun`, yield a single rank.

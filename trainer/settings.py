@@ -102,6 +102,12 @@ Propensity = Annotated[
 ]
 
 
+RankChoice = Annotated[
+    Literal["auto", "yes", "no"],
+    Field(description="fit a ranker as the last step, as `recollect rank` does; auto: if there are enough texts"),
+]
+
+
 def trained_part(train: Trained, encoder: str) -> Literal["adapter", "full"]:
     """The part of the encoder that training changes, if `--train` and `--encoder` have these values."""
     return train or ("full" if encoder == STATIC else "adapter")
@@ -237,6 +243,7 @@ class SharedTrainSettings(TrainerSettings):
         "auto",
         description="choose the memory's lambda on held-out instances, as `recollect tune` does; auto: only for prime",
     )
+    rank: RankChoice = "no"
     save_minutes: float = Field(5, ge=0, description="minutes between two saves of the training state")
     best: CliImplicitFlag[bool] = Field(
         False,
@@ -280,5 +287,6 @@ class TuneSettings(TrainerSettings):
         [0, 0.25, 0.5, 0.75], description="weights of the instances in a label's key to try; 0: text alone"
     )
     propensity: Propensity = (0.55, 1.5)
+    rank: RankChoice = "no"
     seed: int = Field(0, ge=0, description="seed of the random choice of queries")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")

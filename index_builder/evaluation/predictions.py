@@ -137,11 +137,12 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 options = setting.options()
                 found = search.nearest(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
+                mixed = votes
                 if setting.word_weight:
-                    votes = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
-                ranking = rank(votes, predictor.values)
+                    mixed = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
+                ranking = rank(mixed, predictor.values)
                 if setting.order == "probability" and predictor.reranker is not None:
-                    ranking = _ranker_order(predictor, texts, search, setting, ranking)
+                    ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
                 blocks.append(
                     _best_allowed(ranking, predictor.probabilities(ranking, options), len(vectors), start, truth)
                 )
@@ -169,14 +170,14 @@ class _CachedSearch:
 
 
 def _ranker_order(
-    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, ranking: Ranking
+    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, votes: Votes, ranking: Ranking
 ) -> Ranking:
     """The ranking in the order of the bundle's ranker."""
     assert predictor.reranker is not None
-    nearest, top_b = search.nearest(setting.top_b, setting.lambda_), setting.top_b
+    top_b = setting.top_b
     words = None if predictor.words is None else predictor.words.search_each(texts)
     found = predictor.reranker.find(
-        texts, nearest, search.instances(top_b), search.labels(top_b), words, setting.options(), None
+        texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options(), None
     )
     return predictor.reranker.reorder(ranking, found)
 

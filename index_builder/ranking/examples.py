@@ -19,7 +19,7 @@ from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
 from service.lexical.postings import invert
 from service.lexical.word_index import WordIndex
-from service.predictor.scoring import cast_votes, rank
+from service.predictor.scoring import cast_votes
 from service.predictor.searcher import Neighbours, search_parts
 from service.predictor.words import TOP_WORDS
 from service.ranking.candidates import Searches, Voted, find_candidates
@@ -129,12 +129,12 @@ class ExampleSource:
                 Neighbours(found.similarities[block], found.keys[block]) for found in (all_instances, all_labels)
             )
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
-            ranking = rank(cast_votes(nearest_keys, temperature, lambda_, self._values), self._values)
+            votes = cast_votes(nearest_keys, temperature, lambda_, self._values)
             by_instances = Found.by_vectors(instances.keys, instances.similarities, temperature)
             by_labels = Found.by_vectors(labels.keys, labels.similarities, temperature)
             by_words = None if partial.words is None else partial.words.search_each(texts, TOP_WORDS)
             searches = Searches.of(by_instances, by_labels, by_words)
-            candidates = find_candidates(searches, Voted(ranking.query, ranking.label, ranking.score), self._values)
+            candidates = find_candidates(searches, Voted(votes.query, votes.label, votes.share), self._values)
             truth, filtered = self._truth[rows[block]], self._filtered[rows[block]]
             examples = Examples(
                 query=candidates.query + start,

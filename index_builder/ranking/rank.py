@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from index_builder.console import print_status
-from index_builder.errors import BuildError
+from index_builder.errors import NothingToRank
 from index_builder.evaluation.predictions import pick
 from index_builder.ranking.artefact import write_ranker
 from index_builder.ranking.calibrate import HeldOut
@@ -73,7 +73,8 @@ def rank_run(settings: RankSettings) -> Ranking:
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
-        BuildError: If the memory has too few instances with labels, or its texts are damaged.
+        NothingToRank: If the memory has too few instances with labels.
+        BuildError: If the memory's texts are damaged.
     """
     start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
@@ -86,7 +87,9 @@ def rank_run(settings: RankSettings) -> Ranking:
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
     examples = ExampleSource(memory, settings.lexical == "on").cross(rows, fold)
     if not examples.true.any():
-        raise BuildError(f"{memory.folder}: expected true labels among the candidates, found none; train the run first")
+        raise NothingToRank(
+            f"{memory.folder}: expected true labels among the candidates, found none; train the run first"
+        )
     print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
     logits = cross_fitted_logits(examples, fold, threads)
     by_votes, by_ranker = (best_candidates(examples.query, each, len(rows)) for each in (examples.score, logits))
@@ -130,7 +133,7 @@ def _choose_queries(settings: RankSettings, memory: Memory) -> tuple[Int[np.ndar
     enough = np.count_nonzero(held_out) >= _ENOUGH_HELD_OUT
     rows = np.flatnonzero(held_out if enough else labelled)
     if len(rows) < _LEAST_QUERIES:
-        raise BuildError(
+        raise NothingToRank(
             f"{memory.folder}: expected at least {_LEAST_QUERIES} instances with labels, found {len(rows)}; "
             "a ranker needs more texts"
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from index_builder.console import print_status
 from index_builder.evaluation.predictions import best_rows, pick
-from index_builder.left_out_votes import left_out_votes
+from index_builder.left_out_votes import left_out_votes, remove_filtered
 from index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from service.bundle.manifest import Probabilities
 from service.bundle.values import Values
@@ -61,11 +61,12 @@ def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight:
 def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
     values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
     label, logit = [], []
     for block, votes, by_words in left_out_votes(memory, rows, index):
         ranking = rank(votes if by_words is None else mix(votes, by_words, word_weight), values)
+        ranking = remove_filtered(ranking, filtered[block])
         best = best_rows(ranking.query, len(rows[block]))
         label.append(pick(ranking.label, best, -1))
         logit.append(pick(log_odds(ranking.score), best, -np.inf))
-    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
     return HeldOut(np.concatenate(logit), hits(np.concatenate(label), truth), np.diff(truth.indptr))

@@ -26,7 +26,7 @@ _BLOCK_TEXTS = 8_192
 # Number of words whose hashes the builder remembers.
 _CACHED_WORDS = 1 << 20
 # Weight of a pair of words against that of a word. At 1, pairs make up half of a text's length and outweigh its words.
-_PAIR_WEIGHT = 0.25
+PAIR_WEIGHT = 0.25
 # The largest weight, 1, as the bits of a float16. Greater bit patterns are greater, negative or not numbers.
 _ONE = np.float16(1).view(np.uint16)
 
@@ -88,7 +88,7 @@ def map_terms(path: Path) -> UInt64[np.ndarray, " term"]:
     Raises:
         BundleError: If they do not increase.
     """
-    terms = map_array(path, "uint64").view(np.ndarray)
+    terms = map_array(path, "uint64")
     wrong = terms[1:] <= terms[:-1]
     if wrong.any():
         row = int(wrong.argmax()) + 1
@@ -105,7 +105,7 @@ def map_weights(path: Path) -> Float16[np.ndarray, " posting"]:
     Raises:
         BundleError: If a weight is not in [0, 1].
     """
-    weights = map_array(path, "float16").view(np.ndarray)
+    weights = map_array(path, "float16")
     bits = weights.view(np.uint16)
     if bits.max(initial=0) > _ONE:
         row = int(bits.argmax())
@@ -121,7 +121,7 @@ def _weights(
     frequency: Int[np.ndarray, " posting"],
     texts: int,
 ) -> Float16[np.ndarray, " posting"]:
-    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), _PAIR_WEIGHT, 1)
+    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), PAIR_WEIGHT, 1)
     lengths: Float[np.ndarray, " text"] = np.sqrt(np.bincount(row, weights=weights**2, minlength=texts))
     scaled: np.ndarray = (weights / lengths[row]).astype(np.float16)
     return scaled

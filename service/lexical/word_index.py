@@ -9,8 +9,11 @@ TF-IDF gives both sides one factor ln(1 + N / n). Here the query has both, so th
 alone. Texts are added and removed while searches run; `N` and `n` count the texts that are present. The answers
 therefore equal those of a new index of the same texts. The caller counts, because `N` and `n` cover all kinds of texts.
 
-The cost of a search has a bound: the rarest terms choose the candidates, up to `_BUDGET` postings. The other terms only
-add to the similarities of the best candidates.
+The cost of a search has a bound: some terms choose the candidates, up to `_BUDGET` postings. The other terms only add
+to the similarities of the best candidates. So every similarity is exact, but a text whose similarity comes from many
+frequent words can be missing. With abstracts of 240 terms as queries, and 24,000 others as texts, a search finds 90% of
+the 50 most similar texts and 98% of the 10 most similar ones. With titles as queries, and 505,000 others as texts, it
+finds 95% of the 50 most similar texts and 99.6% of the 10 most similar ones.
 """
 
 from __future__ import annotations
@@ -23,11 +26,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from service.lexical.postings import Postings, invert, join
-from service.lexical.terms import query_terms
+from service.lexical.accumulate import FrequentTerms, Terms, scan, search, sum_postings
+from service.lexical.postings import PAIR_WEIGHT, Postings, invert, join
+from service.lexical.terms import are_pairs, query_terms
 
-# Number of postings that choose candidates, and number of candidates for each text to find that the other terms score.
-_BUDGET, _CANDIDATES = 16_384, 5
+# Number of postings that choose candidates.
+_BUDGET = 8_192
+# Number of candidates for each text to find: for all other terms, and for the terms with the longest postings.
+_CANDIDATES, _LAST_CANDIDATES = 5, 3
+# A scan of this number of postings takes as long as a binary search for one row.
+_SCAN_RATIO = 16
 
 
 @dataclass(frozen=True)
@@ -58,20 +66,25 @@ class LookUp(NamedTuple):
     Attributes:
         state: The state of the index in which the terms were looked up.
         slices: The first and the last posting (exclusive) of each term in each part of the postings.
-        postings: Number of postings of each term.
         texts: Number of texts that contain each term, without those that were removed.
     """
 
     state: _State
     slices: Int[np.ndarray, "part 2 term"]
-    postings: Int[np.ndarray, " term"]
     texts: Int[np.ndarray, " term"]
 
 
 class Query(NamedTuple):
-    """A query's terms as weights, and their postings in each index."""
+    """A query's terms as weights, and their postings in each index.
+
+    Attributes:
+        weights: The weight of each term in the query.
+        impacts: The same, with the smaller weight of pairs in texts.
+        look_ups: The postings of the terms.
+    """
 
     weights: Float[np.ndarray, " term"]
+    impacts: Float[np.ndarray, " term"]
     look_ups: dict[WordIndex, LookUp]
 
 
@@ -83,7 +96,7 @@ def weigh(query: str, indexes: Sequence[WordIndex]) -> Query:
     texts = sum(found.state.present for found in look_ups.values())
     weights = (1 + np.log(frequencies)) * np.log1p(texts / np.maximum(counts, 1)) ** 2
     length = max(np.sqrt(weights @ weights), np.finfo(float).tiny)
-    return Query((weights / length).astype(np.float32), look_ups)
+    return Query((weights / length).astype(np.float32), weights * np.where(are_pairs(terms), PAIR_WEIGHT, 1), look_ups)
 
 
 class WordIndex:
@@ -96,6 +109,7 @@ class WordIndex:
 
     def __init__(self, postings: Postings, rows: int) -> None:
         self._state = _State((postings,), invert([]), np.empty(0, dtype=np.int32), rows)
+        self._frequent = FrequentTerms(postings, rows)
         self._write = threading.Lock()
 
     def __len__(self) -> int:
@@ -107,32 +121,46 @@ class WordIndex:
         slices = np.stack([part.find(terms) for part in state.parts])
         postings = (slices[:, 1] - slices[:, 0]).sum(axis=0)
         texts = postings - state.removed.count(terms) if len(state.removed_rows) else postings
-        return LookUp(state, slices, postings, texts)
+        return LookUp(state, slices, texts)
 
     def search(self, query: Query, top: int) -> tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]:
         """The similarities and rows of the most similar texts: at most `top`, in order of falling similarity, then row.
 
         Only texts with a positive similarity are found.
         """
-        state, slices, counts, _ = query.look_ups[self]
-        by_rarity = np.argsort(counts, kind="stable")
-        by_rarity = by_rarity[counts[by_rarity] > 0]
-        if not len(by_rarity):
+        state, slices, texts = query.look_ups[self]
+        known = np.flatnonzero(texts)
+        if not len(known):
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
-        chosen = max(1, int(np.searchsorted(np.cumsum(counts[by_rarity]), _BUDGET, side="right")))
-        rows, similarities = _sum(state.parts, slices, query.weights, by_rarity[:chosen])
+        # A posting of a rare term tells more: the root weighs the impact of a term against the cost of its postings.
+        known = known[np.argsort(-query.impacts[known] / np.sqrt(texts[known]), kind="stable")]
+        terms = Terms(state.parts, slices, query.weights).take(known)
+        chosen = max(1, int(np.searchsorted(np.cumsum(texts[known]), _BUDGET, side="right")))
+        rows, similarities = sum_postings(terms.take(slice(chosen)))
         if len(state.removed_rows):
             present = ~_contains(state.removed_rows, rows)
             rows, similarities = rows[present], similarities[present]
-        if chosen < len(by_rarity):
-            rows, similarities = _best(rows, similarities, top * _CANDIDATES)
-            order = np.argsort(rows)
-            rows, similarities = rows[order], similarities[order]
-            for term in by_rarity[chosen:]:
-                _add(state.parts, slices[:, :, term], query.weights[term], rows, similarities)
+        if chosen < len(terms):
+            rows, similarities = self._add_rest(rows, similarities, terms.take(slice(chosen, None)), top)
         rows, similarities = _best(rows, similarities, top)
         order = np.lexsort((rows, -similarities))
         return similarities[order], rows[order].astype(np.int64)
+
+    def _add_rest(
+        self,
+        rows: Int[np.ndarray, " row"],
+        similarities: Float[np.ndarray, " row"],
+        terms: Terms,
+        top: int,
+    ) -> tuple[Int[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
+        """Choose the best rows as candidates, and add the contributions of more terms to their similarities."""
+        rows, similarities = _best(rows, similarities, _CANDIDATES * top)
+        frequent = self._frequent.find(terms)
+        short = (terms.slices[:, 1] - terms.slices[:, 0]).sum(axis=0) <= _SCAN_RATIO * len(rows)
+        similarities = similarities + scan(terms.take(short & ~frequent), rows)
+        rows, similarities = _best(rows, similarities, _LAST_CANDIDATES * top)
+        similarities = similarities + search(terms.take(~short & ~frequent), rows)
+        return rows, similarities + self._frequent.sum(terms.take(frequent), rows)
 
     def add(self, texts: Sequence[str]) -> int:
         """Add texts; searches that begin later find them.
@@ -167,43 +195,6 @@ class WordIndex:
             self._state = _State(state.parts, removed, removed_rows, state.rows)
 
 
-def _sum(
-    parts: Sequence[Postings],
-    slices: Int[np.ndarray, "part 2 term"],
-    weights: Float[np.ndarray, " term"],
-    chosen: Int[np.ndarray, " chosen"],
-) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
-    """Sum the contributions of the chosen terms for each row that contains one: rows in ascending order, and sums."""
-    rows, shares = [], []
-    for part, (starts, ends) in zip(parts, slices[:, :, chosen].tolist(), strict=True):
-        for start, end, weight in zip(starts, ends, weights[chosen].tolist(), strict=True):
-            if start < end:
-                rows.append(part.rows[start:end])
-                shares.append(part.weights[start:end] * np.float32(weight))
-    row, share = np.concatenate(rows), np.concatenate(shares)
-    order = np.argsort(row, kind="stable")
-    row, share = row[order], share[order]
-    first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
-    return row[first], np.add.reduceat(share, first)
-
-
-def _add(
-    parts: Sequence[Postings],
-    slices: Int[np.ndarray, "part 2"],
-    weight: float,
-    rows: Int[np.ndarray, " row"],
-    similarities: Float[np.ndarray, " row"],
-) -> None:
-    """Add the contributions of one term to the similarities of the given rows, which are in ascending order."""
-    for part, (start, end) in zip(parts, slices.tolist(), strict=True):
-        if start == end:
-            continue
-        containing = part.rows[start:end]
-        place = np.minimum(np.searchsorted(containing, rows), end - start - 1)
-        found = containing[place] == rows
-        similarities[found] += part.weights[start:end][place[found]] * weight
-
-
 def _contains(ascending: Int[np.ndarray, " member"], rows: Int[np.ndarray, " row"]) -> np.ndarray:
     place = np.minimum(np.searchsorted(ascending, rows), len(ascending) - 1)
     return np.asarray(ascending[place] == rows)
@@ -212,7 +203,7 @@ def _contains(ascending: Int[np.ndarray, " member"], rows: Int[np.ndarray, " row
 def _best(
     rows: Int[np.ndarray, " row"], similarities: Float[np.ndarray, " row"], most: int
 ) -> tuple[Int[np.ndarray, " best"], Float[np.ndarray, " best"]]:
-    """At most `most` rows with the highest similarities, in no particular order. Of equal ones, lower rows are kept."""
+    """At most `most` rows with the highest similarities, in the given order. Of equal ones, the first rows are kept."""
     if len(rows) <= most:
         return rows, similarities
     least = np.partition(similarities, len(rows) - most)[len(rows) - most]

@@ -47,8 +47,7 @@ class Predictor:
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
         self.searcher = Searcher(bundle, device)
-        # Plain arrays: an item of a memmap is read more slowly.
-        self.values = Values(np.asarray(bundle.value_indptr), np.asarray(bundle.value_indices), len(bundle.labels))
+        self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
         self.words: WordVoter | None = None
         if bundle.manifest.has_lexical_index:
             counts = bundle.manifest.counts
@@ -212,11 +211,11 @@ class Predictor:
         watch: Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
-        nearest, by_words, reranked = self._search(queries, vectors, options, label_filter, watch)
+        nearest, votes, by_words, reranked = self._search(queries, vectors, options, label_filter, watch)
         if label_filter is None:
-            ranking, votes = self._rank(nearest, by_words, options)
+            ranking, votes = self._rank(votes, by_words, options)
         else:
-            ranking, votes = self._rank_filtered(vectors, nearest, by_words, options, label_filter, watch)
+            ranking, votes = self._rank_filtered(vectors, nearest, votes, by_words, options, label_filter, watch)
         if self.reranker is not None and reranked is not None:
             ranking = self.reranker.reorder(ranking, reranked)
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
@@ -252,31 +251,34 @@ class Predictor:
         options: AnswerOptions,
         label_filter: LabelFilter | None,
         watch: Stopwatch,
-    ) -> tuple[Neighbours, Votes | None, RankedCandidates | None]:
-        """Find the nearest keys, the votes by words, and the ranker's candidates.
+    ) -> tuple[Neighbours, Votes, Votes | None, RankedCandidates | None]:
+        """Find the nearest keys, their votes, the votes by words, and the ranker's candidates.
 
-        The votes are None if words have no share in the scores. The candidates are None if the ranker does not order
-        the labels.
+        The votes by words are None if words have no share in the scores. The candidates are None if the ranker does not
+        order the labels.
         """
         reranker = self.reranker if options.order == "probability" else None
-        votes, words = None, None
+        by_words, words = None, None
         if self.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
             words = self.words.search_each(queries)
-            votes = self.words.votes_of(words, options.lambda_) if options.word_weight > 0 else None
+            by_words = self.words.votes_of(words, options.lambda_) if options.word_weight > 0 else None
             watch.lap("words")
         if reranker is None or queries is None:
             nearest = self.searcher.search(vectors, options.top_b, options.lambda_)
             watch.lap("search")
-            return nearest, votes, None
+            return nearest, self._cast_votes(nearest, options), by_words, None
         nearest, instances, labels = self.searcher.search_each(vectors, options.top_b, options.lambda_)
         watch.lap("search")
-        candidates = reranker.find(queries, nearest, instances, labels, words, options, label_filter)
+        votes = self._cast_votes(nearest, options)
+        candidates = reranker.find(queries, votes, instances, labels, words, options, label_filter)
         watch.lap("rank")
-        return nearest, votes, candidates
+        return nearest, votes, by_words, candidates
 
-    def _rank(self, neighbours: Neighbours, by_words: Votes | None, options: AnswerOptions) -> tuple[Ranking, Votes]:
+    def _cast_votes(self, neighbours: Neighbours, options: AnswerOptions) -> Votes:
+        return cast_votes(neighbours, options.temperature, options.lambda_, self.values)
+
+    def _rank(self, votes: Votes, by_words: Votes | None, options: AnswerOptions) -> tuple[Ranking, Votes]:
         """Rank the labels that the retrieved keys vote for. Each vote is one term of a score."""
-        votes = cast_votes(neighbours, options.temperature, options.lambda_, self.values)
         if by_words is not None:
             votes = mix(votes, by_words, options.word_weight)
         return rank(votes, self.values), votes
@@ -285,26 +287,26 @@ class Predictor:
         self,
         vector: Float[np.ndarray, "1 dim"],
         nearest: Neighbours,
+        votes: Votes,
         by_words: Votes | None,
         options: AnswerOptions,
         label_filter: LabelFilter,
         watch: Stopwatch,
     ) -> tuple[Ranking, Votes]:
         """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
-        neighbours = nearest
         top_b, max_top_b = options.top_b, min(self.searcher.keys, MOST_KEYS)
         enough = min(options.top_k, self.exhaustive.count_rankable(label_filter, options.lambda_))
         exhaustive_is_cheap = self.exhaustive.is_cheap(label_filter, options.lambda_)
         while not exhaustive_is_cheap:
-            ranking, votes = self._rank(neighbours, by_words, options)
+            ranking, all_votes = self._rank(votes, by_words, options)
             ranking = label_filter.apply(ranking)
             watch.lap("combine")
             if len(ranking.label) >= enough:
-                return ranking, votes
+                return ranking, all_votes
             if top_b >= max_top_b:
                 break
             top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
-            neighbours = self.searcher.search(vector, top_b, options.lambda_)
+            votes = self._cast_votes(self.searcher.search(vector, top_b, options.lambda_), options)
             watch.lap("search")
         explained = options.top_k if options.explain else 0
         return self.exhaustive.rank(

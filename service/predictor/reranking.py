@@ -14,7 +14,7 @@ from service.lexical.index import FoundByWords
 from service.options import AnswerOptions
 from service.predictor.answers import LogitTerm
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, cast_votes, rank
+from service.predictor.scoring import Ranking, Votes
 from service.predictor.searcher import Neighbours
 from service.ranking.candidates import Candidates, Searches, Voted
 from service.ranking.evidence import Found
@@ -30,7 +30,7 @@ class Reranker:
     def find(
         self,
         queries: Sequence[str],
-        nearest: Neighbours,
+        votes: Votes,
         instances: Neighbours,
         labels: Neighbours,
         by_words: tuple[FoundByWords, FoundByWords] | None,
@@ -39,23 +39,20 @@ class Reranker:
     ) -> RankedCandidates:
         """Find the candidates of some queries and their logits.
 
-        The ranker reads the votes of the nearest keys alone: its words are other features.
-
         Args:
             queries: The texts of the queries.
-            nearest: The nearest keys of each query.
+            votes: The votes of the nearest keys, without votes by words: the ranker has other features for words.
             instances: The nearest instances of each query.
             labels: The nearest labels of each query, by their positions.
             by_words: The instances and the labels that share words with each query; None without a lexical index.
             options: The options of the queries.
             label_filter: Admits candidates; None admits all labels.
         """
-        votes = rank(cast_votes(nearest, options.temperature, options.lambda_, self._values), self._values)
         by_instances = Found.by_vectors(instances.keys, instances.similarities, options.temperature)
         by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
         searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits
-        return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)
+        return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.share), admits)
 
     def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
         """Put the candidates before all other labels of a ranking, in order of their logits."""

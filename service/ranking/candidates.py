@@ -44,11 +44,11 @@ class Searches:
 
 @dataclass(frozen=True)
 class Voted:
-    """The labels that got votes (Eq. 7), by query: label `label[i]` of query `query[i]` has the score `score[i]`."""
+    """Votes for labels: label `label[i]` of query `query[i]` gets `share[i]`. The sum of its shares is its score."""
 
-    query: Int[np.ndarray, " row"]
-    label: Int[np.ndarray, " row"]
-    score: Float[np.ndarray, " row"]
+    query: Int[np.ndarray, " vote"]
+    label: Int[np.ndarray, " vote"]
+    share: Float[np.ndarray, " vote"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def find_candidates(
 
     Args:
         searches: The keys that were found.
-        voted: The scores of labels.
+        voted: The votes of all keys (Eq. 7).
         values: The labels of each instance.
         admits: Whether a label may be a candidate; None admits all labels.
         by_votes: Number of candidates by votes.
@@ -102,16 +102,17 @@ def find_candidates(
         name: Support.of(each, row[start:stop], len(pair))
         for (name, each), start, stop in zip(entries.items(), ends[:-1], ends[1:], strict=True)
     }
-    score = np.bincount(row[: ends[0]], weights=voted.score, minlength=len(pair))
+    score = np.bincount(row[: ends[0]], weights=voted.share, minlength=len(pair))
     query, label = np.divmod(pair, values.labels)
-    place = np.arange(len(pair)) - np.searchsorted(query, query)  # the place of each pair among those of its query
+    starts = np.searchsorted(query, np.arange(len(searches.labels.keys)))
+    place = np.arange(len(pair)) - starts[query]  # the place of each pair among those of its query
     admitted = 1.0 if admits is None else admits[label]
     chosen = _best(query, place, admitted * score, by_votes)
     for each in support.values():
         chosen |= _best(query, place, admitted * each.weight, by_others)
+    best_score = np.zeros(len(starts))
+    np.maximum.at(best_score, query, score)
     query, label = query[chosen], label[chosen]
-    best_score = np.zeros(len(searches.labels.keys))
-    np.maximum.at(best_score, voted.query, voted.score)
     return Candidates(
         query=query,
         label=label,

@@ -5,7 +5,6 @@ A label whose whole name is in a query is often true, above all if the name is a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,10 @@ from jaxtyping import Bool, Float, Int, UInt64
 from service.bundle.arrays import map_array, map_offsets, save_array
 from service.bundle.files import NAME_OFFSETS, NAME_WORDS
 from service.bundle.values import gather_rows
-from service.lexical.terms import hash_word, words
+from service.lexical.terms import hash_query_word, hash_word, words
 
 # Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
 _QUERY_WORDS, _CHARACTERS_PER_WORD = 128, 10
-# Number of words whose hashes are remembered. Most words of a query are frequent words.
-_CACHED_WORDS = 1 << 16
-
-
-_hash_word = functools.lru_cache(_CACHED_WORDS)(hash_word)
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Names:
         """
         hashes = open_file(map_array, NAME_WORDS, "uint64")
         offsets = open_file(map_offsets, NAME_OFFSETS, labels, len(hashes))
-        return cls(np.asarray(hashes), np.asarray(offsets))  # an item of a memmap is read more slowly
+        return cls(hashes, offsets)
 
     def write(self, folder: Path) -> None:
         save_array(folder / NAME_WORDS, self.words)
@@ -99,17 +93,31 @@ class Names:
         self, text: str, label: Int[np.ndarray, " candidate"], count: Int[np.ndarray, " candidate"]
     ) -> tuple[Float[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
         beginning = words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS]
-        query = np.array([_hash_word(word) for word in beginning], dtype=np.uint64)
+        query = np.fromiter(map(hash_query_word, beginning), dtype=np.uint64)
         candidate, word = gather_rows(self.offsets, self.words, label)
-        found = np.bincount(candidate[np.isin(word, query)], minlength=len(label))
+        first = _first_places(query, word)
+        found = np.bincount(candidate[first < len(query)], minlength=len(label))
         share = np.divide(found, count, out=np.full(len(label), np.nan), where=count > 0)
         place = np.full(len(label), np.nan)
-        for whole in np.flatnonzero(share == 1).tolist():  # few names are in the query as a whole
+        single = (share == 1) & (count == 1)
+        place[single] = first[single[candidate]]
+        for whole in np.flatnonzero((share == 1) & (count > 1)).tolist():  # few names are in the query as a whole
             name = self.words[self.offsets[label[whole]] : self.offsets[label[whole] + 1]]
             starts = np.flatnonzero(_contains_at(query, name))
             if len(starts):
                 place[whole] = starts[0]
         return share, place
+
+
+def _first_places(
+    query: UInt64[np.ndarray, " query_word"], words: UInt64[np.ndarray, " word"]
+) -> Int[np.ndarray, " word"]:
+    """The first place of each word in the query; the length of the query if the word is not in it."""
+    if not len(query):
+        return np.zeros(len(words), dtype=np.int64)
+    order = np.argsort(query, kind="stable")
+    first = order[np.minimum(np.searchsorted(query, words, sorter=order), len(query) - 1)]
+    return np.where(query[first] == words, first, len(query))
 
 
 def _contains_at(

@@ -55,7 +55,7 @@ class Ranker:
         """
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
-        return cls(components.open(open_model, RANKER), LabelFacts(np.asarray(bundle.labels.counts), names), values)
+        return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values)
 
     def rank(
         self,
@@ -69,7 +69,7 @@ class Ranker:
         Args:
             queries: The texts of the queries.
             searches: The keys that the searches found for the queries.
-            voted: The scores of labels (Eq. 7).
+            voted: The votes of all keys (Eq. 7).
             admits: Whether a label may be a candidate; None admits all labels.
         """
         candidates = find_candidates(searches, voted, self._values, admits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,17 @@ def test_a_query_is_left_out_of_the_words_when_its_weight_is_tuned(tiny_run: Pat
     gain = measure_gain(memory, folder, run)
     assert gain.before == gain.after
     assert not gain.certain
+
+
+def test_filtered_labels_are_no_answers_when_the_weight_is_tuned(telling: Path, tmp_path: Path) -> None:
+    """Words alone find the true label of each text. If all other labels are filtered, the vectors find it too."""
+    memory, run = open_memory(telling / "run" / "memory"), telling / "run"
+    write_lexical(memory, tmp_path, run, "on")
+    assert measure_gain(memory, tmp_path, run).before < 100
+    others = [[row, label] for row, own in enumerate(memory.value_indices) for label in range(LABELS) if label != own]
+    filtered = dataclasses.replace(memory, filtered_pairs=np.array(others))
+    gain = measure_gain(filtered, tmp_path, run)
+    assert gain.before == gain.after == 100
 
 
 def test_memory_without_labelled_instances_has_nothing_to_tune_on(

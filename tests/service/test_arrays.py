@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 def test_saved_array_is_mapped_unchanged_and_cannot_be_written(path: Path, content: list[int], dtype: str) -> None:
     save_array(path, np.array(content).astype(dtype))
     mapped = map_array(path, dtype, len(content))
-    assert isinstance(mapped, np.memmap)
+    assert isinstance(mapped.base, np.memmap)
     assert not mapped.flags.writeable
     np.testing.assert_array_equal(mapped, np.load(path))
 

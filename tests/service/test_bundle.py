@@ -199,7 +199,7 @@ def test_signature_is_ignored_if_no_public_key_is_given(bundle_folder: Path) -> 
 
 def test_opened_bundle_contains_the_written_arrays(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
-    assert isinstance(bundle.value_indices, np.memmap)
+    assert isinstance(bundle.value_indices.base, np.memmap)
     assert bundle.value_indptr.tolist() == [0, 1, 3, 3]
     assert bundle.value_indices.tolist() == [0, 0, 1]
     assert list(bundle.labels.uids) == ["label 0", "label 1"]

@@ -46,8 +46,8 @@ def test_strings_from_a_stream_are_read_back(tmp_path: Path) -> None:
 def test_opening_a_table_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", ["a"])
     table = StringTable.open(tmp_path, "texts", 1)
-    assert isinstance(table._utf8.obj, np.memmap)
-    assert isinstance(table._offsets.obj, np.memmap)
+    assert isinstance(table._utf8.obj.base, np.memmap)
+    assert isinstance(table._offsets.obj.base, np.memmap)
     assert {path.name for path in tmp_path.iterdir()} == set(table_files("texts"))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from index_builder.ranking.calibrate import LEAST_TEXTS, HeldOut, fit_isotonic, fit_platt, fit_probabilities
-from index_builder.ranking.vote_probabilities import fit_vote_probabilities
+from index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_probabilities
 from service.bundle.manifest import Isotonic, Platt
 from service.ranking.calibration import calibrate
 from tests.index_builder.vectors import unit
@@ -84,6 +84,16 @@ def test_share_of_true_labels_that_is_not_found_has_no_coverage_statement() -> N
 def test_few_texts_and_texts_without_a_true_label_give_no_calibration() -> None:
     assert fit_probabilities(held_out(LEAST_TEXTS - 1, steps)) is None
     assert fit_probabilities(held_out(LEAST_TEXTS, lambda logits: np.zeros(logits.shape))) is None
+
+
+def test_filtered_labels_of_held_out_texts_are_no_predictions(tmp_path: Path) -> None:
+    """The label after the true one is near too, so it takes a part of the probability unless it is filtered."""
+    plain = memory(tmp_path / "memory", 600)
+    following = np.stack([np.arange(600), (plain.value_indices + 1) % 30], axis=1).astype(np.int64)
+    held_out = _held_out_votes(plain, np.arange(600), tmp_path, 0.0)
+    filtered = _held_out_votes(dataclasses.replace(plain, filtered_pairs=following), np.arange(600), tmp_path, 0.0)
+    assert filtered.hit[:, 0].mean() > held_out.hit[:, 0].mean()
+    np.testing.assert_array_equal(filtered.logit[filtered.hit], held_out.logit[held_out.hit])  # other scores stay
 
 
 def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:

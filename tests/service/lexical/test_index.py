@@ -9,10 +9,10 @@ import pytest
 
 from service.bundle.files import LEXICAL_FILES
 from service.errors import BundleError
-from service.lexical import word_index
+from service.lexical import accumulate, word_index
 from service.lexical.index import LexicalIndex, write_lexical_index
 from service.lexical.postings import invert
-from service.lexical.terms import count_terms, text_terms
+from service.lexical.terms import count_terms, query_terms, text_terms
 from service.lexical.word_index import WordIndex, weigh
 
 VOCABULARY = [f"word{number}" for number in range(300)]
@@ -94,6 +94,39 @@ def test_frequent_words_add_to_the_best_candidates_when_the_budget_is_spent(monk
         assert len(common) >= 3
         full = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
         np.testing.assert_allclose([known[row] for row in common], [full[row] for row in common], rtol=1e-6)
+
+
+@pytest.mark.parametrize("postings_per_row", [0, 10**6], ids=["binary search", "scan"])
+@pytest.mark.parametrize("frequent", [0, 0.05, 1], ids=["table of all terms", "table of some terms", "no table"])
+def test_every_method_adds_the_contributions_of_the_formula(monkeypatch, postings_per_row, frequent):
+    monkeypatch.setattr(word_index, "_BUDGET", 50)
+    monkeypatch.setattr(word_index, "_CANDIDATES", 1_000)
+    monkeypatch.setattr(word_index, "_LAST_CANDIDATES", 1_000)
+    monkeypatch.setattr(word_index, "_SCAN_RATIO", postings_per_row)
+    monkeypatch.setattr(accumulate, "_FREQUENT", frequent)
+    texts = random_texts(300, seed=20)
+    index = WordIndex(invert(texts[:200]), 200)
+    index.add(texts[200:290])
+    index.add(texts[290:])
+    gone = [3, 150, 205, 299]
+    index.remove(gone, [texts[row] for row in gone])
+    present = {row: text for row, text in enumerate(texts) if row not in gone}
+    for query in random_texts(20, seed=21):
+        similarities, rows = search(index, query, 100)
+        everything, all_rows = reference(present, query, len(texts))
+        exact = dict(zip(all_rows.tolist(), everything.tolist(), strict=True))
+        np.testing.assert_allclose(similarities, [exact[row] for row in rows.tolist()], rtol=2e-3)
+
+
+def test_rows_with_equal_marks_are_not_confused():
+    texts = ["other"] * 70_000
+    texts[5], texts[5 + 2**16] = "green tea", "green"  # their rows differ by the number of marks
+    index = WordIndex(invert(texts), len(texts))
+    terms = index.look_up(np.sort(query_terms("green tea")))
+    found = accumulate.Terms(terms.state.parts, terms.slices, np.ones(len(terms.texts), dtype=np.float32))
+    rows = np.array([5], dtype=np.int32)
+    np.testing.assert_allclose(accumulate.scan(found, rows), accumulate.search(found, rows))
+    assert accumulate.scan(found, np.array([7], dtype=np.int32)).tolist() == [0]
 
 
 def test_a_query_without_a_known_word_finds_nothing():

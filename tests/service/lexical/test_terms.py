@@ -29,6 +29,11 @@ def test_words_of_any_script_are_found(text, expected):
     assert words(text) == expected
 
 
+def test_words_of_a_text_do_not_depend_on_the_script_of_its_other_words():
+    text = "Green-TEA_2 b.c\td " + "".join(map(chr, range(128)))
+    assert words(f"{text} é") == [*words(text), "é"]
+
+
 def test_terms_are_words_and_ordered_pairs_of_neighbours():
     place, terms = text_terms(["red chair red", "chair red", "", "red"])
     by_text = [set(terms[place == text].tolist()) for text in range(4)]

@@ -30,7 +30,7 @@ def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
     values = Values(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32), LABELS)
     rest = (random_found(rng, INSTANCES), random_found(rng, LABELS)) if words else ()
     searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), *rest)
-    query, label = np.nonzero(rng.random((QUERIES, LABELS)) < 0.3)
+    query, label = rng.integers(0, [[QUERIES], [LABELS]], size=(2, QUERIES * LABELS // 3))  # some pairs get two votes
     return searches, Voted(query, label, rng.random(len(query))), values
 
 
@@ -47,7 +47,10 @@ def naive_support(found: Found, values: Values | None, query: int, label: int) -
 
 
 def scores_of(voted: Voted) -> dict[tuple[int, int], float]:
-    return dict(zip(zip(voted.query.tolist(), voted.label.tolist(), strict=True), voted.score.tolist(), strict=True))
+    scores: dict[tuple[int, int], float] = {}
+    for query, label, share in zip(voted.query.tolist(), voted.label.tolist(), voted.share.tolist(), strict=True):
+        scores[query, label] = scores.get((query, label), 0) + share
+    return scores
 
 
 def pairs(candidates: Candidates) -> list[tuple[int, int]]:
@@ -127,7 +130,7 @@ def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> 
             *(Found(each.keys[row], each.similarities[row], each.weights[row]) for each in vars(searches).values())
         )
         own = voted.query == query
-        single = find_candidates(alone, Voted(voted.query[own] * 0, voted.label[own], voted.score[own]), values)
+        single = find_candidates(alone, Voted(voted.query[own] * 0, voted.label[own], voted.share[own]), values)
         assert single.label.tolist() == block.label[block.query == query].tolist()
         for name, values_alone in compute_features(single, [TEXTS[query]], facts).items():
             np.testing.assert_array_equal(values_alone, together[name][block.query == query], err_msg=name)
