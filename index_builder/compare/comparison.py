@@ -11,7 +11,7 @@ from jaxtyping import Int
 from index_builder.compare.plots import draw_plots
 from index_builder.compare.results import ContestantResults
 from index_builder.compare.significance import PairedTest, paired_test, verdict
-from index_builder.compare.tables import Table, plain_table, quality_table, significance_table
+from index_builder.compare.tables import Table, plain_table, quality_table, ranked_table, significance_table
 
 _FORMAT_VERSION = 1
 
@@ -28,6 +28,11 @@ _PLAIN = (
     "the label's text and half from its instances. There are two exceptions: --label-inputs text uses the text only, "
     "and the method prime uses its prototypes, which include the instances. The last column is the gain in nDCG@5 from "
     "the whole memory with the tuned settings."
+)
+_RANKED = (
+    "Each run's ranker orders the labels, as the service does by default. It was fitted to held-out instances, which "
+    "the test split does not contain. A run without figures has no ranker: it would gain less than two standard errors "
+    "on these instances, or there are too few of them."
 )
 _PLOTS = {
     "time": (
@@ -117,10 +122,17 @@ class Comparison:
         significance = f"{self.best[0]} and {self.best[1]} are the best two by {self.metric}. {self.verdict}"
         return [
             Section("Quality and cost", _QUALITY.format(metric=self.metric), quality_table(self.results)),
+            *self._ranked(),
             Section("Without the instances' votes", _PLAIN, plain_table(self.results)),
             Section("Significance", significance, significance_table(*self.best, self.tests)),
             *(Section(*_PLOTS[name], plot=name) for name in plots),
         ]
+
+    def _ranked(self) -> list[Section]:
+        """The section of the rankers, if a run has one."""
+        if all(run.quality.ranked is None for each in self.results for run in each.runs):
+            return []
+        return [Section("In order of probability", _RANKED, ranked_table(self.results))]
 
     def as_json(self) -> dict[str, Any]:
         """All figures of the report."""

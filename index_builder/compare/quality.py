@@ -1,8 +1,8 @@
 """Quality of a run on the test queries, by exact search over its memory, without a bundle.
 
 A run is measured with its tuned settings, then at each lambda of a curve, then with its label keys alone (lambda = 0
-and alpha = 0), which makes it a plain dual encoder. The file `quality.json` in the run folder caches the figures,
-together with a digest of all inputs that affect the figures.
+and alpha = 0), which makes it a plain dual encoder, then in the order of its ranker, if it has one. The file
+`quality.json` in the run folder caches the figures, together with a digest of all inputs that affect the figures.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from index_builder.compare.queries import Queries
+from index_builder.ranking.artefact import has_ranker, read_ranker
+from index_builder.ranking.ranked_labels import ranked_labels
 from trainer.files import write_json
 from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.memory import Memory, open_memory
@@ -30,7 +32,7 @@ DEPTH, _TOP = 100, 5
 _LAMBDAS = tuple(round(0.1 * step, 1) for step in range(11))
 _BLOCK_QUERIES = 8_192
 # Format of the cached figures. Raise it when the measurement changes: old files are then ignored.
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 
 Metrics = dict[str, float | None]
 
@@ -43,6 +45,7 @@ class Quality:
         answering: The tuned lambda, temperature, top_b and label_key_alpha.
         tuned: Every metric, with the tuned settings.
         plain: Every metric, with the label keys alone.
+        ranked: Every metric, in the order of the run's ranker; None if the run has no ranker.
         curve: P@1 and nDCG@5 at each lambda, with the tuned temperature, top_b and alpha.
         hits: One byte for each query. Its first five bits stand for the five best labels; 1 means a true label.
     """
@@ -50,6 +53,7 @@ class Quality:
     answering: dict[str, float]
     tuned: Metrics
     plain: Metrics
+    ranked: Metrics | None
     curve: list[dict[str, float]]
     hits: list[int]
 
@@ -113,11 +117,13 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
     shared = (queries.truth, counts, memory.plan.instances, queries.propensity)
+    ranked = ranked_labels(memory, queries.texts(), vectors, queries.filtered) if has_ranker(memory) else None
     bits = np.packbits(hits(best[:, :_TOP], queries.truth), axis=1)
     return Quality(
         answering=dict(defaults),
         tuned=report(best, *shared),
         plain=report(plain, *shared),
+        ranked=None if ranked is None else report(ranked, *shared),
         curve=[
             {"lambda": setting.lambda_, "P@1": 100 * float(first), f"nDCG@{_TOP}": 100 * float(second)}
             for setting, (first, second) in ((setting, total / len(queries)) for setting, total in sums.items())
@@ -128,6 +134,8 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
 
 def _digest(memory: Memory, queries: Queries) -> str:
     digest = hashlib.sha256((memory.folder / "memory.json").read_bytes())
+    if has_ranker(memory):
+        digest.update(read_ranker(memory).model_dump_json().encode())
     digest.update(queries.sha256.encode())
     digest.update(str(_FORMAT_VERSION).encode())
     return digest.hexdigest()

@@ -46,6 +46,10 @@ class Queries:
     def __len__(self) -> int:
         return len(self._split)
 
+    def texts(self) -> list[str]:
+        texts: list[str] = self._split.entries.texts.to_pylist()
+        return texts
+
     def vectors(self, checkpoint: Path, device: str) -> Float[np.ndarray, "query width"]:
         """Encode the texts with the encoder of a checkpoint."""
         encoder = load_checkpoint(checkpoint, device)
@@ -56,6 +60,6 @@ class Queries:
         return encoder.refine(self._frozen_vectors)
 
     def _encode(self, encoder: Encoder) -> Float[np.ndarray, "query dim"]:
-        texts = self._split.entries.texts.to_pylist()
+        texts = self.texts()
         with tqdm(total=len(texts), unit="text", unit_scale=True, desc="encode", dynamic_ncols=True) as bar:
             return encoder.encode(texts, encoder.config.max_length, bar.update)

@@ -85,14 +85,17 @@ def quality_table(results: Sequence[ContestantResults]) -> Table:
 
 def plain_table(results: Sequence[ContestantResults]) -> Table:
     """The table of quality with the label keys alone, and of the gain from the whole memory."""
-
-    def gain(run: RunResult) -> float | None:
-        tuned, plain = run.quality.tuned["nDCG@5"], run.quality.plain["nDCG@5"]
-        return None if tuned is None or plain is None else tuned - plain
-
     columns = [_Column(metric, _plain(metric)) for metric in _METRICS]
-    columns.append(_Column("memory adds to nDCG@5", gain, "+,.2f"))
+    columns.append(_Column("memory adds to nDCG@5", _difference(_tuned("nDCG@5"), _plain("nDCG@5")), "+,.2f"))
     caption = "Quality on the test split, in percent, with the label keys alone"
+    return _table(caption, results, columns)
+
+
+def ranked_table(results: Sequence[ContestantResults]) -> Table:
+    """The table of quality in the order of the rankers, and of their gain."""
+    columns = [_Column(metric, _ranked(metric)) for metric in _METRICS]
+    columns.append(_Column("ranker adds to nDCG@5", _difference(_ranked("nDCG@5"), _tuned("nDCG@5")), "+,.2f"))
+    caption = "Quality on the test split, in percent, in order of probability"
     return _table(caption, results, columns)
 
 
@@ -124,6 +127,20 @@ def _tuned(metric: str) -> Callable[[RunResult], float | None]:
 
 def _plain(metric: str) -> Callable[[RunResult], float | None]:
     return lambda run: run.quality.plain[metric]
+
+
+def _ranked(metric: str) -> Callable[[RunResult], float | None]:
+    return lambda run: None if run.quality.ranked is None else run.quality.ranked[metric]
+
+
+def _difference(
+    figure: Callable[[RunResult], float | None], less: Callable[[RunResult], float | None]
+) -> Callable[[RunResult], float | None]:
+    def difference(run: RunResult) -> float | None:
+        first, second = figure(run), less(run)
+        return None if first is None or second is None else first - second
+
+    return difference
 
 
 def _setting(name: str) -> Callable[[RunResult], float | None]:

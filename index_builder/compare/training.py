@@ -1,4 +1,4 @@
-"""Training and tuning of the runs of a comparison.
+"""Training, tuning and ranking of the runs of a comparison.
 
 `recollect train` and `recollect tune` run in separate processes, so that the peak memory of each run can be measured
 alone, and a crash does not end the comparison.
@@ -37,7 +37,8 @@ def train_and_tune(run: Run, settings: CompareSettings, folder: ComparisonFolder
         own = [f"--out={path}", f"--seed={run.seed}", "--resume" if resume else "--overwrite", "--tune=no", *vectors]
         run_recollect(run.name, "train", str(settings.dataset), *own, *flags)
         folder.record(run, "train", flags)
-    tuning = (f"--metric={settings.metric}", f"--propensity={','.join(map(str, settings.propensity))}")
+    propensity = ",".join(map(str, settings.propensity))
+    tuning = (f"--metric={settings.metric}", f"--propensity={propensity}", f"--rank={settings.rank}")
     if not folder.is_done(run, "tune", tuning):
         run_recollect(run.name, "tune", str(path), *tuning)
         folder.record(run, "tune", tuning)

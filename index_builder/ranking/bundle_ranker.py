@@ -28,7 +28,7 @@ def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:
     if settings.rank == "off" or not has_ranker(memory):
         return None
     ranker = read_ranker(memory)
-    if settings.lexical == "off" and _needs_words(ranker):
+    if settings.lexical == "off" and needs_words(ranker):
         raise BuildError(
             f"{settings.run}: --lexical off: the ranker of this run needs the words that texts share; leave --lexical "
             "out, build with --rank off, or run `recollect rank` again with --lexical off"
@@ -38,7 +38,7 @@ def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:
 
 def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
     """`--lexical auto` keeps the lexical index for a ranker that needs it, even if words gain nothing as votes."""
-    return "on" if lexical == "auto" and ranker is not None and _needs_words(ranker) else lexical
+    return "on" if lexical == "auto" and ranker is not None and needs_words(ranker) else lexical
 
 
 def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
@@ -58,5 +58,6 @@ def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Pro
     return probabilities
 
 
-def _needs_words(ranker: RankerFile) -> bool:
+def needs_words(ranker: RankerFile) -> bool:
+    """Whether a ranker has features of a lexical index."""
     return not set(WORD_FEATURES).isdisjoint(ranker.features)

@@ -6,33 +6,15 @@ it has for all other queries. A memory that lacks the whole fold treats true and
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from tqdm import tqdm
 
-from index_builder.bundle_tables import read_field
-from service.bundle.values import Values
-from service.lexical.index import LexicalIndex
-from service.lexical.postings import invert
-from service.lexical.word_index import WordIndex
-from service.predictor.scoring import cast_votes
-from service.predictor.searcher import Neighbours, search_parts
-from service.predictor.words import TOP_WORDS
-from service.ranking.candidates import Searches, Voted, find_candidates
-from service.ranking.evidence import Found
-from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
-from service.ranking.names import Names
-from service.ranking.ranker import feature_matrix
-from trainer.label_keys import LabelKeys
+from index_builder.ranking.candidate_source import Block, CandidateSource
 from trainer.memory import Memory
-from trainer.search import nearest, nearest_among
-
-# Number of queries whose features are computed together.
-_BLOCK_QUERIES = 64
 
 
 @dataclass(frozen=True)
@@ -88,16 +70,9 @@ class ExampleSource:
     """
 
     def __init__(self, memory: Memory, with_words: bool) -> None:
-        self._memory = memory
-        self._texts = list(read_field(memory.folder / "instances.jsonl", "text"))
-        labels = list(read_field(memory.folder / "labels.jsonl", "text"))
-        self._names = Names.of(labels)
-        self.features = (*FEATURES, *WORD_FEATURES) if with_words else FEATURES
-        self._postings = invert(self._texts) if with_words else None
-        self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
+        self._memory, self._source = memory, CandidateSource(memory, with_words)
         self._truth = memory.label_sets.to_csr(memory.plan.labels)
         self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
-        self._values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
 
     def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
         """Compute the examples of instances, each from a memory without all instances of its fold.
@@ -110,78 +85,26 @@ class ExampleSource:
         with tqdm(total=len(rows), unit="query", desc="features", dynamic_ncols=True) as bar:
             for number in np.unique(fold):
                 queries = np.flatnonzero(fold == number)
-                for part in self._fold(rows[queries]):
-                    parts.append(dataclasses.replace(part, query=queries[part.query]))
-                    bar.update(min(_BLOCK_QUERIES, bar.total - bar.n))
+                absent = rows[queries]
+                vectors = np.asarray(self._memory.instance_keys[absent], dtype=np.float32)
+                texts = [self._source.texts[row] for row in absent.tolist()]
+                for block in self._source.find(texts, vectors, absent):
+                    numbers = queries[block.first : block.first + block.queries]
+                    parts.append(self._examples(block, numbers, rows[numbers]))
+                    bar.update(block.queries)
         joined = Examples.join(parts)
         return joined[np.argsort(joined.query, kind="stable")]
 
-    def _fold(self, rows: Int[np.ndarray, " query"]) -> Iterator[Examples]:
-        """Yield the examples of all instances of a fold, block by block."""
-        memory, defaults = self._memory, self._memory.defaults
-        top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
-        partial = _PartialMemory(memory, rows, self._names, self._words_without(rows))
-        all_instances, all_labels = partial.search(np.asarray(memory.instance_keys[rows], dtype=np.float32), top_b)
-        for start in range(0, len(rows), _BLOCK_QUERIES):
-            block = slice(start, start + _BLOCK_QUERIES)
-            texts = [self._texts[row] for row in rows[block].tolist()]
-            instances, labels = (
-                Neighbours(found.similarities[block], found.keys[block]) for found in (all_instances, all_labels)
-            )
-            nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
-            votes = cast_votes(nearest_keys, temperature, lambda_, self._values)
-            by_instances = Found.by_vectors(instances.keys, instances.similarities, temperature)
-            by_labels = Found.by_vectors(labels.keys, labels.similarities, temperature)
-            by_words = None if partial.words is None else partial.words.search_each(texts, TOP_WORDS)
-            searches = Searches.of(by_instances, by_labels, by_words)
-            candidates = find_candidates(searches, Voted(votes.query, votes.label, votes.share), self._values)
-            truth, filtered = self._truth[rows[block]], self._filtered[rows[block]]
-            examples = Examples(
-                query=candidates.query + start,
-                label=candidates.label,
-                score=candidates.score,
-                features=feature_matrix(candidates, texts, partial.facts, self.features),
-                names=self.features,
-                true=np.asarray(truth[candidates.query, candidates.label]).ravel() > 0,
-            )
-            yield examples[np.asarray(filtered[candidates.query, candidates.label]).ravel() == 0]
-
-    def _words_without(self, rows: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
-        if self._postings is None or self._label_words is None:
-            return None
-        instances = WordIndex(self._postings, len(self._texts))
-        instances.remove(rows.tolist(), [self._texts[row] for row in rows.tolist()])
-        return LexicalIndex(instances, self._label_words)
-
-
-class _PartialMemory:
-    """A memory without some of its instances: neither their keys, nor their share in label keys, counts or words.
-
-    Attributes:
-        words: The lexical index without these instances; None without a lexical index.
-        facts: Properties of the labels without these instances.
-    """
-
-    def __init__(
-        self, memory: Memory, absent: Int[np.ndarray, " absent"], names: Names, words: LexicalIndex | None
-    ) -> None:
-        present = np.ones(memory.plan.instances, dtype=bool)
-        present[absent] = False
-        label_sets = memory.label_sets.where(present)
-        texts = memory.keys[memory.plan.instances :]
-        self._rows, self._instance_keys = np.flatnonzero(present), memory.instance_keys
-        self._label_keys = LabelKeys(
-            texts, memory.instance_keys, label_sets, memory.defaults["label_key_alpha"]
-        ).filled()
-        self.facts = LabelFacts(np.bincount(label_sets.indices, minlength=memory.plan.labels), names)
-        self.words = words
-
-    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> tuple[Neighbours, Neighbours]:
-        """The nearest instances, and the nearest labels by their positions."""
-        instances = nearest_among(vectors, self._instance_keys, self._rows, top_b)
-        return Neighbours(*instances), Neighbours(*nearest(vectors, self._label_keys, top_b))
-
-
-def _merge(instances: Neighbours, labels: Neighbours, count: int, top_b: int, lambda_: float) -> Neighbours:
-    """The nearest keys, as the service merges them for a lambda."""
-    return search_parts(lambda *_: instances, lambda *_: labels, count, instances.similarities, top_b, lambda_)
+    def _examples(self, block: Block, numbers: Int[np.ndarray, " query"], rows: Int[np.ndarray, " query"]) -> Examples:
+        """The examples of a block, whose queries have these numbers and these rows."""
+        candidates = block.candidates
+        pairs = candidates.query, candidates.label
+        examples = Examples(
+            query=numbers[candidates.query],
+            label=candidates.label,
+            score=candidates.score,
+            features=block.features,
+            names=self._source.features,
+            true=np.asarray(self._truth[rows][pairs]).ravel() > 0,
+        )
+        return examples[np.asarray(self._filtered[rows][pairs]).ravel() == 0]

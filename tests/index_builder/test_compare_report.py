@@ -11,7 +11,7 @@ import pytest
 from index_builder.compare.comparison import Comparison
 from index_builder.compare.plots import draw_plots
 from index_builder.compare.report import html_report, markdown_report, markdown_table
-from index_builder.compare.tables import Table, plain_table, quality_table
+from index_builder.compare.tables import Table, plain_table, quality_table, ranked_table
 from tests.index_builder.comparisons import results_of
 
 SIZES = np.array([1, 1, 2])
@@ -21,7 +21,7 @@ SIZES = np.array([1, 1, 2])
 def comparison() -> Comparison:
     results = [
         results_of("untrained", [40.0]),
-        results_of("rae", [50.0, 52.0], 10.0),
+        results_of("rae", [50.0, 52.0], 10.0, ranked={"nDCG@5": 60.0}),
         results_of("prime", [54.0, 55.0], 900.0, hits=[128, 192, 128]),
     ]
     return Comparison.of("Methods compared: a <b> & c", "nDCG@5", results, SIZES, {"dataset": "a <b> & c"})
@@ -50,6 +50,15 @@ def test_table_shows_the_tuned_settings_of_each_seed_and_marks_none_as_best(comp
     table = quality_table(comparison.results)
     assert column(table, "λ") == [("0.5", False), ("0.5 / 0.5", False), ("0.5 / 0.5", False)]
     assert column(table, "b")[0] == ("200", False)
+
+
+def test_table_of_rankers_shows_their_gain_and_leaves_out_runs_without_one(comparison: Comparison) -> None:
+    table = ranked_table(comparison.results)
+    assert column(table, "nDCG@5") == [("-", False), ("60.00 ± 0.00", False), ("-", False)]
+    assert column(table, "ranker adds to nDCG@5")[1][0] == "+9.00 ± 1.41"
+    without = Comparison.of("", "nDCG@5", [comparison.results[0], comparison.results[2]], SIZES, {})
+    headings = [[section.heading for section in each.sections({})] for each in (comparison, without)]
+    assert [("In order of probability" in each) for each in headings] == [True, False]
 
 
 def test_table_of_label_keys_shows_the_gain_from_the_whole_memory(comparison: Comparison) -> None:
@@ -90,7 +99,7 @@ def test_tables_and_plots_of_the_html_report_have_captions_and_roles(comparison:
     root = ElementTree.fromstring(written.removeprefix("<!DOCTYPE html>"))
     assert root.findtext("head/title") == root.findtext("body/main/h1") == "Methods compared: a <b> & c"
     tables = root.findall(".//table")
-    assert len(tables) == 3
+    assert len(tables) == 4
     for table in tables:
         assert table.findtext("caption")
         assert {head.get("scope") for head in table.findall("thead/tr/th")} == {"col"}
@@ -143,6 +152,6 @@ def test_json_report_has_all_figures_except_the_figures_of_single_queries(compar
     found = comparison.as_json()
     assert [each["name"] for each in found["contestants"]] == ["untrained", "rae", "prime"]
     first = found["contestants"][1]["runs"][0]
-    assert set(first) == {"seed", "answering", "tuned", "plain", "curve", "measured", "learning"}
+    assert set(first) == {"seed", "answering", "tuned", "plain", "ranked", "curve", "measured", "learning"}
     assert found["significance"]["best"] == ["prime", "rae"]
     assert [test["metric"] for test in found["significance"]["tests"]] == ["P@1", "P@3", "P@5", "nDCG@5"]

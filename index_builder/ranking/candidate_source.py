@@ -1,0 +1,116 @@
+"""Candidates and their features, computed from a memory as the service computes them from a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from index_builder.bundle_tables import read_field
+from service.bundle.values import Values
+from service.lexical.index import LexicalIndex
+from service.lexical.postings import invert
+from service.lexical.word_index import WordIndex
+from service.predictor.scoring import cast_votes
+from service.predictor.searcher import Neighbours, search_parts
+from service.predictor.words import TOP_WORDS
+from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
+from service.ranking.evidence import Found
+from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
+from service.ranking.names import Names
+from service.ranking.ranker import feature_matrix
+from trainer.label_keys import LabelKeys
+from trainer.memory import Memory
+from trainer.search import nearest, nearest_among
+
+# Number of queries whose features are computed together.
+_BLOCK_QUERIES = 64
+
+
+class Block(NamedTuple):
+    """The candidates of some queries.
+
+    Attributes:
+        first: The number of the first query.
+        queries: Number of queries.
+        candidates: Their candidates; the queries are numbered from 0.
+        features: The features of each candidate.
+    """
+
+    first: int
+    queries: int
+    candidates: Candidates
+    features: Float[np.ndarray, "candidate feature"]
+
+
+class CandidateSource:
+    """Finds the candidates of texts in a memory, or in a memory without some of its instances.
+
+    Args:
+        memory: The memory.
+        with_words: Whether the features of a lexical index are computed.
+
+    Attributes:
+        texts: The texts of the instances.
+        features: Names of the features.
+    """
+
+    def __init__(self, memory: Memory, with_words: bool) -> None:
+        self._memory = memory
+        self.texts = list(read_field(memory.folder / "instances.jsonl", "text"))
+        labels = list(read_field(memory.folder / "labels.jsonl", "text"))
+        self._names = Names.of(labels)
+        self.features = (*FEATURES, *WORD_FEATURES) if with_words else FEATURES
+        self._postings = invert(self.texts) if with_words else None
+        self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
+        self._values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+
+    def find(
+        self, texts: Sequence[str], vectors: Float[np.ndarray, "query dim"], absent: Int[np.ndarray, " absent"]
+    ) -> Iterator[Block]:
+        """Yield the candidates of all queries, block by block.
+
+        Args:
+            texts: The queries.
+            vectors: Their vectors.
+            absent: Rows of instances that the memory lacks: neither their keys, nor their share in label keys, counts
+                or words.
+        """
+        memory, defaults = self._memory, self._memory.defaults
+        top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
+        present = np.ones(memory.plan.instances, dtype=bool)
+        present[absent] = False
+        label_sets = memory.label_sets.where(present)
+        facts = LabelFacts(np.bincount(label_sets.indices, minlength=memory.plan.labels), self._names)
+        words = self._words_without(absent)
+        text_keys = memory.keys[memory.plan.instances :]
+        label_keys = LabelKeys(text_keys, memory.instance_keys, label_sets, defaults["label_key_alpha"]).filled()
+        all_instances = nearest_among(vectors, memory.instance_keys, np.flatnonzero(present), top_b)
+        all_labels = nearest(vectors, label_keys, top_b)
+        for first in range(0, len(texts), _BLOCK_QUERIES):
+            block = slice(first, first + _BLOCK_QUERIES)
+            queries = texts[block]
+            instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
+            nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
+            votes = cast_votes(nearest_keys, temperature, lambda_, self._values)
+            searches = Searches.of(
+                Found.by_vectors(instances.keys, instances.similarities, temperature),
+                Found.by_vectors(labels.keys, labels.similarities, temperature),
+                None if words is None else words.search_each(queries, TOP_WORDS),
+            )
+            candidates = find_candidates(searches, Voted(votes.query, votes.label, votes.share), self._values)
+            yield Block(first, len(queries), candidates, feature_matrix(candidates, queries, facts, self.features))
+
+    def _words_without(self, absent: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
+        if self._postings is None or self._label_words is None:
+            return None
+        instances = WordIndex(self._postings, len(self.texts))
+        instances.remove(absent.tolist(), [self.texts[row] for row in absent.tolist()])
+        return LexicalIndex(instances, self._label_words)
+
+
+def _merge(instances: Neighbours, labels: Neighbours, count: int, top_b: int, lambda_: float) -> Neighbours:
+    """The nearest keys, as the service merges them for a lambda."""
+    return search_parts(lambda *_: instances, lambda *_: labels, count, instances.similarities, top_b, lambda_)
