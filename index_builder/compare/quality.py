@@ -79,7 +79,7 @@ def measure(run: Path, queries: Queries, device: str) -> Quality:
     digest = _digest(memory, queries)
     found = _read_cached(cache, digest)
     if found is None:
-        found = _measure(memory, queries, queries.vectors(run / "checkpoint", device), device)
+        found = _measure(memory, queries, queries.vectors(run, device), device)
         write_json(cache, {"digest": digest, **vars(found)})
     return found
 

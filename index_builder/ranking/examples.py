@@ -121,7 +121,7 @@ class ExampleSource:
         memory, defaults = self._memory, self._memory.defaults
         top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
         partial = _PartialMemory(memory, rows, self._names, self._words_without(rows))
-        all_instances, all_labels = partial.search(np.asarray(memory.instance_keys[rows], dtype=np.float32), top_b)
+        all_instances, all_labels = partial.search(np.asarray(memory.query_vectors[rows], dtype=np.float32), top_b)
         for start in range(0, len(rows), _BLOCK_QUERIES):
             block = slice(start, start + _BLOCK_QUERIES)
             texts = [self._texts[row] for row in rows[block].tolist()]
