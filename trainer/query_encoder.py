@@ -69,7 +69,7 @@ def write_query_encoder(
         "validation_fraction": settings.validation_fraction,
         "seed": settings.seed,
     }
-    if memory.distilled is not None:
+    if memory.distilled is not None and folder.query_encoder.is_dir():
         _check_same_origin(folder, origin)
         report(f"{folder.query_encoder}: already done")
         return

@@ -26,10 +26,10 @@ from trainer.randomness import Purpose, generator
 from trainer.static.model import StaticModel
 from trainer.tokens import Inputs
 
-_EPOCHS, _MOST_STEPS, _BATCH = 10, 10_000, 1_024
+_EPOCHS, _MOST_STEPS, _BATCH = 12, 10_000, 1_024
 _RATE, _WARM_UP_SHARE, _CLIP = 1e-3, 0.1, 1.0
 # Temperature of the two softmaxes, and the number of random keys.
-_TAU, _RANDOM_KEYS = 0.05, 4_096
+_TAU, _RANDOM_KEYS = 0.05, 1_024
 # Number of texts that the start is fitted to, and the penalty of large weights, relative to the mean square.
 _FITTED_TEXTS, _RIDGE = 65_536, 1e-3
 
