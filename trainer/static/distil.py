@@ -86,7 +86,7 @@ def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> 
         taught = lesson.taught(rows).to(device)
         loss = _loss(student(*lesson.texts.batch(rows, device)), taught, lesson.draw_keys(rows, rng).to(device))
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
         optimizer.step()
         schedule.step()
