@@ -5,8 +5,8 @@ similarities to some keys K of the memory:
 
     mean of  1 - v . t  +  KL( softmax(t K^T / tau) || softmax(v K^T / tau) )
 
-The divergence counts the errors that change the votes. K has the keys of the batch, and random keys. The projection
-starts with the least square error, which alone gives the student half of its quality.
+The divergence counts the errors that change the votes. K has the keys of the batch, and random keys. Before the first
+step, the projection is fitted with the least square error.
 """
 
 from __future__ import annotations
