@@ -56,6 +56,7 @@ from service.threads import threads_or_cores
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import Memory, open_memory
+from trainer.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
 
@@ -70,7 +71,7 @@ def build(settings: BuildSettings) -> str:
         BuildError: If the run's checkpoint and memory do not match, a key is not a unit vector, or faiss rejects the
             requested index.
         CheckFailed: If a check fails and `--force` is not set.
-        MemoryFolderError, EncoderError: If the run cannot be read.
+        MemoryFolderError, EncoderError, TrainingError: If the run cannot be read.
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
         KeyFileError: If the signing key cannot be read.
     """
@@ -81,6 +82,7 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
+    query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
     if settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
@@ -92,8 +94,8 @@ def build(settings: BuildSettings) -> str:
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     with store.incoming() as folder:
-        sample = encode_sample(memory, encoder)
-        manifest, points = write_bundle(memory, encoder, sample, folder, settings, device)
+        sample = encode_sample(memory, encoder, query_encoder)
+        manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device)
         if settings.report:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
@@ -120,7 +122,7 @@ def write_bundle(
 
     Args:
         memory: The memory of the run.
-        encoder: The encoder that computed the memory's keys.
+        encoder: The encoder of queries.
         sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
         folder: An existing folder.
         settings: Settings of the indexes and of the encoder's precision.
@@ -135,7 +137,8 @@ def write_bundle(
     """
     write_bundle_tables(memory, folder)
     print_status(f"export: {encoder.config.name}, {settings.precision}")
-    info = describe_encoder(encoder, settings.precision)
+    teacher = None if memory.distilled is None else memory.plan.encoder["name"]
+    info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
     indexes, points, curves = _write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
@@ -194,7 +197,7 @@ def _write_indexes(
         The manifest entries, the chosen measurement of each index, and all measurements.
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
-    queries = np.asarray(memory.keys[evenly_spaced_rows(instances, QUERIES)], dtype=np.float32)
+    queries = np.asarray(memory.query_vectors[evenly_spaced_rows(instances, QUERIES)], dtype=np.float32)
     if memory.defaults["label_key_alpha"]:
         # An enriched label key is normalised again, so a damaged key of a label's text would go unnoticed.
         check_units(memory.keys[instances:], instances)

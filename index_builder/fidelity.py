@@ -3,7 +3,7 @@
 The queries are some of the memory's instances. Each query's own instance key is left out of its answer. (An enriched
 label key still contains the vectors of its instances, so of the query too.) The queries are answered three times:
 
-1. with the trained encoder and exact search;
+1. with the trained encoder of queries and exact search;
 2. with the exported encoder and exact search: the difference to 1 is the effect of the precision;
 3. with the exported encoder and the bundle's indexes: the difference to 2 is the effect of the indexes.
 
@@ -42,7 +42,7 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
         predictor: The opened bundle.
     """
     defaults, rows = predictor.manifest.defaults, evenly_spaced_rows(memory.plan.instances, _MOST_QUERIES)
-    trained = np.asarray(memory.keys[rows], dtype=np.float32)
+    trained = np.asarray(memory.query_vectors[rows], dtype=np.float32)
     exported = predictor.encode([predictor.bundle.instance_texts[row] for row in rows.tolist()])
     wanted = defaults.top_b + 1
     exact = exact_search(memory, np.concatenate([trained, exported]), wanted, defaults.lambda_)

@@ -70,7 +70,7 @@ def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours
         found = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
         return Neighbours(found.similarities, found.keys)
 
-    vectors = np.asarray(memory.keys[rows], dtype=np.float32)
+    vectors = np.asarray(memory.query_vectors[rows], dtype=np.float32)
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
 
 

@@ -52,8 +52,8 @@ class Sample:
     vectors: Float[np.ndarray, "text dim"]
 
 
-def describe_encoder(encoder: Encoder, precision: Precision) -> EncoderInfo:
-    """The manifest entry of an encoder in this precision."""
+def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None = None) -> EncoderInfo:
+    """The manifest entry of an encoder in this precision. If it was distilled, `teacher` is the encoder of the keys."""
     return EncoderInfo(
         name=encoder.config.name,
         pooling=encoder.config.pooling,
@@ -61,6 +61,7 @@ def describe_encoder(encoder: Encoder, precision: Precision) -> EncoderInfo:
         max_length=encoder.config.max_length,
         pad_id=encoder.pad_id,
         kind="static" if encoder.model.is_static else "transformer",
+        teacher=teacher,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from index_builder.bundle_tables import read_field
 from index_builder.choose_index import evenly_spaced_rows
@@ -27,7 +28,7 @@ from service.predictor.scoring import cast_votes, rank
 from service.settings import Device
 from service.store.store import Store
 from trainer.encoder import Encoder
-from trainer.memory import Memory
+from trainer.memory import QUERY_VECTORS, Memory
 
 # Number of texts on which the exported and the trained encoder are compared, number of golden queries among these
 # texts, and number of golden labels for each query.
@@ -46,11 +47,16 @@ class Verification:
     metrics: dict[str, float]
 
 
-def encode_sample(memory: Memory, encoder: Encoder) -> Sample:
-    """Encode some of the memory's texts, and compare the vectors with the keys that the memory has for these texts.
+def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> Sample:
+    """Encode some of the memory's texts as queries, and compare the vectors of these texts with those in the memory.
+
+    Args:
+        memory: The memory.
+        encoder: The encoder of the keys.
+        query_encoder: The encoder of queries, which may be `encoder`.
 
     Raises:
-        BuildError: If a key differs from its vector, so that another encoder must have computed it.
+        BuildError: If a stored vector differs, so that another encoder must have computed it.
     """
     rows = evenly_spaced_rows(memory.plan.instances, _SAMPLE_TEXTS)
     wanted = set(rows.tolist())
@@ -60,17 +66,27 @@ def encode_sample(memory: Memory, encoder: Encoder) -> Sample:
             f"{memory.folder}/instances.jsonl: expected {memory.plan.instances:,} lines, found fewer; "
             "encode the memory again with `recollect train --overwrite`"
         )
+    vectors = _encode_and_compare(encoder, texts, memory.instance_keys, rows, memory.folder / "keys.npy")
+    if query_encoder is not encoder:
+        path = memory.folder / QUERY_VECTORS
+        vectors = _encode_and_compare(query_encoder, texts, memory.query_vectors, rows, path)
+    return Sample(texts, vectors)
+
+
+def _encode_and_compare(
+    encoder: Encoder, texts: list[str], stored: np.ndarray, rows: Int[np.ndarray, " row"], path: Path
+) -> Float[np.ndarray, "row dim"]:
+    """Encode texts, and compare the result with the vectors that the memory stores in some rows."""
     vectors = encoder.encode(texts, encoder.config.max_length)
     with np.errstate(invalid="ignore", divide="ignore"):  # the comparison below rejects keys of NaN or of zeros
-        stored = cosines(vectors, np.asarray(memory.keys[rows], dtype=np.float32))
-    worst = int(stored.argmin())  # argmin returns the first NaN if there is one
-    if not stored[worst] >= WORST_COSINE["fp32"]:
+        found = cosines(vectors, np.asarray(stored[rows], dtype=np.float32))
+    worst = int(found.argmin())  # argmin returns the first NaN if there is one
+    if not found[worst] >= WORST_COSINE["fp32"]:
         raise BuildError(
-            f"{memory.folder}/keys.npy: row {rows[worst]}: expected the checkpoint's vector of the text, "
-            f"found a key with cosine {stored[worst]:.4f} to it; encode the memory again with "
-            "`recollect train --overwrite`"
+            f"{path}: row {rows[worst]}: expected the checkpoint's vector of the text, found a vector with cosine "
+            f"{found[worst]:.4f} to it; encode the memory again with `recollect train --overwrite`"
         )
-    return Sample(texts, vectors)
+    return vectors
 
 
 def current_metrics(store: Store, settings: BuildSettings, threads: int) -> dict[str, float]:

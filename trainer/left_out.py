@@ -1,6 +1,6 @@
 """Instances as queries, each left out of the memory: tuning and calibration measure the memory with them.
 
-The vector of such a query is its key, so no text is encoded.
+The memory stores the vectors of these queries, so no text is encoded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from trainer.metrics import hits
 from trainer.randomness import Purpose, generator
 from trainer.run_folder import RunFolder
 from trainer.search import nearest
-from trainer.validation import hold_out
 
 
 def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int[np.ndarray, " query"], bool]:
-    """Rows of the query instances, and whether training used them.
+    """Rows of the query instances, and whether training or distillation used them.
 
-    The candidates are the held-out instances, or all instances with labels if training held out none.
+    The candidates are the held-out instances, or all instances with labels if none are held out.
 
     Args:
         memory: The memory of the run.
@@ -35,12 +34,9 @@ def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int
     Raises:
         TrainingError: If no instance has a label.
     """
-    training = RunFolder(run).training()
-    rows = np.empty(0, dtype=np.int64)
-    if training is not None:
-        recipe = training["recipe"]
-        rows = np.flatnonzero(hold_out(memory.label_sets, recipe["validation_fraction"], recipe["seed"]))
-    trained_on = training is not None and len(rows) == 0
+    held_out = RunFolder(run).held_out(memory.label_sets)
+    rows = np.empty(0, dtype=np.int64) if held_out is None else np.flatnonzero(held_out)
+    trained_on = held_out is not None and len(rows) == 0
     if len(rows) == 0:
         rows = np.flatnonzero(np.diff(memory.value_indptr))
     if len(rows) == 0:
@@ -51,10 +47,9 @@ def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int
 
 def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int) -> Neighbours:
     """The nearest instances of each query, without the query itself."""
-    keys = memory.instance_keys
-    similarities, found = nearest(np.asarray(keys[rows]), keys, top_b + 1)
+    similarities, found = nearest(np.asarray(memory.query_vectors[rows]), memory.instance_keys, top_b + 1)
     itself = found == rows[:, None]
-    # Many equal keys may push the query itself out of the list. Then drop the last key instead.
+    # Nearer or equal keys may push the query itself out of the list. Then drop the last key instead.
     itself[~itself.any(axis=1), -1] = True
     shape = (len(rows), found.shape[1] - 1)
     return Neighbours(similarities[~itself].reshape(shape), found[~itself].reshape(shape))
@@ -63,7 +58,7 @@ def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: 
 def label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, top_b: int) -> Neighbours:
     """The nearest labels of each query. The query is left out of the means of its labels."""
     keys = memory.label_keys(alpha)
-    queries = np.asarray(memory.instance_keys[rows], dtype=np.float32)
+    queries = np.asarray(memory.query_vectors[rows], dtype=np.float32)
     own = memory.label_sets.to_csr(len(keys))[rows]
     # A label may lose its rank when the query is left out of the label's mean: search for more labels.
     extra = int(np.diff(own.indptr).max()) if alpha else 0
@@ -71,7 +66,7 @@ def label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: flo
     if alpha:
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
         distinct, positions = np.unique(own.indices, return_inverse=True)  # many queries share a label
-        sums = keys.sums(distinct)[positions] - queries[query]
+        sums = keys.sums(distinct)[positions] - np.asarray(memory.instance_keys[rows], dtype=np.float32)[query]
         sums[keys.counts[own.indices] == 1] = 0  # labels with no other instance: remove the rounding error
         texts = memory.label_keys(0.0)[own.indices]
         without_query = np.einsum("pd,pd->p", queries[query], mix(texts, sums, alpha))

@@ -7,6 +7,7 @@
               filtered_pairs.npy  [P, 2]    pairs (instance, label): when the instance is a query, the label is removed
                                             from its predictions (absent in memories of older releases: no pairs)
               labels.jsonl  instances.jsonl  {"uid", "text"}, row by row
+              query_vectors.npy  [N, d]      with a distilled query encoder: its vectors of the instances
 
 Three things are not stored. A label key votes for its own label, so the identity below Y in the paper is implicit.
 Lambda is applied when a query is answered. Enriched label keys are computed when a bundle is built
@@ -35,6 +36,7 @@ from trainer.files import write_json
 from trainer.label_keys import LabelKeys
 
 FORMAT_VERSION = 1
+QUERY_VECTORS = "query_vectors.npy"
 KeyDtype = Literal["float32", "float16"]
 
 # Default scoring settings, from the experiments in RAE-XMC, section 4. With alpha 0, the key of a label is the vector
@@ -76,7 +78,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Memory:
-    """An open memory folder. The arrays are memory-mapped."""
+    """An open memory folder. The arrays are memory-mapped.
+
+    Attributes:
+        distilled: The distilled query encoder's vectors of the instances. None: queries have the encoder of the keys.
+    """
 
     folder: Path
     plan: MemoryPlan
@@ -85,6 +91,7 @@ class Memory:
     value_indptr: Int[np.ndarray, " pointer"]
     value_indices: Int[np.ndarray, " pair"]
     filtered_pairs: Int[np.ndarray, "filtered 2"]
+    distilled: Float[np.ndarray, "instance dim"] | None = None
 
     @property
     def filtered_labels(self) -> LabelSets:
@@ -99,6 +106,11 @@ class Memory:
     @property
     def instance_keys(self) -> Float[np.ndarray, "instance dim"]:
         return self.keys[: self.plan.instances]
+
+    @property
+    def query_vectors(self) -> Float[np.ndarray, "instance dim"]:
+        """The vectors of the instances as queries: their keys, unless queries have a distilled encoder."""
+        return self.instance_keys if self.distilled is None else self.distilled
 
     def label_keys(self, alpha: float | None = None) -> LabelKeys:
         """The label keys for search.
@@ -137,7 +149,10 @@ def open_memory(folder: Path) -> Memory:
                 f"{folder}/filtered_pairs.npy: expected pairs of an instance below {plan.instances:,} and a label "
                 f"below {plan.labels:,}, found others; run `recollect train` again"
             )
-    return Memory(folder, plan, DEFAULTS | fields["defaults"], keys, indptr, indices, filtered)
+    distilled = None
+    if (folder / QUERY_VECTORS).exists():
+        distilled = _map_array(folder / QUERY_VECTORS, (plan.instances, plan.dim), plan.key_dtype)
+    return Memory(folder, plan, DEFAULTS | fields["defaults"], keys, indptr, indices, filtered, distilled)
 
 
 def _exceeds(pairs: Int[np.ndarray, "pair 2"], plan: MemoryPlan) -> bool:

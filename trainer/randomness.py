@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     TUNING = 5
     CLUSTERS = 6
     BANK = 7
+    DISTILLATION = 8
 
 
 def generator(seed: int, purpose: Purpose, number: int = 0) -> np.random.Generator:

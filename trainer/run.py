@@ -26,6 +26,7 @@ from trainer.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, differ
 from trainer.memory_check import explain_out_of_memory, require_memory
 from trainer.memory_writer import write_memory
 from trainer.methods import METHODS
+from trainer.query_encoder import check_query_encoder, write_query_encoder
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.settings import STATIC, TuneSettings
@@ -86,6 +87,7 @@ def write_run(settings: TrainSettings) -> None:
         )
         instances = dataset.read_split("train")
         encoder = _load_encoder(settings, dataset, instances, device)
+        check_query_encoder(settings, encoder, instances)
         run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
         training = None if settings.epochs == 0 else _plan_training(run)
@@ -98,6 +100,9 @@ def write_run(settings: TrainSettings) -> None:
                 _train_encoder(run, *training)
             if training is not None and ranks.first:
                 run.folder.remove_unfinished()
+            if settings.query_encoder == STATIC and ranks.first:
+                write_query_encoder(settings, dataset.labels, instances, device, run.report)
+            if training is not None and ranks.first:
                 _tune_memory(run, training[1])
 
 

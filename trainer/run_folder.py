@@ -7,6 +7,7 @@ run/   training.json   the recipe, and whether the training is finished
        state/          during training: the state for `--resume`
        frozen/         during the training of an adapter: the frozen encoder's vectors, as a memory folder
        memory/         keys and values, after training
+       query_encoder/  with `--query-encoder static`: the distilled encoder of queries, and `distillation.json`
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
+
 from trainer.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
+from trainer.data.split import LabelSets
 from trainer.errors import EncoderError, MemoryFolderError, TrainingError
 from trainer.files import write_json
 from trainer.memory import MemoryPlan, check_same_plan, saved_plan
 from trainer.recipe import Recipe
 from trainer.training_state import Progress
+from trainer.validation import hold_out
 
 _FORMAT_VERSION = 1
 
@@ -61,9 +67,11 @@ class RunFolder:
         self.path = path
         self.checkpoint, self.memory = path / "checkpoint", path / "memory"
         self.state, self.frozen = path / "state", path / "frozen"
+        self.query_encoder = path / "query_encoder"
         self._training = path / "training.json"
         logs = (path / "metrics.jsonl", path / "tensorboard")
-        self._run_paths = (self.checkpoint, self.memory, self.state, self.frozen, *logs)
+        self._distillation = self.query_encoder / "distillation.json"
+        self._run_paths = (self.checkpoint, self.memory, self.query_encoder, self.state, self.frozen, *logs)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -177,6 +185,42 @@ class RunFolder:
                 "start again with --overwrite"
             ) from None
         return saved
+
+    def distillation(self) -> dict[str, Any] | None:
+        """The contents of `distillation.json`. None if the folder holds no distilled query encoder.
+
+        Raises:
+            TrainingError: If the file is missing or invalid.
+        """
+        if not self.query_encoder.is_dir():
+            return None
+        try:
+            saved: dict[str, Any] = json.loads(self._distillation.read_text(encoding="utf-8"))
+            if (version := saved["format_version"]) != _FORMAT_VERSION:
+                raise ValueError(f"format_version {version}")
+            saved["teacher_sha256"], float(saved["validation_fraction"]), int(saved["seed"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TrainingError(
+                f"{self._distillation}: expected a finished distillation, found: {error!r}; remove "
+                f"{self.query_encoder}, then run the same `recollect train` again"
+            ) from None
+        return saved
+
+    def write_distillation(self, content: dict[str, Any]) -> None:
+        write_json(self._distillation, {"format_version": _FORMAT_VERSION, **content})
+
+    def held_out(self, label_sets: LabelSets) -> Bool[np.ndarray, " instance"] | None:
+        """A mask of the instances that neither training nor distillation used. None if the run learnt nothing.
+
+        Args:
+            label_sets: The labels of each instance.
+
+        Raises:
+            TrainingError: If `training.json` or `distillation.json` is invalid.
+        """
+        training = self.training()
+        split = self.distillation() if training is None else training["recipe"]
+        return None if split is None else hold_out(label_sets, split["validation_fraction"], split["seed"])
 
     def is_trained(self) -> bool:
         """Whether the folder holds a finished training."""

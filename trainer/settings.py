@@ -54,6 +54,10 @@ EncoderName = Annotated[
 StaticFrom = Annotated[
     str, Field(description="encoder that gives a static encoder its tokenizer and its first token vectors")
 ]
+QueryEncoder = Annotated[
+    Literal["same", "static"],
+    Field(description="encoder of queries: same: the run's encoder; static: token vectors distilled from it"),
+]
 Pooling = Annotated[
     Literal["auto", "mean", "cls"],
     Field(description="combination of token vectors into one vector; auto: as the encoder declares, otherwise mean"),
@@ -159,6 +163,7 @@ class SharedTrainSettings(TrainerSettings):
     empty_texts: EmptyTexts = "refuse"
     encoder: EncoderName = "minilm"
     static_from: StaticFrom = "minilm"
+    query_encoder: QueryEncoder = "same"
     pooling: Pooling = "auto"
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32

@@ -53,6 +53,13 @@ class TokenTable:
             lengths.extend(map(len, chunk))
         return cls(np.concatenate(ids), np.cumsum(lengths, dtype=np.int64), pad_id, side)
 
+    @classmethod
+    def join(cls, tables: Sequence[TokenTable]) -> TokenTable:
+        """Join tables of one side. The first table's rows come first."""
+        lengths = np.concatenate([np.diff(table.starts) for table in tables])
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return cls(np.concatenate([table.ids for table in tables]), starts, tables[0].pad_id, tables[0].side)
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 

@@ -88,6 +88,11 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         yield f"--static-from: expected --encoder {STATIC}, found --encoder {settings.encoder}; omit the flag"
     if settings.static_from == STATIC:
         yield f"--static-from {STATIC}: expected a pretrained encoder, found no name of one; name one, such as minilm"
+    if settings.query_encoder == STATIC and settings.encoder == STATIC:
+        yield (
+            f"--query-encoder {STATIC}: expected an encoder with a transformer, found --encoder {STATIC}, which is as "
+            "fast already; omit the flag"
+        )
     if "label_key_alpha" in given and settings.label_keys == "text":
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_best(settings)

@@ -2,8 +2,8 @@
 
 RAE-XMC leaves the choice of lambda from data to future work. The queries are instances of the memory. If training held
 out instances, the queries are held-out instances. Tuning leaves each query out of the memory: the query does not vote
-for itself and is not part of the means of its labels. The vector of a query is its key, so tuning encodes no text. For
-each query and alpha, one search is enough for all values of lambda, tau and b.
+for itself and is not part of the means of its labels. The memory stores the vectors of queries, so tuning encodes no
+text. For each query and alpha, one search is enough for all values of lambda, tau and b.
 
 Leaving a query out of the memory does not undo its use in training: training moves a query closer to its labels, and an
 adapter may use the query in the inputs of its labels. If training held out no instances, tuning prints a warning.

@@ -83,7 +83,7 @@ def measure(run: Path, queries: Queries, device: str) -> Quality:
     digest = _digest(memory, queries)
     found = _read_cached(cache, digest)
     if found is None:
-        found = _measure(memory, queries, queries.vectors(run / "checkpoint", device), device)
+        found = _measure(memory, queries, queries.vectors(run, device), device)
         write_json(cache, {"digest": digest, **vars(found)})
     return found
 
@@ -134,6 +134,8 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
 
 def _digest(memory: Memory, queries: Queries) -> str:
     digest = hashlib.sha256((memory.folder / "memory.json").read_bytes())
+    if memory.distilled is not None:
+        digest.update(memory.distilled.data)
     if has_ranker(memory):
         digest.update(read_ranker(memory).model_dump_json().encode())
     digest.update(queries.sha256.encode())

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from trainer.checkpoint import load_checkpoint
 from trainer.data.split import Entries, Split, fingerprint
 from trainer.encoder import Encoder
+from trainer.run_folder import RunFolder
 
 
 class Queries:
@@ -50,9 +51,12 @@ class Queries:
         texts: list[str] = self._split.entries.texts.to_pylist()
         return texts
 
-    def vectors(self, checkpoint: Path, device: str) -> Float[np.ndarray, "query width"]:
-        """Encode the texts with the encoder of a checkpoint."""
-        encoder = load_checkpoint(checkpoint, device)
+    def vectors(self, run: Path, device: str) -> Float[np.ndarray, "query width"]:
+        """Encode the texts with the query encoder of a run."""
+        folder = RunFolder(run)
+        if folder.query_encoder.is_dir():
+            return self._encode(load_checkpoint(folder.query_encoder, device))
+        encoder = load_checkpoint(folder.checkpoint, device)
         if not self._frozen:
             return self._encode(encoder)
         if self._frozen_vectors is None:

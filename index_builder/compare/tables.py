@@ -61,8 +61,9 @@ class _Column:
             return "-"
         if self.best is None:  # the column is a tuned setting: show the value of every seed
             return " / ".join(self._format(self.figure(run) or 0) for run in results.runs)
-        mean, deviation = map(self._format, mean_and_deviation)
-        return f"{mean} ± {deviation}" if len(results.runs) > 1 else mean
+        mean, deviation = mean_and_deviation
+        spread = f" ± {deviation:{self.form.lstrip('+')}}" if len(results.runs) > 1 else ""
+        return self._format(mean) + spread
 
     def _format(self, number: float) -> str:
         return format(number, self.form)

@@ -8,6 +8,7 @@ memory/ranker/   ranker.json    the model, as a bundle contains it; absent if th
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from typing import Any
@@ -59,7 +60,8 @@ def read_ranker(memory: Memory) -> RankerFile:
         raise BuildError(f"{folder}: expected a ranker, found: {reason}; run `recollect rank` again") from None
     expected = fitted_for(memory)
     if found != expected:
-        differs = [name for name in expected if not isinstance(found, dict) or found.get(name) != expected[name]]
+        saved = found if isinstance(found, dict) else {}
+        differs = [name for name in saved | expected if saved.get(name) != expected.get(name)]
         raise BuildError(
             f"{folder}: expected a ranker of this memory, found one that differs in {', '.join(differs)}; "
             "run `recollect rank` again, or build with --rank off"
@@ -83,9 +85,10 @@ def read_held_out(memory: Memory) -> HeldOut:
 
 def fitted_for(memory: Memory) -> dict[str, Any]:
     """The properties of a memory on which the features depend."""
-    plan = memory.plan
+    plan, distilled = memory.plan, memory.distilled
     return {
         "dataset_sha256": plan.dataset_sha256,
         "encoder_sha256": plan.encoder_sha256,
+        **({} if distilled is None else {"query_vectors_sha256": hashlib.sha256(distilled.data).hexdigest()}),
         **{name: float(value) for name, value in memory.defaults.items()},
     }

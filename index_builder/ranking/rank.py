@@ -27,7 +27,6 @@ from trainer.memory import Memory, open_memory
 from trainer.metrics import hits
 from trainer.randomness import Purpose, generator
 from trainer.run_folder import RunFolder
-from trainer.validation import hold_out
 
 # With fewer held-out instances, other instances are examples too. With fewer instances, no ranker is fitted.
 _ENOUGH_HELD_OUT, _LEAST_QUERIES = 500, 100
@@ -123,22 +122,17 @@ def table(ranking: Ranking) -> list[str]:
 
 
 def _choose_queries(settings: RankSettings, memory: Memory) -> tuple[Int[np.ndarray, " query"], bool]:
-    """Rows of the queries, in rising order, and whether training used them."""
-    training = RunFolder(settings.run).training()
-    labelled = np.diff(memory.value_indptr) > 0
-    held_out = np.zeros(len(labelled), dtype=bool)
-    if training is not None:
-        recipe = training["recipe"]
-        held_out = labelled & hold_out(memory.label_sets, recipe["validation_fraction"], recipe["seed"])
-    enough = np.count_nonzero(held_out) >= _ENOUGH_HELD_OUT
-    rows = np.flatnonzero(held_out if enough else labelled)
+    """Rows of the queries, in rising order, and whether training or distillation used them."""
+    held_out, labelled = RunFolder(settings.run).held_out(memory.label_sets), np.diff(memory.value_indptr) > 0
+    enough = held_out is not None and np.count_nonzero(held_out) >= _ENOUGH_HELD_OUT
+    rows = np.flatnonzero(labelled if held_out is None or not enough else held_out)
     if len(rows) < _LEAST_QUERIES:
         raise NothingToRank(
             f"{memory.folder}: expected at least {_LEAST_QUERIES} instances with labels, found {len(rows)}; "
             "a ranker needs more texts"
         )
     chosen = generator(settings.seed, Purpose.TUNING).permutation(rows)[: settings.queries]
-    return np.sort(chosen), training is not None and not enough
+    return np.sort(chosen), held_out is not None and not enough
 
 
 def _judge(settings: RankSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> Judge:

@@ -51,6 +51,8 @@ class EncoderInfo(_Section):
 
     Attributes:
         kind: `transformer`, or `static` for a table of token vectors.
+        teacher: Name of the encoder of the keys, if this encoder was distilled from it. Otherwise one encoder gives
+            the vectors of queries and keys.
     """
 
     name: str
@@ -59,6 +61,7 @@ class EncoderInfo(_Section):
     max_length: int = Field(ge=1)
     pad_id: int = Field(ge=0)
     kind: Literal["transformer", "static"] = "transformer"
+    teacher: str | None = None
 
 
 class IndexInfo(_Section):

@@ -36,7 +36,8 @@ GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@
 @pytest.fixture(scope="module")
 def tiny_memory(tiny_run: Path) -> tuple[Memory, Sample]:
     memory = open_memory(tiny_run / "memory")
-    return memory, encode_sample(memory, load_checkpoint(tiny_run / "checkpoint", "cpu"))
+    encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
+    return memory, encode_sample(memory, encoder, encoder)
 
 
 def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> list[str]:

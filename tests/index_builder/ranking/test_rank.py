@@ -21,6 +21,7 @@ from tests.index_builder.ranking.conftest import NAMES, RankedRun
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
 from trainer.memory import open_memory, write_defaults
+from trainer.validation import hold_out
 
 
 def run_copy(ranked: RankedRun, folder: Path) -> Path:
@@ -72,7 +73,7 @@ def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monk
     assert rows.tolist() == labelled.tolist()
     monkeypatch.setattr(rank, "_ENOUGH_HELD_OUT", 100)
     rows, trained_on = rank._choose_queries(settings, memory)
-    held_out = rank.hold_out(memory.label_sets, 0.5, 3)
+    held_out = hold_out(memory.label_sets, 0.5, 3)
     assert not trained_on
     assert rows.tolist() == np.flatnonzero(held_out).tolist()
     assert len(rank._choose_queries(RankSettings(run=run, queries=105), memory)[0]) == 105

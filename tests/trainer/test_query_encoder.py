@@ -1,0 +1,260 @@
+"""`--query-encoder static`: distillation, its held-out texts, and the vectors that tuning uses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import recollect
+from tests.trainer.conftest import TinyEncoder, load
+from tests.trainer.helpers import label_sets, random_units
+from tests.trainer.runs import KILLED, Moment, Train, results, run_recollect, texts
+from tests.trainer.test_tune import random_run
+from trainer import query_encoder
+from trainer.checkpoint import encoder_digest, load_checkpoint
+from trainer.data.split import Entries, Split, no_pairs
+from trainer.encoder import Encoder
+from trainer.errors import EncoderError, TrainingError
+from trainer.label_keys import mix
+from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
+from trainer.memory import QUERY_VECTORS, open_memory
+from trainer.query_encoder import check_query_encoder, load_query_encoder
+from trainer.run_folder import RunFolder
+from trainer.static import distil as distillation
+from trainer.static.distil import Lesson, distil
+from trainer.static.pretrained import make_static
+from trainer.tokens import TokenBags
+from trainer.train_settings import TrainSettings
+from trainer.validation import hold_out
+
+STATIC = ["--query-encoder", "static"]
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first * second).sum(axis=1).mean())
+
+
+class TestDistillation:
+    """A teacher that is itself a static encoder can be imitated perfectly."""
+
+    TEXTS = ("quick brown fox", "lazy dog", "red paint", "garden chair", "blue lawn", "fox paint", "dog chair red")
+
+    @pytest.fixture
+    def student(self, tiny_bert: TinyEncoder) -> Encoder:
+        return make_static(load(tiny_bert.folder), "static", 32, 8, [list(self.TEXTS)])
+
+    @pytest.fixture
+    def lesson_of(self, student: Encoder) -> Lesson:
+        tokens = TokenBags.of(self.TEXTS, student.tokenizer, 32, student.pad_id)
+        vectors = random_units(np.random.default_rng(0), len(self.TEXTS), student.dim)
+        return Lesson(tokens, vectors, vectors, np.arange(len(self.TEXTS)))
+
+    def test_student_approaches_its_teacher(
+        self, student: Encoder, lesson_of: Lesson, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(distillation, "_EPOCHS", 200)
+        before = cosine(student.encode(self.TEXTS, 32), lesson_of.vectors)
+        assert distil(student.model, lesson_of, 0, "cpu") == 200
+        assert cosine(student.encode(self.TEXTS, 32), lesson_of.vectors) > max(0.9, before + 0.5)
+
+    def test_rows_that_the_student_may_not_see_have_no_influence(self, student: Encoder, lesson_of: Lesson) -> None:
+        seen, trained = np.array([0, 1, 2, 4, 6]), []
+        for others in (lesson_of.vectors, -lesson_of.vectors):
+            vectors = others.copy()
+            vectors[seen] = lesson_of.vectors[seen]
+            learner = student.model.__class__(type(student.model.transformer)(student.model.transformer.config), "mean")
+            learner.load_state_dict(student.model.state_dict())
+            distil(learner, Lesson(lesson_of.texts, vectors, vectors, seen), 0, "cpu")
+            trained.append(learner.state_dict())
+        assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+    def test_loss_is_the_written_formula(self) -> None:
+        rng = np.random.default_rng(1)
+        v, t, keys = (random_units(rng, rows, 5).astype(np.float64) for rows in (3, 3, 7))
+
+        def softmax(scores: np.ndarray) -> np.ndarray:
+            weights: np.ndarray = np.exp(scores / 0.05)
+            return weights / weights.sum(axis=1, keepdims=True)
+
+        p, q = softmax(t @ keys.T), softmax(v @ keys.T)
+        expected = (1 - (v * t).sum(axis=1) + (p * np.log(p / q)).sum(axis=1)).mean()
+        found = distillation._loss(*(torch.from_numpy(each).float() for each in (v, t, keys)))
+        assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
+class TestRun:
+    @pytest.mark.parametrize("more", [["--epochs", 0], ["--max-steps", 2], ["--train", "full", "--max-steps", 2]])
+    def test_memory_keeps_the_teachers_keys_and_gets_the_students_vectors(
+        self, train: Train, run_folder: Path, tmp_path: Path, more: list[object]
+    ) -> None:
+        assert train(*more, *STATIC).status == 0
+        assert train(*more, "--out", tmp_path / "plain").status == 0
+        assert results(run_folder) == results(tmp_path / "plain")
+        memory = open_memory(run_folder / "memory")
+        teacher, student = (load_checkpoint(run_folder / name, "cpu") for name in ("checkpoint", "query_encoder"))
+        assert student.model.is_static
+        assert (student.config.max_length, student.config.label_max_length) == (16, 8)
+        assert load_query_encoder(run_folder, memory, teacher).dim == memory.plan.dim
+        queries = student.encode(texts(run_folder, "instances.jsonl"), 16)
+        np.testing.assert_allclose(memory.query_vectors, queries, atol=1e-5)
+        assert cosine(queries, memory.instance_keys) > 0.5
+
+    def test_without_the_flag_queries_have_the_keys_encoder(self, train: Train, run_folder: Path) -> None:
+        assert train("--epochs", 0).status == 0
+        memory, encoder = open_memory(run_folder / "memory"), load_checkpoint(run_folder / "checkpoint", "cpu")
+        assert not (run_folder / "query_encoder").exists()
+        assert not (run_folder / "memory" / QUERY_VECTORS).exists()
+        np.testing.assert_array_equal(memory.query_vectors, memory.instance_keys)
+        assert load_query_encoder(run_folder, memory, encoder) is encoder
+
+    def test_finished_run_gets_a_query_encoder_and_loses_its_old_tuning(self, train: Train, run_folder: Path) -> None:
+        assert train("--max-steps", 2, "--tune", "yes").status == 0
+        tuning, before = run_folder / "memory" / "tuning.json", results(run_folder)
+        tuned_before = tuning.read_text()
+        assert train("--max-steps", 2, *STATIC).status == 0
+        assert results(run_folder) == before
+        assert not tuning.exists()
+        assert train("--max-steps", 2, "--tune", "yes", *STATIC).status == 0
+        assert tuning.read_text() != tuned_before
+
+    def test_finished_query_encoder_is_not_distilled_again(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert train("--epochs", 0, *STATIC).status == 0
+        monkeypatch.setattr(query_encoder, "distil", pytest.fail)
+        outcome = train("--epochs", 0, *STATIC)
+        assert outcome.status == 0
+        assert "query_encoder: already done" in outcome.err
+
+    def test_killed_distillation_starts_again(self, flags: list[object], run_folder: Path, tmp_path: Path) -> None:
+        again = [*flags, "--epochs", 0, *STATIC]
+        moment = Moment("trainer.query_encoder._store_vectors")
+        assert run_recollect(again, tmp_path / "log", moment) == [KILLED]
+        memory = open_memory(run_folder / "memory")
+        with pytest.raises(EncoderError, match="run the same `recollect train` again"):
+            load_query_encoder(run_folder, memory, load_checkpoint(run_folder / "checkpoint", "cpu"))
+        assert run_recollect(again, tmp_path / "log") == [0], (tmp_path / "log").read_text()
+        assert open_memory(run_folder / "memory").distilled is not None
+
+    def test_equal_seeds_give_equal_query_encoders(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
+        digests = set()
+        for out in (run_folder, tmp_path / "again"):
+            assert train("--epochs", 0, *STATIC, "--out", out, "--device", "cpu").status == 0
+            digests.add(encoder_digest(load_checkpoint(out / "query_encoder", "cpu")))
+        assert len(digests) == 1
+
+
+class TestHonesty:
+    """Tuning and ranking must not measure the student on texts from which it learnt."""
+
+    @pytest.mark.parametrize("more", [["--epochs", 0], ["--max-steps", 1]])
+    def test_queries_of_tuning_are_instances_that_the_student_did_not_learn_from(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, more: list[object]
+    ) -> None:
+        lessons = []
+        monkeypatch.setattr(query_encoder, "distil", lambda model, lesson, *_: lessons.append(lesson) or 1)
+        assert train(*more, *STATIC, "--seed", 3).status == 0
+        memory = open_memory(run_folder / "memory")
+        rows, trained_on = choose_queries(memory, run_folder, 100, seed=0)
+        (lesson,) = lessons
+        assert not trained_on
+        assert rows.tolist() == np.flatnonzero(hold_out(memory.label_sets, 0.2, 3)).tolist()
+        assert sorted([*rows, *lesson.rows]) == list(range(memory.plan.keys))
+
+    def test_tuning_warns_if_the_student_learnt_from_all_instances(
+        self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert train("--epochs", 0, *STATIC, "--validation-fraction", 0).status == 0
+        assert RunFolder(run_folder).held_out(open_memory(run_folder / "memory").label_sets) is not None
+        assert recollect.main(["tune", str(run_folder)]) == 0
+        assert "held out no instances" in capfd.readouterr().err
+
+    def test_left_out_query_has_the_students_vector_and_its_key_leaves_the_label_means(self, tmp_path: Path) -> None:
+        run = random_run(tmp_path, 3, 30, 6)
+        students = random_units(np.random.default_rng(9), 30, 6).astype(np.float32)
+        np.save(run / "memory" / QUERY_VECTORS, students)
+        memory = open_memory(run / "memory")
+        keys, values = np.asarray(memory.instance_keys), memory.label_sets.to_csr(6)
+        rows = np.flatnonzero(np.diff(memory.value_indptr))[:5]
+        instances, labels = instance_neighbours(memory, rows, 4), label_neighbours(memory, rows, 0.5, 6)
+        for place, row in enumerate(rows.tolist()):
+            others = np.delete(np.arange(30), row)
+            best = others[np.argsort(-(keys[others] @ students[row]), kind="stable")[:4]]
+            assert instances.keys[place].tolist() == best.tolist()
+            sums = np.stack(
+                [keys[others[values[others][:, [label]].toarray()[:, 0] > 0]].sum(axis=0) for label in range(6)]
+            )
+            exact = mix(memory.keys[30:], sums, 0.5) @ students[row]
+            order = np.argsort(labels.keys[place])
+            np.testing.assert_allclose(labels.similarities[place][order], exact, atol=1e-5)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (["--encoder", "static", *STATIC], "--query-encoder static: expected an encoder with a transformer, found"),
+            (["--query-encoder", "tiny"], "--query-encoder"),
+            (["--best", *STATIC], "--query-encoder: expected no such flag, because --best chooses it"),
+        ],
+    )
+    @pytest.mark.usefixtures("offline")
+    def test_contradictory_flags_write_nothing(
+        self, lesson: Path, run_folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert recollect.main(["train", str(lesson), "--out", str(run_folder), *more]) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "recollect train: " in line]
+        assert message in line
+        assert not run_folder.exists()
+
+    def test_checkpoint_of_a_static_encoder_is_no_teacher(
+        self, train: Train, tiny_bert: TinyEncoder, tmp_path: Path, run_folder: Path
+    ) -> None:
+        static = ["--encoder", "static", "--static-from", tiny_bert.folder]
+        assert train(*static, "--epochs", 0, "--out", tmp_path / "static").status == 0
+        outcome = train("--encoder", tmp_path / "static" / "checkpoint", "--epochs", 0, *STATIC)
+        assert outcome.status == 2
+        assert "expected an encoder with a transformer, found the static encoder" in outcome.message
+        assert not run_folder.exists()
+
+    def test_memory_without_instances_has_nothing_to_learn_from(self, lesson: Path, tiny_encoder: Encoder) -> None:
+        nothing = Entries(pa.array([], pa.large_string()), pa.array([], pa.large_string()))
+        empty = Split(nothing, label_sets([]), no_pairs())
+        settings = TrainSettings(dataset=lesson, out=lesson / "absent", epochs=0, query_encoder="static")
+        with pytest.raises(TrainingError, match="expected instances to learn from, found none"):
+            check_query_encoder(settings, tiny_encoder, empty)
+
+    def test_run_with_a_query_encoder_does_not_lose_it_silently(self, train: Train, run_folder: Path) -> None:
+        assert train("--epochs", 0, *STATIC).status == 0
+        outcome = train("--epochs", 0)
+        assert outcome.status == 2
+        assert "expected a run without a query encoder" in outcome.message
+        assert train("--epochs", 0, "--overwrite").status == 0
+        assert not (run_folder / "query_encoder").exists()
+        assert open_memory(run_folder / "memory").distilled is None
+
+    def test_other_held_out_instances_are_another_distillation(self, train: Train) -> None:
+        assert train("--epochs", 0, *STATIC).status == 0
+        outcome = train("--epochs", 0, *STATIC, "--seed", 5)
+        assert outcome.status == 2
+        assert "found one that differs in seed" in outcome.message
+
+    @pytest.mark.parametrize("damage", ["teacher_sha256", "format_version", "not json"])
+    def test_damaged_or_foreign_query_encoder_is_one_clear_error(
+        self, train: Train, run_folder: Path, damage: str
+    ) -> None:
+        assert train("--epochs", 0, *STATIC).status == 0
+        path = run_folder / "query_encoder" / "distillation.json"
+        path.write_text("{" if damage == "not json" else json.dumps(json.loads(path.read_text()) | {damage: "other"}))
+        memory, encoder = open_memory(run_folder / "memory"), load_checkpoint(run_folder / "checkpoint", "cpu")
+        with pytest.raises((EncoderError, TrainingError), match="query_encoder.*expected .* found.*; "):
+            load_query_encoder(run_folder, memory, encoder)
+        shutil.rmtree(run_folder / "query_encoder")
+        assert train("--epochs", 0, *STATIC).status == 0
+        assert load_query_encoder(run_folder, memory, encoder).model.is_static
