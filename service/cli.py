@@ -40,18 +40,11 @@ def serve(settings: ServeSettings) -> int:
 
 def predict(settings: PredictSettings) -> None:
     if settings.text == "-" or settings.input is not None:
+        from service.bulk.job import predict_file
+
         predict_file(settings)
     else:
         _predict_one(settings)
-
-
-def predict_file(settings: PredictSettings) -> int:
-    """Answer all queries of a file or a stream; return their number."""
-    from service.bulk.job import predict_file
-
-    if settings.text not in (None, "-") or (settings.text == "-" and settings.input is not None):
-        raise SettingsError(f"--input: expected no other query, found {settings.text!r}; leave out one of them")
-    return predict_file(settings)
 
 
 def _predict_one(settings: PredictSettings) -> None:

@@ -42,40 +42,44 @@ def predict_file(settings: PredictSettings) -> int:
         ServiceError: If the settings contradict each other, the input is wrong, or the output belongs to another task.
         OSError: If a file cannot be read or written, for example because the disk is full.
     """
+    if settings.input is not None and settings.text is not None:
+        raise SettingsError(f"--input: expected no other query, found {settings.text!r}; leave out one of them")
     source = None if settings.input is None or str(settings.input) == "-" else settings.input
     target = None if settings.output is None or str(settings.output) == "-" else settings.output
     read, written = input_format(source, settings.input_format), output_format(target)
     if "parquet" in (read.name, written.name) and importlib.util.find_spec("pyarrow") is None:
         raise SettingsError("Parquet files need pyarrow; pip install 'recollect[parquet]'")
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    rows = open_input(source, read)
-    task = Task(
-        store=str(settings.store),
-        version=store.resolve(settings.version),
-        verify_key=None if settings.verify_key is None else str(settings.verify_key),
-        bundle_cache=None if settings.bundle_cache is None else str(settings.bundle_cache),
-        options=settings.answer_options(),
-        input_name=rows.name,
-        input_format=read.name,
-        output_format=written.name,
-        output_gzip=written.gzip,
-        text_column=settings.text_column,
-        columns=_kept_columns(settings, rows, written.name),
-        mark_bad_rows=settings.bad_rows == "mark",
-    )
-    output: FileOutput | StreamOutput
+    with open_input(source, read) as rows:
+        task = Task(
+            store=str(settings.store),
+            version=store.resolve(settings.version),
+            verify_key=None if settings.verify_key is None else str(settings.verify_key),
+            bundle_cache=None if settings.bundle_cache is None else str(settings.bundle_cache),
+            options=settings.answer_options(),
+            input_name=rows.name,
+            input_format=read.name,
+            output_format=written.name,
+            output_gzip=written.gzip,
+            text_column=settings.text_column,
+            columns=_kept_columns(settings, rows, written.name),
+            mark_bad_rows=settings.bad_rows == "mark",
+        )
+        with _open_output(source, target, task, settings.overwrite) as output:
+            if not output.complete:
+                workers = threads_or_cores(settings.workers)
+                with WorkerPool(task, workers) as pool:
+                    output.write_header(header(task, rows.empty))
+                    _answer_all(rows, task, output, pool, workers * _BLOCKS_PER_WORKER)
+                output.finish()
+            return output.rows
+
+
+def _open_output(source: Path | None, target: Path | None, task: Task, overwrite: bool) -> FileOutput | StreamOutput:
     if target is None or (target.exists() and not target.is_file()):
-        output = StreamOutput(target)
-    else:
-        facts = task.facts() | _facts(source) if source is not None and source.is_file() else None
-        output = FileOutput(target, facts, settings.overwrite, _converter(written.name))
-    with output:
-        if not output.complete:
-            with WorkerPool(task, threads_or_cores(settings.workers)) as pool:
-                output.write_header(header(task, rows.empty))
-                _answer_all(rows, task, output, pool, threads_or_cores(settings.workers) * _BLOCKS_PER_WORKER)
-            output.finish()
-    return output.rows
+        return StreamOutput(target)
+    facts = task.facts() | _facts(source) if source is not None and source.is_file() else None
+    return FileOutput(target, facts, overwrite, _converter(task.output_format))
 
 
 def _answer_all(rows: Input, task: Task, output: FileOutput | StreamOutput, pool: WorkerPool, most_blocks: int) -> None:

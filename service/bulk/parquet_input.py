@@ -31,6 +31,9 @@ class ParquetInput:
         self.columns: list[str] | None = self._file.schema_arrow.names
         self.empty = pa.RecordBatch.from_pylist([], self._file.schema_arrow)
 
+    def close(self) -> None:
+        self._file.close()
+
     def share_read(self) -> float | None:
         return self._read / max(1, self._rows)
 

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +27,9 @@ _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 20
 
 
-def open_input(path: Path | None, format_: Format) -> Input:
-    """Open an input; None means standard input.
+@contextlib.contextmanager
+def open_input(path: Path | None, format_: Format) -> Iterator[Input]:
+    """Open an input, and close it at the end; None means standard input.
 
     Raises:
         InputError: If the input is not of this format.
@@ -37,23 +39,26 @@ def open_input(path: Path | None, format_: Format) -> Input:
         from service.bulk.parquet_input import ParquetInput
 
         assert path is not None
-        return ParquetInput(path)
-    source = _Bytes(path, format_.gzip)
-    if format_.name == "csv":
-        return CsvInput(source)
-    return LineInput(source, ["text"] if format_.name == "text" else None)
+        with contextlib.closing(ParquetInput(path)) as parquet:
+            yield parquet
+        return
+    # Unbuffered: a read returns as soon as a pipe has some bytes.
+    with io.FileIO(0 if path is None else path, closefd=path is not None) as file:
+        source = _Bytes(file, "standard input" if path is None else str(path), format_.gzip)
+        if format_.name == "csv":
+            yield CsvInput(source)
+        else:
+            yield LineInput(source, ["text"] if format_.name == "text" else None)
 
 
 class _Bytes:
     """The bytes of a file or of standard input, decompressed if necessary."""
 
-    def __init__(self, path: Path | None, compressed: bool) -> None:
-        self.name = "standard input" if path is None else str(path)
-        # Unbuffered: a read returns as soon as a pipe has some bytes.
-        self._file: IO[bytes] = io.FileIO(0 if path is None else path, closefd=path is not None)
-        self._content: IO[bytes] = gzip.GzipFile(fileobj=self._file) if compressed else self._file
-        status = os.fstat(self._file.fileno())
-        self._size = status.st_size if path is not None and os.path.isfile(path) else 0
+    def __init__(self, file: io.FileIO, name: str, compressed: bool) -> None:
+        self.name, self._file = name, file
+        self._content: IO[bytes] = gzip.GzipFile(fileobj=file) if compressed else file
+        status = os.fstat(file.fileno())
+        self._size = status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; no bytes at the end."""
