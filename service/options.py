@@ -68,6 +68,8 @@ def check_query(query: object) -> str:
     Raises:
         QueryError: If the query is not a text, or is empty.
     """
+    if not isinstance(query, str):
+        raise QueryError(f"the query must be a text, found {query!r:.40}")
     try:
         return _QUERY.validate_python(query, strict=True)
     except ValidationError as error:

@@ -30,7 +30,7 @@ def input_format(path: Path | None, chosen: InputFormat | None) -> Format:
 
 
 def output_format(path: Path | None) -> Format:
-    """The format of an output; None means standard output, which is JSON lines.
+    """The format of an output file; None means standard output, a pipe or a device, which get JSON lines.
 
     Raises:
         SettingsError: If the suffix is of no known format.

@@ -46,7 +46,8 @@ def predict_file(settings: PredictSettings) -> int:
         raise SettingsError(f"--input: expected no other query, found {settings.text!r}; leave out one of them")
     source = None if settings.input is None or str(settings.input) == "-" else settings.input
     target = None if settings.output is None or str(settings.output) == "-" else settings.output
-    read, written = input_format(source, settings.input_format), output_format(target)
+    is_stream = target is None or (target.exists() and not target.is_file())
+    read, written = input_format(source, settings.input_format), output_format(None if is_stream else target)
     if "parquet" in (read.name, written.name) and importlib.util.find_spec("pyarrow") is None:
         raise SettingsError("Parquet files need pyarrow; pip install 'recollect[parquet]'")
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
@@ -65,7 +66,13 @@ def predict_file(settings: PredictSettings) -> int:
             columns=_kept_columns(settings, rows, written.name),
             mark_bad_rows=settings.bad_rows == "mark",
         )
-        with _open_output(source, target, task, settings.overwrite) as output:
+        output: FileOutput | StreamOutput
+        if target is None or is_stream:
+            output = StreamOutput(target)
+        else:
+            facts = task.facts() | _facts(source) if source is not None and source.is_file() else None
+            output = FileOutput(target, facts, settings.overwrite, _converter(written.name))
+        with output:
             if not output.complete:
                 workers = threads_or_cores(settings.workers)
                 with WorkerPool(task, workers) as pool:
@@ -73,13 +80,6 @@ def predict_file(settings: PredictSettings) -> int:
                     _answer_all(rows, task, output, pool, workers * _BLOCKS_PER_WORKER)
                 output.finish()
             return output.rows
-
-
-def _open_output(source: Path | None, target: Path | None, task: Task, overwrite: bool) -> FileOutput | StreamOutput:
-    if target is None or (target.exists() and not target.is_file()):
-        return StreamOutput(target)
-    facts = task.facts() | _facts(source) if source is not None and source.is_file() else None
-    return FileOutput(target, facts, overwrite, _converter(task.output_format))
 
 
 def _answer_all(rows: Input, task: Task, output: FileOutput | StreamOutput, pool: WorkerPool, most_blocks: int) -> None:
