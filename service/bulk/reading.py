@@ -15,7 +15,6 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from service.bulk.blocks import BLOCK_ROWS, Block, Input
 from service.bulk.formats import Format
@@ -56,7 +55,7 @@ class _Bytes:
 
     def __init__(self, file: io.FileIO, name: str, compressed: bool) -> None:
         self.name, self._file = name, file
-        self._content: IO[bytes] = gzip.GzipFile(fileobj=file) if compressed else file
+        self._content: io.FileIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if compressed else file
         status = os.fstat(file.fileno())
         self._size = status.st_size if stat.S_ISREG(status.st_mode) else 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.bulk.task import Task
@@ -44,8 +45,8 @@ def main(descriptor: int) -> None:
     try:
         while True:
             first = int(connection.recv_bytes())
-            content, rows, error = answer.block(connection.recv_bytes(), first)
-            connection.send_bytes(json.dumps({"rows": rows, "error": error}).encode())
+            content, rows, stop = answer.block(connection.recv_bytes(), first)
+            connection.send_bytes(json.dumps({"rows": rows, "error": stop}).encode())
             connection.send_bytes(content)
     except (EOFError, ConnectionError):  # the main process has ended
         return
@@ -57,7 +58,8 @@ def _open(task: Task) -> Answerer:
     from service.model import open_model
 
     faiss.cvar.distance_compute_blas_threshold = _MULTIPLY_FROM
-    return Answerer(open_model(task.store, task.version, task.verify_key, task.bundle_cache), task)
+    verify_key, bundle_cache = (Path(path) if path else None for path in (task.verify_key, task.bundle_cache))
+    return Answerer(open_model(task.store, task.version, verify_key, bundle_cache), task)
 
 
 class Answerer:
