@@ -1,4 +1,4 @@
-"""The verbs `sample` and `tune`.
+"""The verbs `presets`, `sample` and `tune`.
 
 Modules that need torch are imported only when a verb runs, so that `--help` is fast.
 """
@@ -8,7 +8,19 @@ from __future__ import annotations
 import json
 import sys
 
-from trainer.settings import SampleSettings, TuneSettings
+from trainer.settings import PresetsSettings, SampleSettings, TuneSettings
+
+
+def presets(settings: PresetsSettings) -> None:
+    from trainer.presets.listing import as_json, details, table
+    from trainer.presets.preset import all_presets, find_preset
+
+    chosen = list(all_presets().values()) if settings.preset is None else [find_preset(settings.preset)]
+    if settings.json_:
+        documents = [as_json(preset) for preset in chosen]
+        print(json.dumps(documents if settings.preset is None else documents[0]))  # noqa: T201
+        return
+    print("\n".join(table(chosen) if settings.preset is None else details(chosen[0])))  # noqa: T201
 
 
 def sample(settings: SampleSettings) -> None:

@@ -31,7 +31,8 @@ _ROUNDS, _CHANGED = 10, 0.01
 class Curriculum:
     """When to cluster the queries, and into how many clusters: first small, then larger clusters (NGAME, PRIME).
 
-    Each clustering makes half as many clusters as the previous clustering, so clusters become twice as large.
+    Each clustering makes half as many clusters as the previous clustering, so clusters become twice as large. With
+    `double_at`, only the clusterings at and after these epochs do so.
 
     Attributes:
         clusters: Number of clusters of the first clustering. 0: batches are random in every epoch.
@@ -39,12 +40,14 @@ class Curriculum:
         every: Epochs between two clusterings.
         fewest: Smallest number of clusters: the batches of an epoch. Clusters larger than a batch have no further
             benefit.
+        double_at: Epochs after `from_epoch` at which the clusters become twice as large; empty: at every clustering.
     """
 
     clusters: int
     from_epoch: int
     every: int
     fewest: int
+    double_at: tuple[int, ...] = ()
 
     def due(self, epoch: int) -> int:
         """Return the number of clusters to make at the start of this epoch.
@@ -54,7 +57,8 @@ class Curriculum:
         clusterings, epochs_since = divmod(epoch - self.from_epoch, self.every)
         if self.clusters == 0 or clusterings < 0 or epochs_since > 0:
             return 0
-        return max(self.clusters >> clusterings, self.fewest)
+        doublings = sum(self.from_epoch < each <= epoch for each in self.double_at) if self.double_at else clusterings
+        return max(self.clusters >> doublings, self.fewest)
 
 
 def balanced_clusters(

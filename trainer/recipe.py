@@ -42,7 +42,10 @@ _SINCE_ADDED = {
     "clusters": 0,
     "cluster_from": 0,
     "cluster_every": 1,
+    "cluster_double_at": (),
     "mine_from": 0,
+    "preset": None,
+    "scale": 1.0,
     "options": {},
     # options of methods
     "over_positives": "mean",
@@ -89,6 +92,9 @@ class Recipe:
         clusters: Number of clusters of queries at the first clustering; 0: random batches.
         cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
+        cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
+        preset: Name of the preset that gives the values without a flag; None: no preset.
+        scale: Factor on the values of the preset.
         options: The options of the method.
     """
 
@@ -121,7 +127,10 @@ class Recipe:
     clusters: int = 0
     cluster_from: int = 0
     cluster_every: int = 1
+    cluster_double_at: tuple[int, ...] = ()
     mine_from: int = 0
+    preset: str | None = None
+    scale: float = 1.0
     options: MethodOptions = MethodOptions()
 
     @classmethod
@@ -211,7 +220,10 @@ class Recipe:
             clusters=clusters,
             cluster_from=settings.cluster_from,
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
+            cluster_double_at=tuple(settings.cluster_double_at) if clusters else (),
             mine_from=settings.mine_from * per_epoch,
+            preset=settings.preset,
+            scale=settings.scale,
             options=_options(settings, method).with_defaults(labels),
         )
 

@@ -126,11 +126,28 @@ class SampleSettings(TrainerSettings):
     folder: CliPositionalArg[Path] = Field(description="folder to write; must be absent or empty")
 
 
+class PresetsSettings(TrainerSettings):
+    """List the presets of `recollect train --preset`, or show one preset with the source of each value."""
+
+    preset: CliPositionalArg[str | None] = Field(None, description="name of a preset; unset: a table of all presets")
+    json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
+
+
 class SharedTrainSettings(TrainerSettings):
     """The flags of `recollect train` that all methods share."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
+    preset: str | None = Field(
+        None,
+        description="settings of a published experiment, such as rae/lf-amazontitles-131k; other flags override them",
+    )
+    scale: float = Field(
+        1,
+        gt=0,
+        le=1,
+        description="factor on batch, epochs and steps of --preset; below 1, a static encoder reads short texts",
+    )
     format: Layout = "auto"
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
@@ -190,6 +207,9 @@ class SharedTrainSettings(TrainerSettings):
         None,
         ge=1,
         description="epochs between clusterings, each with half the clusters; unset: a sixth of all epochs, at most 5",
+    )
+    cluster_double_at: Annotated[list[Annotated[int, Field(ge=0)]], *Listed] = Field(
+        [], description="epochs at which the number of clusters halves, such as 25,50,75; unset: at every clustering"
     )
     micro_batch: int = Field(
         0, ge=0, description="number of texts that the encoder processes at once (gradient cache); 0: as memory allows"

@@ -118,7 +118,9 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         METHODS[recipe.method], recipe.options, recipe.temperature, embedder, task.queries, task.labels, ranks
     )
     keys = KeyMaker(model, task.queries, task.labels, device, ranks, embedder.autocast)
-    curriculum = Curriculum(recipe.clusters, recipe.cluster_from, recipe.cluster_every, fewest=batches.per_epoch)
+    curriculum = Curriculum(
+        recipe.clusters, recipe.cluster_from, recipe.cluster_every, batches.per_epoch, recipe.cluster_double_at
+    )
     learner = Learner(model, _optimizer(model, recipe), device)
     progress = load_state(folder / "state", learner, ranks)
     saved = time.monotonic()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from pydantic import model_validator
+from pydantic import ModelWrapValidatorHandler, model_validator
 
 from trainer.errors import TrainingError
 from trainer.methods import METHODS
@@ -15,6 +16,7 @@ from trainer.methods.prime import PrimeOptions
 from trainer.methods.rae import RaeOptions
 from trainer.methods.softtopk import SoftTopKOptions
 from trainer.methods.supcon import SupconOptions
+from trainer.presets.preset import find_preset
 from trainer.settings import STATIC, SharedTrainSettings
 
 # Flags that `--best` passes on; it sets all others itself.
@@ -27,6 +29,29 @@ class TrainSettings(
     PrimeOptions, SupconOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
 ):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill_from_preset(
+        cls, given: dict[str, Any], validate: ModelWrapValidatorHandler[TrainSettings]
+    ) -> TrainSettings:
+        """Use the values of --preset for the flags that the user does not give. These flags do not count as given.
+
+        Raises:
+            TrainingError: If the preset is unknown, or has another method than --method.
+        """
+        settings = validate(given)
+        if settings.preset is None:
+            return settings
+        own, by_user = find_preset(settings.preset).settings(settings.scale), settings.model_fields_set.copy()
+        if "method" in by_user and settings.method != own["method"]:
+            raise TrainingError(
+                f"--method {settings.method}: expected {own['method']}, the method of --preset {settings.preset}; "
+                "omit --method, or choose another preset"
+            )
+        settings = validate(own | given)
+        settings.model_fields_set.intersection_update(by_user)
+        return settings
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> TrainSettings:
@@ -67,6 +92,8 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_best(settings)
     yield from _contradictions_with_method(settings)
+    if "scale" in given and settings.preset is None:
+        yield "--scale: expected --preset, whose values it multiplies, found none; add --preset, or omit the flag"
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
         yield f"--tune: expected held-out instances, found {found}; use `recollect tune` afterwards"
@@ -99,7 +126,9 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
     yield from method.options.contradictions(settings)
     without_clusters = method.clusters == "none" if settings.clusters is None else settings.clusters == 0
     if without_clusters:
-        yield from _ignored(settings, ("cluster_from", "cluster_every"), "clusters", "clustered batches")
+        yield from _ignored(
+            settings, ("cluster_from", "cluster_every", "cluster_double_at"), "clusters", "clustered batches"
+        )
     if not method.mined(settings.hard_negatives):
         yield from _ignored(
             settings, ("mine_from", "mine_every", "mine_top", "mine_search"), "hard_negatives", "hard negatives to mine"

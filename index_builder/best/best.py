@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-from index_builder.best.contestants import Contestant, choose_contestants, estimate_seconds
+from index_builder.best.contestants import Contestant, choose_contestants, estimate_seconds, training_seconds
 from index_builder.best.result import Result, as_json, table
 from index_builder.console import print_status
 from index_builder.errors import BuildError
@@ -45,10 +45,15 @@ def train_best(settings: TrainSettings) -> str:
     out = settings.out
     _prepare(out, settings.overwrite)
     runs = out / _RUNS
-    results = []
-    for contestant in _choose(settings, runs, seconds):
-        print_status(f"best: {contestant.name}, {time.perf_counter() - start:,.0f} of {seconds:,.0f} s")
-        results.append(_train(contestant, settings, runs / contestant.name))
+    results: list[Result] = []
+    waiting = _choose(settings, runs, seconds)
+    measuring = None
+    while waiting:
+        spent = time.perf_counter() - start
+        print_status(f"best: {waiting[0].name}, {spent:,.0f} of {seconds:,.0f} s")
+        limit = training_seconds(waiting, seconds - spent, seconds, measuring)
+        result, measuring = _run(waiting.pop(0), limit, settings, runs)
+        results.append(result)
     winner = max(results, key=lambda result: result.metrics[_METRIC])
     lines = table(results, winner)
     _keep(runs / winner.name, out)
@@ -89,13 +94,18 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contest
     return contestants
 
 
-def _train(contestant: Contestant, settings: TrainSettings, run: Path) -> Result:
-    start = time.perf_counter()
+def _run(contestant: Contestant, limit: float, settings: TrainSettings, runs: Path) -> tuple[Result, float]:
+    """Train a contestant for at most `limit` seconds; return its result, and the time for its tuning and ranking."""
+    run, start = runs / contestant.name, time.perf_counter()
     own = {**contestant.flags, "out": run, "best": False, "overwrite": False, "tune": "no"}
+    if contestant.share:
+        own["max_seconds"] = limit
     write_run(settings.model_copy(update=own))
+    trained = time.perf_counter()
     tune(TuneSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
     ranking = rank_run(RankSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
-    return Result.of(contestant.name, ranking, time.perf_counter() - start)
+    end = time.perf_counter()
+    return Result.of(contestant.name, ranking, end - start), end - trained
 
 
 def _keep(run: Path, out: Path) -> None:

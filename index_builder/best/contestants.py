@@ -6,11 +6,14 @@
 
 The pretrained encoder must encode all texts before the first two can answer. With many texts and little time, they are
 left out, so that the static encoder gets the whole time.
+
+The first contestant shows how long tuning and ranking take. The trainings share the rest of the time.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,10 @@ UNTRAINED, ADAPTER = "untrained", "adapter"
 _PROBE_TEXTS = 256
 # Maximum share of the time for encoding all texts with the pretrained encoder.
 _ENCODING_SHARE = 0.5
-# Shares of the time for training; the rest is for tuning and ranking, and for the encoding of the trained memories.
-_TRAINING_SHARE = {ADAPTER: 0.2, STATIC: 0.35}
+# Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
+_MEASURING_SHARE = 0.15
+# Minimum share of the whole time for all trainings together.
+_LEAST_TRAINING_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,12 @@ class Contestant:
     Attributes:
         name: Name of the contestant, and of its run folder.
         flags: Flags of `recollect train` in which it differs from the given ones.
+        share: Its share of the time for training, relative to the other contestants; 0 if it is not trained.
     """
 
     name: str
     flags: dict[str, Any]
+    share: float = 0.0
 
 
 def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: int) -> float:
@@ -62,11 +69,22 @@ def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, second
         encoding_seconds: Time to encode all texts with it.
         seconds: The time limit.
     """
-    static: dict[str, Any] = {"encoder": STATIC, "static_from": encoder}
+    static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder}, share=0.65)
     if encoding_seconds > _ENCODING_SHARE * seconds:
-        rest = {**static, "max_seconds": sum(_TRAINING_SHARE.values()) * seconds}
-        return [Contestant(STATIC, rest)]
-    vectors = runs / UNTRAINED / "memory"
-    adapter = {"vectors": vectors, "max_seconds": _TRAINING_SHARE[ADAPTER] * (seconds - encoding_seconds)}
-    static["max_seconds"] = _TRAINING_SHARE[STATIC] * (seconds - encoding_seconds)
-    return [Contestant(UNTRAINED, {"epochs": 0}), Contestant(ADAPTER, adapter), Contestant(STATIC, static)]
+        return [static]
+    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED / "memory"}, share=0.35)
+    return [Contestant(UNTRAINED, {"epochs": 0}), adapter, static]
+
+
+def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float, measuring: float | None) -> float:
+    """The time to train the first contestant in a list.
+
+    Args:
+        waiting: The contestants that are not trained yet.
+        left: The time that is left.
+        seconds: The time limit.
+        measuring: Time for the tuning and the ranking of a contestant; None if it is not known yet.
+    """
+    reserved = len(waiting) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
+    training = max(left - reserved, _LEAST_TRAINING_SHARE * seconds)
+    return training * waiting[0].share / sum(contestant.share for contestant in waiting)

@@ -39,7 +39,7 @@ _BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
 _STEP_FLAGS = ("batch_size", "learning_rate")
 SHARED_FLAGS = (*_ENCODER_FLAGS, *_BUDGET_FLAGS, *_STEP_FLAGS)
 # Flags that the comparison sets itself for each run.
-_RUN_FLAGS = ("dataset", "out", "seed", "vectors", "tune", "best", "minutes", "resume", "overwrite")
+_RUN_FLAGS = ("dataset", "out", "preset", "scale", "seed", "vectors", "tune", "best", "minutes", "resume", "overwrite")
 # The name of a variant is also the name of a row in the report and of a run folder. A variant must not end like
 # `rae-seed1`, because the run of the method `rae` with seed 1 has this folder name.
 _VARIANT_NAME, _SEED_SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r".*-seed\d+")

@@ -7,6 +7,7 @@ requests have arrived completely are never closed for a new one.
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 from typing import Literal, Protocol, get_args
 
@@ -24,6 +25,7 @@ Reason = Literal[
     "too_many_connections",
     "too_many_pipelined",
     "write_timeout",
+    "draining",
 ]
 
 # Number of connections over the limit that may ask for the state of the process, so that a load balancer and Prometheus
@@ -70,6 +72,8 @@ class Connections:
 
     def __init__(self, limit: int, metrics: Metrics | None) -> None:
         self.shutting_down = False
+        # The time, on the event loop's clock, when all requests must have arrived.
+        self._last_arrival = math.inf
         self._limit, self._metrics = limit, metrics
         self._open: set[Connection] = set()
         # The open connections without a complete request that has no answer yet; the longest wait is first.
@@ -114,13 +118,22 @@ class Connections:
         if connection in self._open:
             self._waiting[connection] = None
 
+    def shut_down(self, seconds: float) -> None:
+        """Note that the server shuts down, and that requests that still arrive must be complete in `seconds`."""
+        self.shutting_down = True
+        self._last_arrival = asyncio.get_running_loop().time() + seconds
+
     def seconds_to_first_request(self, opened: float) -> float:
         """Time that a connection still has for its first request while the server shuts down.
 
         Args:
             opened: The time when the connection began, on the event loop's clock.
         """
-        return max(0.0, opened + _FIRST_REQUEST_SECONDS - asyncio.get_running_loop().time())
+        return self.seconds_to_arrive(max(0.0, opened + _FIRST_REQUEST_SECONDS - asyncio.get_running_loop().time()))
+
+    def seconds_to_arrive(self, most: float) -> float:
+        """Time that a request has to arrive: `most`, or less if the server shuts down earlier."""
+        return max(0.0, min(most, self._last_arrival - asyncio.get_running_loop().time()))
 
     def exceed_limit(self) -> bool:
         return len(self._open) > self._limit

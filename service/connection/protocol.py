@@ -24,6 +24,7 @@ from service.connection.answer_writer import AnswerWriter
 from service.connection.connections import Connections, Handshake, Reason
 from service.connection.parser import RequestParser
 from service.connection.write_timeout import WriteTimeout
+from service.errors import DrainingError
 from service.http.problems import problem_bytes
 
 # Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
@@ -121,7 +122,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if is_new:
             self._unset_keepalive_if_required()
             self._start_idle_timer()
-        elif not is_head_arriving:
+        elif is_head_arriving:
+            self._start_request_timer()
+        else:
             super().shutdown()
             self._write_timeout.start()
 
@@ -238,14 +241,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_request_timer(self) -> None:
         """Refuse the request that is being received, unless its last byte arrives in time."""
         self._cancel_request_timer()
-        seconds = self._request_seconds()
+        seconds = self._open_connections.seconds_to_arrive(self._request_seconds())
         self._request_timer = self.loop.call_later(seconds, self._on_request_timeout)
 
     def _request_seconds(self) -> float:
         return _RESERVED_SECONDS if self._reserved else _REQUEST_SECONDS
 
     def _on_request_timeout(self) -> None:
-        if self.flow.read_paused:  # the server has stopped reading, so the client is not late
+        if self._open_connections.shutting_down:
+            self._refuse(503, "draining", str(DrainingError()))
+        elif self.flow.read_paused:  # the server has stopped reading, so the client is not late
             self._start_request_timer()
         else:
             detail = f"the request did not end within {self._request_seconds():.0f} seconds; send it whole"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio.to_thread
 import structlog
 
 from service.addresses import start_listening
@@ -118,6 +119,7 @@ def serve_endpoints(
             await asyncio.gather(*serving)
             raise
         serving = serving or _start(served)
+        await _load_thread_pool()
         _exempt_from_garbage_collection()
         model_manager.follow(lambda: batcher.load)
         on_ready()
@@ -176,6 +178,11 @@ async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> Non
         model_manager.withdraw(_WITHDRAW_SECONDS)
         exit_at_once()
     await opening
+
+
+async def _load_thread_pool() -> None:
+    """Use anyio's thread pool once: its first use imports modules, which would stop all answers for 60 ms."""
+    await anyio.to_thread.run_sync(lambda: None)
 
 
 def _exempt_from_garbage_collection() -> None:

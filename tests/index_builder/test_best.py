@@ -10,7 +10,7 @@ import pytest
 
 import recollect
 from index_builder.best import best
-from index_builder.best.contestants import choose_contestants
+from index_builder.best.contestants import choose_contestants, training_seconds
 from index_builder.errors import BuildError
 from service.model import open_model
 from tests.index_builder.conftest import write_tiny_encoder
@@ -43,7 +43,16 @@ def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) 
     assert only.name == "static"
     three = choose_contestants(tmp_path, "minilm", encoding_seconds=100, seconds=600)
     assert [each.name for each in three] == ["untrained", "adapter", "static"]
-    assert only.flags["max_seconds"] > three[2].flags["max_seconds"]
+
+
+def test_trainings_share_the_time_that_tuning_and_ranking_leave(tmp_path: Path) -> None:
+    untrained, *trained = choose_contestants(tmp_path, "minilm", encoding_seconds=100, seconds=600)
+    assert training_seconds([untrained, *trained], 600, 600, None) == 0
+    adapter = training_seconds(trained, 400, 600, measuring=50)
+    static = training_seconds(trained[1:], 400 - adapter - 50, 600, measuring=50)
+    assert adapter + static == pytest.approx(400 - 2 * 50)
+    assert 0 < adapter < static
+    assert training_seconds(trained[1:], 10, 600, measuring=50) > 0  # a limit of 0 would be no limit
 
 
 def test_best_replaces_files_only_with_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,10 @@ def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: s
         ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`, with underscores"),
         ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag that may differ between variants"),
         ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag that may differ between variants"),
+        (
+            '[near]\nmethod = "rae"\npreset = "rae/lf-amazontitles-131k"',
+            "[near] preset: expected a flag that may differ",
+        ),
         ('[near]\nmethod = "bayes"', "[near] method: expected 'rae'"),
         ('[near]\nmethod = "rae"\npositives = "few"', "[near] positives: expected a valid integer"),
         ('[near]\nmethod = "rae"\npositives = {a = 1}', "[near] positives: expected a string, a number"),

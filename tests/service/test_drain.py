@@ -108,11 +108,16 @@ def test_request_of_a_connection_that_was_open_when_the_sockets_closed_is_answer
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_silent_connection_does_not_delay_the_end(store: Path) -> None:
-    prelude = CLOSES_AT_ONCE.replace("connections._FIRST_REQUEST_SECONDS = 3600.0", "")
-    with serving(store, *LONG_DRAIN, prelude=prelude) as server, connect(server):
+@pytest.mark.parametrize("sent", [b"", STATE[:10]], ids=["nothing", "half a line"])
+def test_client_that_does_not_send_its_request_in_time_does_not_delay_the_end(store: Path, sent: bytes) -> None:
+    with serving(store, "--drain-seconds", "1", prelude=CLOSES_AT_ONCE) as server, connect(server) as connection:
+        httpx.get(f"{server.url}/health/ready").raise_for_status()
+        connection.sendall(sent)
         server.process.send_signal(signal.SIGTERM)
+        received = b"".join(iter(lambda: connection.recv(65_536), b""))
+        assert (b'"code":"draining"' in received) == bool(sent)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+        assert '"error"' not in server.log()
 
 
 def test_service_exits_with_0_on_sigterm_during_its_start(store: Path) -> None:

@@ -131,6 +131,10 @@ def test_each_clustering_halves_the_number_of_clusters_until_the_minimum() -> No
     assert due(Curriculum(40, 2, 3, 15), 12) == [0, 0, 40, 0, 0, 20, 0, 0, 15, 0, 0, 15]
 
 
+def test_number_of_clusters_halves_at_the_given_epochs_only() -> None:
+    assert due(Curriculum(40, 2, 3, 4, (1, 2, 4, 10, 11)), 15) == [0, 0, 40, 0, 0, 20, 0, 0, 20, 0, 0, 5, 0, 0, 5]
+
+
 def test_curriculum_with_zero_clusters_never_makes_clusters() -> None:
     assert not any(due(Curriculum(0, 0, 1, 15), 10))
 

@@ -97,6 +97,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"cluster_every": 1, "clusters": 0, "method": "prime"},
         "--cluster-every: expected clustered batches, found --clusters 0; omit the flag, or set --clusters",
     ),
+    "cluster double at with a method without clusters": (
+        {"cluster_double_at": "25,50"},
+        "--cluster-double-at: expected clustered batches, found --method rae, which uses none; omit the flag, or set "
+        "--clusters",
+    ),
 }
 
 

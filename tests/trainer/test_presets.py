@@ -1,0 +1,217 @@
+"""Presets: their values and sources, `recollect presets`, and trainings with `--preset` and `--scale`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect
+from index_builder.settings import EvaluateSettings
+from tests.trainer.conftest import TinyEncoder
+from tests.trainer.runs import training
+from trainer.errors import TrainingError
+from trainer.presets.preset import Preset, all_presets, find_preset
+from trainer.train_settings import TrainSettings
+
+RAE = "rae/lf-amazontitles-131k"
+PRIME = "prime/lf-amazontitles-131k"
+
+
+def settings(**given: Any) -> TrainSettings:
+    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | given))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `recollect presets`, and return its status, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = recollect.main(["presets", *arguments])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+# ---- Data ----
+
+
+@pytest.mark.parametrize("preset", all_presets().values(), ids=lambda preset: preset.name)
+def test_train_and_evaluate_accept_the_values_of_each_preset(preset: Preset) -> None:
+    parsed = settings(preset=preset.name)
+    assert parsed.method == preset.method
+    as_given = settings(method=preset.method, **{name: flag.value for name, flag in preset.flags.items()})
+    assert parsed.model_dump(exclude={"preset"}) == as_given.model_dump(exclude={"preset"})
+    evaluate = {
+        name: flag.value if isinstance(flag.value, list) else [flag.value] for name, flag in preset.evaluate.items()
+    }
+    EvaluateSettings(dataset=Path("data"), store="store", **evaluate)
+
+
+@pytest.mark.parametrize("preset", all_presets().values(), ids=lambda preset: preset.name)
+def test_each_value_has_a_source_and_no_value_is_missing_too(preset: Preset) -> None:
+    for flag in [*preset.flags.values(), *preset.evaluate.values()]:
+        keys = re.findall(r"(?:^|; | and |, and )([A-Z])\b", flag.source)
+        assert keys, flag
+        assert set(keys) <= set(preset.sources), flag
+        assert flag.range is None or flag.value == flag.range[0] < flag.range[1]
+    assert not set(preset.missing) & set(preset.flags)
+    assert set(preset.missing) <= set(TrainSettings.model_fields)
+
+
+def test_every_source_of_a_file_is_used() -> None:
+    by_file: dict[str, list[Preset]] = {}
+    for preset in all_presets().values():
+        by_file.setdefault(preset.name.partition("/")[0], []).append(preset)
+    assert {f"{name}.toml" for name in by_file} == {
+        file.name for file in files("trainer.presets").iterdir() if file.name.endswith(".toml")
+    }
+    for presets in by_file.values():
+        text = " ".join(str(preset) for preset in presets)
+        for key in presets[0].sources:
+            assert len(re.findall(rf"\b{key}\b", text)) > len(presets), key  # more than the sources themselves
+
+
+def test_preset_with_a_base_replaces_only_its_own_values() -> None:
+    base, mined = find_preset("dexml/eurlex-4k"), find_preset("dexml/eurlex-4k-hnm")
+    differing = {name for name, flag in mined.flags.items() if base.flags.get(name) != flag}
+    assert differing == {"hard_negatives", "mine_top", "mine_from"}
+    assert (mined.dataset, mined.method, mined.evaluate) == (base.dataset, base.method, base.evaluate)
+
+
+# ---- recollect presets ----
+
+
+def test_table_has_a_row_for_each_preset(run: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = run()
+    head, *lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert head.split("  ")[0] == "preset"
+    assert [line.split()[0] for line in lines[: len(all_presets())]] == list(all_presets())
+    assert "3200 (to 7168)" in next(line for line in lines if line.startswith(RAE))
+
+
+@pytest.mark.parametrize("preset", all_presets().values(), ids=lambda preset: preset.name)
+def test_details_show_each_value_with_its_source_and_the_commands(
+    preset: Preset, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, out, _ = run(preset.name)
+    assert status == 0
+    for name, flag in preset.flags.items():
+        assert re.search(rf"--{name.replace('_', '-')} .*{re.escape(flag.source)}$", out, re.MULTILINE)
+    for text in [preset.figure, *preset.missing.values(), *preset.differences, *preset.sources.values()]:
+        assert text in out
+    commands = [line.split()[1:] for line in out.splitlines() if line.startswith("recollect ") and "--" in line]
+    assert [command[0] for command in commands] == ["train", "build", "evaluate"]
+    for name, *arguments in commands:
+        recollect._from_arguments(name, arguments)  # the command is valid
+
+
+def test_json_has_all_presets_or_one(run: Callable[..., tuple[int, str, str]]) -> None:
+    every = json.loads(run("--json")[1])
+    assert [preset["name"] for preset in every] == list(all_presets())
+    one = json.loads(run(RAE, "--json")[1])
+    assert one in every
+    assert one["flags"]["batch_size"] == {"value": 3200, "range": [3200, 7168], "source": "P Table 7, over 8 GPUs"}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("rae/lf-amazontitles", RAE), ("PRIME/LF-AmazonTitles-131K", PRIME), ("dexml/eurlex", "dexml/eurlex-4k")],
+)
+def test_unknown_name_gives_one_line_with_similar_names(
+    name: str, near: str, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, out, err = run(name)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"preset {name}: expected the name of a preset" in err
+    assert near in err
+
+
+def test_unknown_name_without_similar_names_points_to_the_list() -> None:
+    with pytest.raises(TrainingError, match=r"found none of this name; `recollect presets` lists all$"):
+        settings(preset="zzz")
+
+
+# ---- --preset and --scale ----
+
+
+def test_flags_override_values_of_a_preset() -> None:
+    plain, changed = settings(preset=RAE), settings(preset=RAE, batch_size=7, encoder="minilm")
+    assert (changed.batch_size, changed.encoder) == (7, "minilm")
+    names = {"batch_size", "encoder"}
+    assert changed.model_dump(exclude=names) == plain.model_dump(exclude=names)
+
+
+def test_environment_variable_overrides_a_value_of_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_MAX_LENGTH", "20")
+    assert settings(preset=RAE).max_length == 20
+
+
+def test_flag_may_make_values_of_a_preset_useless() -> None:
+    assert settings(preset=RAE, hard_negatives=0).mine_every == 1000  # refused if the user gives --mine-every
+
+
+def test_flag_without_effect_is_refused_with_a_preset_too() -> None:
+    with pytest.raises(TrainingError, match="--bank: expected --method prime, found --method rae"):
+        settings(preset=RAE, bank=4)
+
+
+def test_method_of_another_preset_is_refused() -> None:
+    assert settings(preset=RAE, method="rae").preset == RAE
+    with pytest.raises(TrainingError, match=f"--method dexml: expected rae, the method of --preset {RAE}; omit"):
+        settings(preset=RAE, method="dexml")
+
+
+def test_scale_without_a_preset_is_refused() -> None:
+    with pytest.raises(TrainingError, match="--scale: expected --preset, whose values it multiplies, found none"):
+        settings(scale=0.5)
+
+
+def test_preset_is_refused_with_best() -> None:
+    with pytest.raises(TrainingError, match="--preset: expected no such flag, because --best chooses it"):
+        settings(preset=RAE, best=True)
+
+
+def test_scale_makes_a_training_smaller() -> None:
+    small = settings(preset=RAE, scale=0.01)
+    assert (small.encoder, small.train, small.pooling) == ("static", "full", "auto")
+    assert (small.batch_size, small.max_steps, small.mine_every) == (32, 30, 10)
+    small = settings(preset=PRIME, scale=0.1)
+    assert (small.batch_size, small.epochs, small.bank) == (160, 30, None)
+    assert (small.cluster_from, small.cluster_every) == (1, 1)
+    assert small.cluster_double_at == [2, 5, 7, 10, 12, 15, 20]
+    small = settings(preset="dexml/eurlex-4k-hnm", scale=0.001)
+    assert (small.batch_size, small.epochs, small.mine_from) == (8, 1, 0)
+    assert (small.max_length, small.label_max_length) == (32, 32)
+    assert (small.learning_rate, small.mine_top, small.temperature) == (5e-5, 100, 0.05)
+
+
+def test_scale_leaves_given_flags_unchanged() -> None:
+    given = {"batch_size": 100, "epochs": 9, "max_length": 64, "encoder": "minilm", "bank": 5}
+    small = settings(preset=PRIME, scale=0.1, **given)
+    assert {name: getattr(small, name) for name in given} == given
+
+
+@pytest.mark.parametrize("name", all_presets())
+def test_each_preset_trains_and_tunes_if_it_is_scaled_down(
+    name: str, lesson: Path, tiny_bert: TinyEncoder, run_folder: Path
+) -> None:
+    given = {"encoder": str(tiny_bert.folder), "validation_fraction": 0.2}
+    recollect.train(lesson, out=run_folder, preset=name, scale=0.001, **given)
+    recipe = training(run_folder)["recipe"]
+    assert (recipe["preset"], recipe["scale"], recipe["method"]) == (name, 0.001, find_preset(name).method)
+    assert {"lambda", "score"} <= recollect.tune(run_folder).keys()
+
+
+def test_other_preset_in_the_same_run_folder_is_refused(lesson: Path, tiny_bert: TinyEncoder, run_folder: Path) -> None:
+    given = {"out": run_folder, "encoder": str(tiny_bert.folder), "scale": 0.001}
+    recollect.train(lesson, preset="dexml/eurlex-4k", **given)
+    recollect.train(lesson, preset="dexml/eurlex-4k", **given)  # the training is done
+    with pytest.raises(TrainingError, match="expected this training, found one that differs in .*preset"):
+        recollect.train(lesson, preset="dexml/eurlex-4k-hnm", **given)

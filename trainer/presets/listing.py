@@ -1,0 +1,85 @@
+"""Text and JSON of presets, for `recollect presets`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.presets.preset import Preset, Sourced
+
+_COLUMNS = ("preset", "dataset", "method", "encoder", "batch", "epochs or steps", "learning rate")
+
+
+def table(presets: Sequence[Preset]) -> list[str]:
+    """The lines of a table with one row for each preset."""
+    rows = [_COLUMNS, *map(_row, presets)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, "", "`recollect presets NAME` shows a preset with the source of each value."]
+
+
+def details(preset: Preset) -> list[str]:
+    """The lines about one preset: its values with their sources, and the commands that use it."""
+    lines = [f"{preset.name}: {preset.method} on {preset.dataset}", f"published: {preset.figure}"]
+    lines += ["", *_values("recollect train", preset.flags), "", *_values("recollect evaluate", preset.evaluate)]
+    lines += ["", *(f"--{_flag(name)}: {reason}" for name, reason in preset.missing.items())]
+    lines += [*map("different: {}".format, preset.differences), ""]
+    lines += [f"{key} = {source}" for key, source in preset.sources.items()]
+    return [*lines, "", *_commands(preset)]
+
+
+def as_json(preset: Preset) -> dict[str, Any]:
+    return dataclasses.asdict(preset)
+
+
+def _row(preset: Preset) -> tuple[str, ...]:
+    flags = preset.flags
+    length = f"{_text(flags['epochs'])} epochs" if "epochs" in flags else f"{_text(flags['max_steps'])} steps"
+    encoder = str(flags["encoder"].value).rpartition("/")[2]
+    batch_size, learning_rate = _text(flags["batch_size"]), _text(flags["learning_rate"])
+    return preset.name, preset.dataset, preset.method, encoder, batch_size, length, learning_rate
+
+
+def _values(title: str, flags: dict[str, Sourced]) -> list[str]:
+    names, values = [f"--{_flag(name)}" for name in flags], [_text(flag) for flag in flags.values()]
+    wide, wider = (max(map(len, texts), default=0) for texts in (names, values))
+    return [
+        f"{title}:",
+        *(
+            f"  {name:{wide}}  {value:{wider}}  {flag.source}"
+            for name, value, flag in zip(names, values, flags.values(), strict=True)
+        ),
+    ]
+
+
+def _commands(preset: Preset) -> list[str]:
+    evaluate = {name: _argument(flag.value) for name, flag in preset.evaluate.items()}
+    if "propensity" in preset.flags:
+        evaluate["propensity"] = _argument(preset.flags["propensity"].value)
+    return [
+        f"recollect train {preset.dataset} --out run --preset {preset.name}",
+        "recollect build run --store store --lexical off --activate",
+        " ".join(
+            [
+                f"recollect evaluate {preset.dataset} --store store",
+                *(f"--{_flag(name)} {text}" for name, text in evaluate.items()),
+            ]
+        ),
+    ]
+
+
+def _text(flag: Sourced) -> str:
+    text = _argument(flag.value)
+    return text if flag.range is None else f"{text} (to {_argument(flag.range[1])})"
+
+
+def _argument(value: Any) -> str:
+    """The value as an argument of a command."""
+    if isinstance(value, list):
+        return ",".join(map(_argument, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

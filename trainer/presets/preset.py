@@ -1,0 +1,139 @@
+"""A preset: the flags of `recollect train` in a published experiment, and the source of each value.
+
+The TOML files beside this module have one table for each preset. A preset inherits from the table `shared`, and from
+the preset that it names as `base`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from trainer.errors import TrainingError
+from trainer.settings import STATIC
+
+# Flags that `--scale` below 1 changes.
+_MULTIPLIED = ("batch_size", "epochs", "max_steps", "mine_every", "cluster_every")
+_FIRST_EPOCHS = ("mine_from", "cluster_from")
+_LEAST = {"batch_size": 8}
+_MOST_TOKENS = 32
+# Flags without a value in a smaller training: pooling suits the encoder, and the bank suits the number of labels.
+_DEFAULTS = ("pooling", "bank")
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A value of a preset.
+
+    Attributes:
+        value: The value.
+        source: Where the value is published. It starts with a key of `Preset.sources`.
+        range: Lowest and highest value, if the source gives one range for several datasets. `value` is the lowest.
+    """
+
+    value: Any
+    source: str
+    range: list[int | float] | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The settings of a published experiment.
+
+    Attributes:
+        name: `method/dataset`, the value of `--preset`.
+        method: Value of `--method`.
+        dataset: Published name of the dataset.
+        figure: The published result.
+        flags: Flags of `recollect train`, with underscores.
+        evaluate: Flags of `recollect evaluate` that answer as the published experiment does.
+        missing: Flags that no source gives, with the reason. They have their defaults.
+        differences: Facts in which the trainer differs from the published experiment.
+        sources: Paper or file of each key that starts a source.
+    """
+
+    name: str
+    method: str
+    dataset: str
+    figure: str
+    flags: dict[str, Sourced]
+    evaluate: dict[str, Sourced]
+    missing: dict[str, str]
+    differences: tuple[str, ...]
+    sources: dict[str, str]
+
+    def settings(self, scale: float = 1) -> dict[str, Any]:
+        """The values of the flags, smaller if `scale` is below 1."""
+        given = {"method": self.method} | {name: flag.value for name, flag in self.flags.items()}
+        return given if scale == 1 else _scaled(given, scale)
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset with a name.
+
+    Raises:
+        TrainingError: If there is none. The message suggests similar names.
+    """
+    presets = all_presets()
+    if name in presets:
+        return presets[name]
+    near = difflib.get_close_matches(name.lower(), presets, n=3, cutoff=0.4)
+    similar = f"similar names: {', '.join(near)}; " if near else ""
+    raise TrainingError(
+        f"preset {name}: expected the name of a preset, found none of this name; {similar}`recollect presets` lists all"
+    )
+
+
+@cache
+def all_presets() -> dict[str, Preset]:
+    """All presets by name, in alphabetic order."""
+    found = {}
+    for file in sorted(files("trainer.presets").iterdir(), key=lambda path: path.name):
+        if file.name.endswith(".toml"):
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            sources, shared = tables.pop("sources"), tables.pop("shared")
+            for dataset, table in tables.items():
+                name = f"{file.name.removesuffix('.toml')}/{dataset}"
+                found[name] = _preset(name, sources, [shared, tables.get(table.get("base"), {}), table])
+    return found
+
+
+def _preset(name: str, sources: dict[str, str], tables: list[dict[str, Any]]) -> Preset:
+    """Merge tables into a preset. A later table replaces the values of an earlier one."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        merged |= table
+    sourced = {
+        key: {flag: Sourced(**value) for table in tables for flag, value in table.get(key, {}).items()}
+        for key in ("flags", "evaluate")
+    }
+    return Preset(
+        name=name,
+        method=merged["method"],
+        dataset=merged["dataset"],
+        figure=merged["figure"],
+        missing=merged.get("missing", {}),
+        differences=tuple(fact for table in tables for fact in table.get("differences", ())),
+        sources=sources,
+        **sourced,
+    )
+
+
+def _scaled(given: dict[str, Any], scale: float) -> dict[str, Any]:
+    """Make a training smaller: fewer queries in a step, fewer steps, shorter texts, and a static encoder."""
+    scaled = {name: value for name, value in given.items() if name not in _DEFAULTS} | {"encoder": STATIC}
+    for name in _MULTIPLIED:
+        if name in given:
+            scaled[name] = min(given[name], max(_LEAST.get(name, 1), round(scale * given[name])))
+    for name in _FIRST_EPOCHS:
+        if name in given:
+            scaled[name] = int(scale * given[name])
+    for name in ("max_length", "label_max_length"):
+        scaled[name] = min(given.get(name, _MOST_TOKENS), _MOST_TOKENS)
+    if "cluster_double_at" in given:
+        scaled["cluster_double_at"] = [int(scale * epoch) for epoch in given["cluster_double_at"]]
+    return scaled
