@@ -1,8 +1,8 @@
 """The worker processes. Each one answers one block at a time.
 
-Processes, because a third to all of the time of a block is spent in Python code, of which one process runs one line at
-a time. They are started as programs of their own, not forked: ONNX Runtime and faiss do not survive a fork, and a fork
-of a program that uses this package would start that program again.
+Processes, because with a static encoder a third of the time of a block passes in Python code, which only one thread of
+a process runs at a time. They are started as programs of their own, not forked: ONNX Runtime and faiss do not survive a
+fork, and `multiprocessing` would run the user's program again to start them.
 """
 
 from __future__ import annotations
