@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     ERRORS: tuple[type[Exception], ...]
 
-__all__ = ["ERRORS", "UsageError", "build", "evaluate", "main", "open", "rank", "train", "tune"]
+__all__ = ["ERRORS", "UsageError", "build", "evaluate", "main", "open", "predict_file", "rank", "train", "tune"]
 
 _PACKAGES = ("trainer", "index_builder", "service")
 
@@ -79,6 +79,19 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
             "open", {name: value for name, value in given.items() if value is not None}, ServiceSettings
         )
         return open_model(read.store, version, read.verify_key, read.bundle_cache, threads, device)
+
+
+def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **flags: Any) -> int:  # noqa: A002
+    """Answer all queries of a file with several processes, and write them to another file.
+
+    Returns:
+        The number of rows.
+    """
+    with _require_extra("serve"):
+        settings = _from_keywords("predict", {"input": input, "output": output, "store": store, **flags})
+        from service.bulk.job import predict_file as predict_rows
+
+        return predict_rows(settings)
 
 
 def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
@@ -228,7 +241,7 @@ VERBS = {
     "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on the test split of a dataset"),
     "compare": Verb("index_builder.cli", "build", "train several methods with the same budget and write a table"),
-    "predict": Verb("service.cli", "serve", "answer one query, without a server"),
+    "predict": Verb("service.cli", "serve", "answer a query or a file of queries, without a server"),
     "serve": Verb("service.cli", "serve", "answer queries over HTTP"),
     "versions": Verb("service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("service.cli", "serve", "make a version current"),

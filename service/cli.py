@@ -20,6 +20,7 @@ from service.command_settings import (
     VerifySettings,
     VersionsSettings,
 )
+from service.errors import SettingsError
 from service.printable import printable
 from service.serve_settings import ServeSettings
 from service.settings import RedisSettings, ServiceSettings
@@ -38,23 +39,25 @@ def serve(settings: ServeSettings) -> int:
 
 
 def predict(settings: PredictSettings) -> None:
+    if settings.text == "-" or settings.input is not None:
+        from service.bulk.job import predict_file
+
+        predict_file(settings)
+    else:
+        _predict_one(settings)
+
+
+def _predict_one(settings: PredictSettings) -> None:
     from pydantic_core import to_json
 
     from service.model import open_model
 
+    if settings.text is None:
+        raise SettingsError("expected a text, or --input; see `recollect predict --help`")
+    if settings.output is not None:
+        raise SettingsError("--output: expected --input, or - for the lines of standard input, found one query")
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
-    (answer,) = model.answer(
-        [settings.text],
-        lambda_=settings.lambda_,
-        temperature=settings.temperature,
-        top_b=settings.top_b,
-        top_k=settings.top_k,
-        word_weight=settings.word_weight,
-        explain=settings.explain,
-        order=settings.order,
-        min_probability=settings.min_probability,
-        assign=settings.assign,
-    )
+    (answer,) = model.answer([settings.text], **settings.answer_options())
     if settings.json_:
         _print_line(to_json({"version": model.version, **answer.to_dict()}).decode())
         return

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from service.bundle.manifest import Order
-from service.options import Lambda, MinProbability, Temperature, TopB, TopK, WordWeight
-from service.settings import Location, RedisSettings, ServiceSettings
+from service.options import (
+    MAX_FILTER_LABELS,
+    Lambda,
+    MinProbability,
+    Temperature,
+    Threshold,
+    TopB,
+    TopK,
+    WordWeight,
+)
+from service.settings import InputFormat, Location, RedisSettings, ServiceSettings
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
 
@@ -32,9 +41,11 @@ Percentage = Annotated[float, BeforeValidator(_parse_percentage), Field(gt=0, le
 
 
 class PredictSettings(ServiceSettings):
-    """Answer one query without a server."""
+    """Answer one query, or all queries of a file or of standard input, without a server."""
 
-    text: CliPositionalArg[str] = Field(description="Text of the query")
+    text: CliPositionalArg[str | None] = Field(
+        None, description="Text of the query; - means all lines of standard input"
+    )
     version: str = Field("current", description="Version to use")
     lambda_: Lambda | None = Field(
         None,
@@ -47,6 +58,13 @@ class PredictSettings(ServiceSettings):
     top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
     top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
     word_weight: WordWeight | None = Field(None, description="Share of words in a score (default: from the bundle)")
+    threshold: Threshold = Field(0.0, description="Minimum score of a label")
+    allow: list[str] | None = Field(
+        None, max_length=MAX_FILTER_LABELS, description="Uids of the only labels to return: A,B or a JSON list"
+    )
+    deny: list[str] | None = Field(
+        None, max_length=MAX_FILTER_LABELS, description="Uids of labels not to return: A,B or a JSON list"
+    )
     explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
     order: Order | None = Field(
         None, description="Order of the labels (default: probability if the bundle has a ranker, otherwise score)"
@@ -55,7 +73,46 @@ class PredictSettings(ServiceSettings):
     assign: CliImplicitFlag[bool] = Field(
         False, description="Return the set of labels with the highest expected F1 instead of the --top-k best labels"
     )
-    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON for one query")
+    input: Path | None = Field(
+        None,
+        description="File of queries: .txt (lines), .jsonl, .csv (each also .gz) or .parquet; - means standard input",
+    )
+    output: Path | None = Field(
+        None,
+        description="File to write: .jsonl, .csv (each also .gz) or .parquet (default: JSON lines on standard output)",
+    )
+    input_format: InputFormat | None = Field(
+        None, description="Format of --input (default: by the suffix; text for standard input)"
+    )
+    text_column: str = Field("text", description="Column of the input with the texts")
+    columns: list[str] | None = Field(
+        None, description="Columns of the input that pass into the output: A,B (default: all)"
+    )
+    bad_rows: Literal["stop", "mark"] = Field(
+        "stop", description="Treatment of a row without a usable text: stop, or mark (answer with an error in the row)"
+    )
+    overwrite: CliImplicitFlag[bool] = Field(
+        False, description="Replace the output, and start an unfinished task again instead of continuing it"
+    )
+    workers: int = Field(0, ge=0, le=1024, description="Processes that answer --input; 0 means one for each core")
+
+    def answer_options(self) -> dict[str, Any]:
+        """The chosen options of the answers, as keywords of `Model.answer`."""
+        return {
+            "lambda_": self.lambda_,
+            "temperature": self.temperature,
+            "top_b": self.top_b,
+            "top_k": self.top_k,
+            "word_weight": self.word_weight,
+            "threshold": self.threshold,
+            "allow": self.allow,
+            "deny": self.deny,
+            "explain": self.explain,
+            "order": self.order,
+            "min_probability": self.min_probability,
+            "assign": self.assign,
+        }
 
 
 class VersionsSettings(ServiceSettings):

@@ -10,6 +10,9 @@ ServiceError
 │   └── CanaryError               a canary cannot be started, or there is no canary to promote
 │       └── CanaryStoppedError        a replica stopped the canary, so it must not be promoted
 ├── QueryError                a query cannot be answered with its options
+├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
+├── OutputError               answers cannot be written, or are those of another task
+├── WorkerError               a worker process ended
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
 ├── RedisError                Redis does not answer
@@ -70,6 +73,18 @@ class CanaryStoppedError(CanaryError):
 
 class QueryError(ServiceError):
     pass
+
+
+class InputError(ServiceError):
+    pass
+
+
+class OutputError(ServiceError):
+    pass
+
+
+class WorkerError(ServiceError):
+    exit_status = 1
 
 
 class AddressError(ServiceError):

@@ -15,7 +15,18 @@ from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict
 
 from service.bundle.manifest import Manifest, Order
 from service.errors import QueryError, SettingsError
-from service.options import Lambda, MinProbability, Query, Temperature, Threshold, TopB, TopK, WordWeight
+from service.options import (
+    AnswerOptions,
+    Lambda,
+    MinProbability,
+    Temperature,
+    Threshold,
+    TopB,
+    TopK,
+    WordWeight,
+    check_query,
+    first_problem,
+)
 from service.predictor.answers import Answer, ScoredLabel
 from service.predictor.predictor import Predictor
 from service.settings import Device
@@ -44,7 +55,7 @@ class ChosenOptions(TypedDict, total=False):
     assign: bool
 
 
-_QUERY, _CHOSEN_OPTIONS = TypeAdapter(Query), TypeAdapter(ChosenOptions)
+_CHOSEN_OPTIONS = TypeAdapter(ChosenOptions)
 
 
 def open_model(
@@ -140,16 +151,17 @@ class Model:
         Raises:
             QueryError: As `predict`.
         """
-        chosen = self.predictor.resolve(**_check_options(options))
-        texts = [_check_query(query) for query in queries]
+        chosen = self.resolve(**options)
+        texts = [check_query(query) for query in queries]
         return self.predictor.predict(texts, chosen).answers if texts else []
 
+    def resolve(self, **options: Unpack[ChosenOptions]) -> AnswerOptions:
+        """Check the options of `predict`, and complete them with the defaults of the version.
 
-def _check_query(query: str) -> str:
-    try:
-        return _QUERY.validate_python(query, strict=True)
-    except ValidationError as error:
-        raise QueryError(_message(error)) from None
+        Raises:
+            QueryError: If an option is unknown, out of range, or needs probabilities that the version does not give.
+        """
+        return self.predictor.resolve(**_check_options(options))
 
 
 def _check_options(options: ChosenOptions) -> ChosenOptions:
@@ -161,8 +173,4 @@ def _check_options(options: ChosenOptions) -> ChosenOptions:
         if problem["type"] == "extra_forbidden":
             known = ", ".join(sorted(ChosenOptions.__annotations__))
             raise QueryError(f"{name}: unknown option; known: {known}") from None
-        raise QueryError(f"{name}: expected {_message(error)}; found {problem['input']!r}") from None
-
-
-def _message(error: ValidationError) -> str:
-    return error.errors()[0]["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        raise QueryError(f"{name}: expected {first_problem(error)}; found {problem['input']!r}") from None

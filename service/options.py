@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from service.bundle.manifest import MOST_KEYS, Defaults, Order
 from service.errors import QueryError
@@ -59,6 +59,28 @@ Query = Annotated[
     AfterValidator(_require_words),
     Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS),
 ]
+_QUERY = TypeAdapter(Query)
+
+
+def check_query(query: object) -> str:
+    """Check a query that does not come over HTTP.
+
+    Raises:
+        QueryError: If the query is not a text, or is empty.
+    """
+    if not isinstance(query, str):
+        raise QueryError(f"the query must be a text, found {query!r:.40}")
+    try:
+        return _QUERY.validate_python(query, strict=True)
+    except ValidationError as error:
+        raise QueryError(first_problem(error)) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation error, without the words that pydantic adds."""
+    return error.errors()[0]["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+
+
 Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1 uses instances only")]
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the retrieved keys")]
 TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="number of keys to retrieve")]

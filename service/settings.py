@@ -15,6 +15,9 @@ ENV_PREFIX = "RECOLLECT_"
 
 Device = Literal["auto", "cpu", "cuda"]
 
+# Formats of the queries of `recollect predict --input`. `text`: each line is a text. `jsonl`: each line is an object.
+InputFormat = Literal["text", "jsonl", "csv", "parquet"]
+
 # The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
 # the URL.
 Location = Annotated[

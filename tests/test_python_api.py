@@ -120,7 +120,7 @@ def test_keywords_of_predict_are_the_answer_options(model: Model) -> None:
         ("", {}, "the query is empty; send some words"),
         ([QUERY, " \t"], {}, "the query is empty; send some words"),
         ("half \ud800", {}, "the query contains half of a surrogate pair"),
-        ([QUERY, 5], {}, "a valid string"),
+        ([QUERY, 5], {}, "the query must be a text, found 5"),
         (
             QUERY,
             {"topk": 5},

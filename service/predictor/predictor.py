@@ -34,12 +34,17 @@ from service.settings import Device
 
 # A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
 _TOP_B_GROWTH = 4
-# Number of keys whose votes are in memory at the same time; this limits the memory for a large batch.
-_BLOCK_KEYS = 16_384
 
 
 class Predictor:
-    """An open bundle that answers queries; thread-safe."""
+    """An open bundle that answers queries; thread-safe.
+
+    Attributes:
+        block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
+            and the time between two checkpoints.
+    """
+
+    block_keys = 16_384
 
     def __init__(self, bundle: Bundle, threads: int, device: Device = "cpu") -> None:
         self._threads = threads
@@ -186,7 +191,7 @@ class Predictor:
             label_filter = LabelFilter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
             # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
             # batch.
-            step = 1 if label_filter else max(1, _BLOCK_KEYS // options.top_b)
+            step = 1 if label_filter else max(1, self.block_keys // options.top_b)
             for start in range(0, len(rows), step):
                 checkpoint()
                 part = rows[start : start + step]

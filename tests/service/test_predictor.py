@@ -208,7 +208,9 @@ def test_large_batch_is_ranked_in_blocks_of_limited_memory(
 ) -> None:
     queries = [f"a query about taxes, number {number}" for number in range(9)]
     whole = predictor.predict(queries, resolve_options(predictor.defaults)).answers
-    monkeypatch.setattr("service.predictor.predictor._BLOCK_KEYS", 400)  # one block has two queries of 200 keys each
+    monkeypatch.setattr(
+        "service.predictor.predictor.Predictor.block_keys", 400
+    )  # one block has two queries of 200 keys each
     for parts, expected in zip(
         predictor.predict(queries, resolve_options(predictor.defaults)).answers, whole, strict=True
     ):

@@ -1,0 +1,100 @@
+"""The program of a worker process: it opens the version, and turns blocks of rows into blocks of output.
+
+    python -m service.bulk.worker DESCRIPTOR
+
+DESCRIPTOR is the number of the inherited socket to the main process. The first message on it is the task. The worker
+then answers each block. It ends when the main process closes its end of the socket, or dies.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.bulk.task import Task
+from service.errors import ServiceError
+from service.threads import ThreadBudget
+
+if TYPE_CHECKING:
+    from service.model import Model
+    from service.predictor.answers import Answer
+
+# faiss compares a batch of queries with all keys by matrix multiplication if queries x dimensions exceed this number.
+# On one thread, multiplication is 6 times as fast from about 80 queries of 384 dimensions on, and as fast from 3 on.
+# The default of faiss is 128,000, chosen for many threads.
+_MULTIPLY_FROM = 2_000
+# Keys that are searched and ranked together. With the 16,384 of the service, which must not block for long, the
+# multiplications are smaller, and the search of a flat index takes a third longer.
+_BLOCK_KEYS = 65_536
+
+
+def main(descriptor: int) -> None:
+    connection = Connection(descriptor)
+    task = Task.from_json(connection.recv_bytes())
+    ThreadBudget.of(workers=1, threads=1).apply()
+    try:
+        answer = _open(task)
+    except (ServiceError, OSError, ModuleNotFoundError) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        connection.send_bytes(json.dumps({"error": str(error), "missing": missing}).encode())
+        return
+    connection.send_bytes(json.dumps({"error": None, "missing": None}).encode())
+    try:
+        while True:
+            first = int(connection.recv_bytes())
+            content, rows, stop = answer.block(connection.recv_bytes(), first)
+            connection.send_bytes(json.dumps({"rows": rows, "error": stop}).encode())
+            connection.send_bytes(content)
+    except (EOFError, ConnectionError):  # the main process has ended
+        return
+
+
+def _open(task: Task) -> Answerer:
+    import faiss
+
+    from service.model import open_model
+
+    faiss.cvar.distance_compute_blas_threshold = _MULTIPLY_FROM
+    verify_key, bundle_cache = (Path(path) if path else None for path in (task.verify_key, task.bundle_cache))
+    return Answerer(open_model(task.store, task.version, verify_key, bundle_cache), task)
+
+
+class Answerer:
+    """Answers the rows of blocks.
+
+    Raises:
+        QueryError: If an option needs probabilities that the version does not give.
+    """
+
+    def __init__(self, model: Model, task: Task) -> None:
+        self._predictor, self._options, self._task = model.predictor, model.resolve(**task.options), task
+        self._predictor.block_keys = _BLOCK_KEYS
+
+    def block(self, payload: bytes, first: int) -> tuple[bytes, int, str | None]:
+        """Answer a block.
+
+        Args:
+            payload: The payload of the block.
+            first: Number of rows before the block.
+
+        Returns:
+            The output, the number of rows in it, and the error of the next row if that row ends the task.
+        """
+        from service.bulk.rows import Rows
+        from service.bulk.writing import encode
+
+        rows = Rows.parse(payload, first, self._task)
+        good = [number for number in range(len(rows.texts)) if number not in rows.errors]
+        answers: list[Answer | None] = [None] * len(rows.texts)
+        if good:
+            found = self._predictor.predict([rows.texts[number] for number in good], self._options).answers
+            for number, answer in zip(good, found, strict=True):
+                answers[number] = answer
+        return encode(rows, answers, self._task), len(rows.texts), rows.stop
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

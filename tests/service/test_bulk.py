@@ -1,0 +1,407 @@
+"""Bulk answers: `recollect predict --input`, in all formats, with bad input, after a kill, and in pipes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import recollect
+from service.bulk.rows import Rows
+from service.bulk.task import Task
+from service.model import Model
+from tests.conftest import TOPICS
+from tests.service.http_helpers import PATIENCE_SECONDS
+
+TEXTS = [sentence for sentences in TOPICS.values() for sentence in sentences]
+ROWS = [{"id": f"{number:03}", "text": text, "year": 2000 + number} for number, text in enumerate(TEXTS)]
+# Small blocks, so that a file of 35 rows has several.
+SMALL_BLOCKS = "import service.bulk.reading; service.bulk.reading.BLOCK_ROWS = 4"
+# Writes the state after every block. After the third block, the process prints its workers, and waits for its end.
+BLOCKED = f"""
+{SMALL_BLOCKS}
+import sys, time
+from service.bulk import output, pool
+output._SECONDS_BETWEEN_STATES = 0
+write, started = output.FileOutput.write, []
+start = pool.Worker.__init__
+def remember(self, task):
+    start(self, task)
+    started.append(self._process.pid)
+def write_and_block(self, content, rows):
+    write(self, content, rows)
+    if rows >= 12:
+        print(*started, flush=True)
+        time.sleep(1000)
+pool.Worker.__init__, output.FileOutput.write = remember, write_and_block
+"""
+
+
+@pytest.fixture(scope="module")
+def model(built: Any) -> Model:
+    return recollect.open(built.store)
+
+
+@pytest.fixture(autouse=True)
+def store(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_STORE", str(built.store))
+    monkeypatch.setenv("RECOLLECT_WORKERS", "1")
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in content.decode().splitlines()]
+
+
+def uids(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [[label["uid"] for label in row["labels"]] for row in rows]
+
+
+def expected(model: Model, texts: list[str] = TEXTS, **options: Any) -> list[list[str]]:
+    return [[label.uid for label in labels] for labels in model.predict(texts, **options)]
+
+
+def run(*arguments: object) -> int:
+    return recollect.main(["predict", *map(str, arguments)])
+
+
+def start(*arguments: object, prelude: str = "", **streams: Any) -> subprocess.Popen[bytes]:
+    program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
+    return subprocess.Popen([sys.executable, "-c", program, "predict", *map(str, arguments)], **streams)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1, captured.err
+    return captured.err.removeprefix("recollect predict: ").rstrip()
+
+
+# ---- Formats ----
+
+
+def test_jsonl_keeps_order_and_fields_and_gives_the_answers_of_predict(model: Model, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    assert run("--input", source, "--output", tmp_path / "out.jsonl.gz", "--top-k", 3) == 0
+    rows = read_jsonl(tmp_path / "out.jsonl.gz")
+    assert [{name: row[name] for name in ROWS[0]} for row in rows] == ROWS
+    assert uids(rows) == expected(model, top_k=3)
+    label, known = rows[0]["labels"][0], model.predict(TEXTS[0], top_k=1)[0]
+    assert (label["uid"], label["text"]) == (known.uid, known.text)
+    assert label["score"] == pytest.approx(known.score, rel=1e-4)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl.gz"]
+
+
+def test_csv_becomes_parquet_with_a_nested_column_of_labels(model: Model, tmp_path: Path) -> None:
+    with (tmp_path / "in.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "title", "note"])
+        writer.writerows([row["id"], row["text"], 'a "quoted"\nnote'] for row in ROWS)
+    target = tmp_path / "out.parquet"
+    flags = ("--text-column", "title", "--columns", "note,id", "--explain", "--top-k", 2)
+    assert run("--input", tmp_path / "in.csv", "--output", target, *flags) == 0
+    table = pq.read_table(target)
+    assert table.schema.names == ["note", "id", "labels", "truncated", "exhausted", "error"]
+    rows = table.to_pylist()
+    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
+    assert rows[0]["note"] == 'a "quoted"\nnote'
+    assert uids(rows) == expected(model, top_k=2)
+    label = rows[0]["labels"][0]
+    assert sum(reason["share"] for reason in label["because"]) == pytest.approx(label["score"])
+
+
+def test_parquet_columns_keep_their_types_in_parquet_and_become_text_in_csv(model: Model, tmp_path: Path) -> None:
+    days = pa.array([datetime(2026, 1, 1)] * len(ROWS), pa.timestamp("ns"))
+    table = pa.Table.from_pylist(ROWS).append_column("day", days)
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=10)
+    columns = ("--columns", "year,day", "--top-k", 1)
+    assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.parquet", *columns) == 0
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found.select(["year", "day"]).equals(table.select(["year", "day"]))
+    assert uids(found.to_pylist()) == expected(model, top_k=1)
+    assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.csv", *columns) == 0
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text("utf-8").splitlines()))
+    assert [row["year"] for row in rows] == [str(row["year"]) for row in ROWS]
+    assert rows[0]["day"].startswith("2026-01-01 00:00:00")
+    assert uids([{"labels": json.loads(row["labels"])} for row in rows]) == expected(model, top_k=1)
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out.csv", "out.parquet"])
+def test_an_empty_input_gives_an_empty_output(tmp_path: Path, target: str) -> None:
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "in.parquet")
+    assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / target) == 0
+    if target == "out.parquet":
+        assert pq.read_table(tmp_path / target).schema.names[:2] == ["text", "labels"]
+    else:
+        assert len((tmp_path / target).read_text().splitlines()) == (target == "out.csv")
+
+
+def test_answer_options_apply_to_each_row(model: Model, tmp_path: Path) -> None:
+    flags = ("--lambda", 0.3, "--top-b", 9, "--top-k", 4, "--deny", '["Law"]', "--allow", "Law,Taxation,Cooking")
+    assert run("--input", write_jsonl(tmp_path / "in.jsonl", ROWS), "--output", tmp_path / "o.jsonl", *flags) == 0
+    options = {"lambda_": 0.3, "top_b": 9, "top_k": 4, "deny": ["Law"], "allow": ["Law", "Taxation", "Cooking"]}
+    assert uids(read_jsonl(tmp_path / "o.jsonl")) == expected(model, **options)
+
+
+def test_several_workers_keep_the_order_of_the_input(model: Model, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    flags = ("--input", source, "--output", tmp_path / "out.jsonl", "--top-k", 1, "--workers", 3)
+    assert start(*flags, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
+    assert uids(read_jsonl(tmp_path / "out.jsonl")) == expected(model, top_k=1)
+
+
+def test_python_function_takes_the_flags_of_the_verb(built: Any, model: Model, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    target = tmp_path / "out.jsonl"
+    assert recollect.predict_file(source, target, store=built.store, top_k=1, columns=["id"]) == len(ROWS)
+    assert list(read_jsonl(target)[0]) == ["id", "labels"]
+    with pytest.raises(recollect.UsageError, match="unknown keyword topk"):
+        recollect.predict_file(source, target, store=built.store, topk=1)
+
+
+# ---- Wrong settings and rows ----
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "message"),
+    [
+        ("in.csv", "id,title\n1,x\n", (), "--text-column: expected one of id, title, found text"),
+        ("in.csv", "id,text\n1,x\n", ("--columns", "name"), "--columns: expected one of id, text, found name"),
+        ("in.csv", "text,labels\nx,y\n", (), "--columns: the output has a column labels of its own"),
+        ("in.csv", "text,text\nx,y\n", (), "expected a header with different names of columns, found text, text"),
+        ("in.csv", "", (), "expected a header with different names of columns, found an empty file"),
+        ("in.parquet", "PAR1", (), "in.parquet: expected a Parquet file that can be read, found: "),
+        ("in.tsv", "x", (), "--input: expected a name that ends in one of .txt, .jsonl, .ndjson, .csv, .parquet"),
+        ("in.jsonl", "", ("--output", "out.xml"), "--output: expected a name that ends in one of .jsonl"),
+        ("in.jsonl", "", ("--output", "out.csv"), "--columns: a JSON line has no fixed fields"),
+        ("in.jsonl", "", ("a text",), "--input: expected no other query, found 'a text'"),
+        ("in.jsonl", "", ("--version", "v9"), "v9"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_worker_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: str, flags: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    if "--output" not in flags:
+        flags = (*flags, "--output", str(tmp_path / "out.jsonl"))
+    assert message in fails(capsys, "--input", tmp_path / name, *flags)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_missing_files_and_a_missing_version_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    missing = tmp_path / "none.jsonl"
+    assert fails(capsys, "--input", missing) == f"{missing}: No such file or directory"
+    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "none" / "out.jsonl"
+    assert fails(capsys, "--input", source, "--output", target) == f"{target}.partial: No such file or directory"
+    assert "--output: expected --input" in fails(capsys, "a text", "--output", target)
+    assert "expected a text, or --input" in fails(capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": " "}', "the query is empty; send some words (column text)"),
+        ('{"text": 5}', "the query must be a text, found 5 (column text)"),
+        ('{"text": "\\ud800"}', "the query contains half of a surrogate pair, which is not a character; remove it"),
+        ("[]", "expected a JSON object, found b'[]'"),
+        ('{"text": "br', 'expected a JSON object, found b\'{"text": "br\''),
+        ('{"a": 1}', "expected the field text, found a; use --text-column"),
+        ('{"text": "a", "labels": []}', "the answer has a field labels of its own; name the fields to keep"),
+    ],
+)
+def test_a_bad_line_ends_a_block_before_it(line: str, message: str) -> None:
+    task = Task("s", "v", None, None, {}, "in.jsonl", "jsonl", "jsonl", False, "text", None, False)
+    rows = Rows.parse(b'{"text": "bread"}\n' + line.encode() + b'\n{"text": "oven"}', 10, task)
+    assert rows.texts == ["bread"]
+    assert rows.stop is not None
+    assert rows.stop.startswith(f"in.jsonl: line 12: {message}")
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("2", "row 2: expected 2 values, found 1"),
+        ('2,"b', "row 2: expected CSV in UTF-8, found: unexpected end of data"),
+    ],
+)
+def test_the_rows_before_a_bad_row_are_kept_for_the_next_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, last: str, message: str
+) -> None:
+    (tmp_path / "in.csv").write_text(f"id,text\n1,bread\n{last}")
+    target = tmp_path / "out.jsonl"
+    assert message in fails(capsys, "--input", tmp_path / "in.csv", "--output", target)
+    assert not target.exists()
+    assert json.loads(Path(f"{target}.partial.json").read_text())["rows"] == 1
+    assert len(read_jsonl(Path(f"{target}.partial"))) == 1
+
+
+def test_mark_gives_bad_rows_an_error_and_continues_a_run_that_stopped(
+    capsys: pytest.CaptureFixture[str], model: Model, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "bread"}, {"text": ""}, {"text": None}, {"text": "oven"}])
+    flags = ("--input", source, "--output", tmp_path / "out.jsonl", "--top-k", 1)
+    assert "line 2: the query is empty" in fails(capsys, *flags)
+    assert run(*flags, "--bad-rows", "mark") == 0
+    rows = read_jsonl(tmp_path / "out.jsonl")
+    assert uids(rows) == [expected(model, ["bread"], top_k=1)[0], [], [], expected(model, ["oven"], top_k=1)[0]]
+    assert ["error" in row for row in rows] == [False, True, True, False]
+
+
+def test_broken_compression_is_named_and_a_long_text_is_cut_as_by_predict(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    packed = gzip.compress(json.dumps({"text": "bread " * 10_000}).encode() + b"\n")
+    (tmp_path / "in.jsonl.gz").write_bytes(packed)
+    assert run("--input", tmp_path / "in.jsonl.gz", "--output", tmp_path / "out.jsonl") == 0
+    assert read_jsonl(tmp_path / "out.jsonl")[0]["truncated"] is True
+    capsys.readouterr()
+    (tmp_path / "in.jsonl.gz").write_bytes(packed[:-9])
+    error = fails(capsys, "--input", tmp_path / "in.jsonl.gz", "--output", tmp_path / "new.jsonl")
+    assert "in.jsonl.gz: expected a complete gzip file, found" in error
+
+
+# ---- Kill, overwrite, full disk ----
+
+
+@pytest.mark.parametrize("name", ["out.csv.gz", "out.parquet"])
+def test_a_killed_task_continues_without_a_gap_or_a_duplicate(
+    capsys: pytest.CaptureFixture[str], model: Model, tmp_path: Path, name: str
+) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / name
+    flags = ("--input", source, "--output", target, "--top-k", 1, "--columns", "id")
+    process = start(*flags, prelude=BLOCKED, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    workers = list(map(int, process.stdout.readline().split()))  # 12 rows are written
+    assert "another process writes this file" in fails(capsys, *flags)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):  # the workers end with the task
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with Path(f"{target}.partial").open("ab") as partial:
+        partial.write(b"bytes of a row that is not finished")
+    assert "started with top_k 1, found 2; continue with the same" in fails(capsys, *flags, "--top-k", 2)
+    os.utime(source, (1, 1))
+    assert "started with input changed" in fails(capsys, *flags)
+    os.utime(source, ns=(0, int(input_changed(target))))
+    assert json.loads(Path(f"{target}.partial.json").read_text())["rows"] == 12
+    assert run(*flags) == 0
+    rows = pq.read_table(target).to_pylist() if name == "out.parquet" else read_csv_gz(target)
+    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
+    assert uids(rows) == expected(model, top_k=1)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def input_changed(target: Path) -> int:
+    """The time of the input's last change, from the state of a task, in nanoseconds."""
+    seconds, nanoseconds = json.loads(Path(f"{target}.partial.json").read_text())["facts"]["input changed"].split()
+    return int(datetime.fromisoformat(seconds).timestamp()) * 10**9 + int(nanoseconds)
+
+
+def read_csv_gz(path: Path) -> list[dict[str, Any]]:
+    rows = csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines())
+    return [row | {"labels": json.loads(row["labels"])} for row in rows]
+
+
+def test_an_existing_output_stays_until_its_replacement_is_complete(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", [*ROWS, {"text": ""}]), tmp_path / "out.jsonl"
+    target.write_text("old")
+    flags = ("--input", source, "--output", target)
+    assert "expected no file, found one; choose another name, or use --overwrite" in fails(capsys, *flags)
+    assert "the query is empty" in fails(capsys, *flags, "--overwrite")
+    assert target.read_text() == "old"
+    assert run(*flags, "--bad-rows", "mark") == 0
+    assert len(read_jsonl(target)) == len(ROWS) + 1
+
+
+def test_a_task_that_was_killed_after_its_last_step_is_complete(tmp_path: Path) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
+    state = Path(f"{target}.partial.json")
+    keep = "from pathlib import Path\nPath.unlink = lambda self, missing_ok=False: None"
+    assert start("--input", source, "--output", target, prelude=keep).wait(PATIENCE_SECONDS) == 0
+    assert state.exists()
+    before = target.read_bytes()
+    assert run("--input", source, "--output", target) == 0
+    assert (target.read_bytes(), state.exists()) == (before, False)
+
+
+@pytest.mark.parametrize("stdout", [True, False])
+def test_a_full_disk_is_one_message(tmp_path: Path, stdout: bool) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with Path("/dev/full").open("wb") as full:
+        flags = () if stdout else ("--output", "/dev/full", "--input-format", "jsonl")
+        process = start("--input", source, *flags, stdout=full, stderr=subprocess.PIPE)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    name = "standard output" if stdout else "/dev/full"
+    assert (process.returncode, errors.decode()) == (2, f"recollect predict: {name}: No space left on device\n")
+
+
+# ---- Pipes ----
+
+
+def test_each_line_of_a_pipe_is_answered_before_the_next_line_comes(model: Model) -> None:
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start("-", "--top-k", 1, **pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for text in TEXTS[:3]:
+        process.stdin.write(f"{text}\n".encode())
+        process.stdin.flush()
+        row = json.loads(process.stdout.readline())
+        assert row["text"] == text
+        assert uids([row]) == expected(model, [text], top_k=1)
+    rest, _ = process.communicate(TEXTS[3].encode(), timeout=PATIENCE_SECONDS)  # without an end of the line
+    assert (json.loads(rest)["text"], process.returncode) == (TEXTS[3], 0)
+
+
+def test_json_lines_from_a_pipe_go_to_a_file(model: Model, tmp_path: Path) -> None:
+    flags = ("-", "--input-format", "jsonl", "--output", tmp_path / "out.jsonl", "--top-k", 1)
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    process = start(*flags, stdin=subprocess.PIPE)
+    process.communicate(lines, timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert uids(read_jsonl(tmp_path / "out.jsonl")) == expected(model, top_k=1)
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_task_without_a_traceback(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS * 20)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start("--input", source, prelude=SMALL_BLOCKS, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["id"] == "000"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(PATIENCE_SECONDS)) == (b"", 1)
+
+
+def test_ctrl_c_keeps_the_finished_rows(tmp_path: Path) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    flags = ("--input", source, "--output", target)
+    process = start(*flags, prelude=BLOCKED, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, errors) == (130, b"recollect predict: interrupted\n")
+    assert json.loads(Path(f"{target}.partial.json").read_text())["rows"] == 12
