@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from service.model import Model
     from service.predictor.answers import Answer
 
-# faiss compares a batch of queries with all keys by matrix multiplication if queries x dimensions exceed this number.
-# On one thread, multiplication is 6 times as fast from about 80 queries of 384 dimensions on, and as fast from 3 on.
-# The default of faiss is 128,000, chosen for many threads.
-_MULTIPLY_FROM = 2_000
 # Keys that are searched and ranked together. With the 16,384 of the service, which must not block for long, the
 # multiplications are smaller, and the search of a flat index takes a third longer.
 _BLOCK_KEYS = 65_536
@@ -53,11 +49,8 @@ def main(descriptor: int) -> None:
 
 
 def _open(task: Task) -> Answerer:
-    import faiss
-
     from service.model import open_model
 
-    faiss.cvar.distance_compute_blas_threshold = _MULTIPLY_FROM
     verify_key, bundle_cache = (Path(path) if path else None for path in (task.verify_key, task.bundle_cache))
     return Answerer(open_model(task.store, task.version, verify_key, bundle_cache), task)
 

@@ -24,6 +24,12 @@ from service.predictor.gpu import GpuIndex, NoGpuError
 from service.predictor.similarity import similarities_to_keys
 from service.settings import Device
 
+# If queries x dimensions exceed this number, faiss compares a batch of queries with all keys of a flat index by matrix
+# multiplication. On one thread, this takes half of the time for 6 queries of 384 dimensions, and a fifth for 32; for 3
+# queries it is as fast as one comparison at a time. The default of faiss, 128,000, is for many threads.
+_MULTIPLY_FROM = 2_000
+faiss.cvar.distance_compute_blas_threshold = _MULTIPLY_FROM
+
 
 @dataclass(frozen=True)
 class Neighbours:
