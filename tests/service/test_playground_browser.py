@@ -271,7 +271,8 @@ def test_page_asks_for_an_api_key_and_forgets_it_with_the_tab(page: Page, url: s
     for path in ("predict", "version", "playground/bundle"):
         page.route(f"**/{path}", guarded)
     page.goto(address(url, q=QUERY))
-    for key in ("wrong", "secret of the shop"):
+    for heading, key in (("This service needs", "wrong"), ("The API key is not known", "secret of the shop")):
+        expect(page.get_by_role("heading", name=heading)).to_be_visible()
         page.get_by_label("API key").fill(key)
         page.keyboard.press("Enter")
     expect(labels_of(page).first).to_be_visible()

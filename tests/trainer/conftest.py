@@ -123,18 +123,19 @@ _SIZE: dict[str, dict[str, Any]] = {
 
 
 def _tiny_tokenizer(kind: str) -> tuple[Any, dict[str, str]]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     first, last, pad, unknown = (
         ("<s>", "</s>", "<pad>", "<unk>") if kind == "roberta" else ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
     )
     special = [first, pad, last, unknown] if kind == "roberta" else [pad, unknown, first, last]
-    tokenizer = Tokenizer(models.WordPiece(unk_token=unknown))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=kind == "bert")
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
-    )
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=kind == "bert"), pre_tokenizers.BertPreTokenizer()
+    words = [word for text in CORPUS for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+    characters = sorted(set("".join(words)))
+    # Not a trained vocabulary: training breaks ties differently in each process.
+    pieces = dict.fromkeys([*special, *characters, *(f"##{character}" for character in characters), *words])
+    tokenizer = Tokenizer(models.WordPiece({piece: row for row, piece in enumerate(pieces)}, unk_token=unknown))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{first} $A {last}",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],

@@ -40,15 +40,24 @@ export function showMessage(slot, title, text) {
   slot.replaceChildren(el("div", { class: "notice calm" }, el("h3", {}, title), el("p", {}, text)));
 }
 
+/** Ask for an API key. A form that is shown already keeps a key that is typed at this moment. */
 function askForKey(slot) {
+  const title = apiKey() ? "The API key is not known" : "This service needs an API key";
+  const shown = slot.querySelector("form.key");
+  if (shown) {
+    shown.querySelector("h3").textContent = title;
+    const field = shown.querySelector("input");
+    if (field.value.trim() === apiKey()) field.value = "";
+    return;
+  }
   const input = el("input", { type: "password", autocomplete: "off", required: true, "aria-label": "API key" });
   const submit = (event) => {
     event.preventDefault();
     setApiKey(input.value.trim());
   };
   slot.replaceChildren(
-    el("form", { class: "notice", onsubmit: submit },
-      el("h3", {}, apiKey() ? "The API key is not known" : "This service needs an API key"),
+    el("form", { class: "notice key", onsubmit: submit },
+      el("h3", {}, title),
       el("p", {}, "The key stays in this tab. It is forgotten when you close the tab."),
       el("div", { class: "field" }, input, el("button", { class: "primary" }, "Use this key")),
     ),
