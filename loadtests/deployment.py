@@ -77,6 +77,7 @@ class Deployment:
     replicas: list[Replica]
     address: Address
     redis_url: str
+    redis_secret: str
 
 
 @contextlib.contextmanager
@@ -104,7 +105,7 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
         nginx_command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(configuration), "-g", "daemon off;"]
         nginx = Program(nginx_command, nginx_port, folder / "nginx.log")
         stack.callback(nginx.stop)
-        yield Deployment(redis, replicas, Address("127.0.0.1", nginx_port), redis_url)
+        yield Deployment(redis, replicas, Address("127.0.0.1", nginx_port), redis_url, redis_secret)
 
 
 def _free_ports(count: int) -> list[int]:

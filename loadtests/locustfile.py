@@ -55,7 +55,8 @@ def _add_options(parser: Any, **_: Any) -> None:
         "--redis-url",
         env_var="RECOLLECT_REDIS_URL",
         is_secret=True,
-        help="Redis in which a swap storm activates versions; default: activate in the store only",
+        help="Redis in which a swap storm activates versions; default: activate in the store only. A swap storm reads "
+        "RECOLLECT_REDIS_SECRET, if the service has a secret",
     )
 
 

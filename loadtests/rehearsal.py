@@ -55,7 +55,11 @@ def _rehearse(deployment: Deployment, store: Path, options: argparse.Namespace) 
     command += ["--host", f"http://{deployment.address.host}:{deployment.address.port}", "--store", str(store)]
     for option in ("seconds", "stages", "rate", "connections"):
         command += [f"--{option}", str(getattr(options, option))]
-    environment = os.environ | {"RECOLLECT_REDIS_URL": deployment.redis_url, "LOCUST_LOGLEVEL": "WARNING"}
+    environment = os.environ | {
+        "RECOLLECT_REDIS_URL": deployment.redis_url,
+        "RECOLLECT_REDIS_SECRET": deployment.redis_secret,
+        "LOCUST_LOGLEVEL": "WARNING",
+    }
     faults = Faults(deployment, options.seconds / 3)
     printed: dict[str, Any] = {}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as locust:
