@@ -33,7 +33,7 @@ Reason = Literal[
 _RESERVED = 32
 # Number of open files of a process that are not connections.
 _OTHER_FILES = 256
-# Maximum time from the begin of a connection to its first request while the server shuts down.
+# Maximum time from the start of a connection to its first request while the server shuts down.
 _FIRST_REQUEST_SECONDS = 1.0
 # Refused connections are logged at most once in this time, for each reason.
 _LOG_SECONDS = 1.0
@@ -72,7 +72,7 @@ class Connections:
 
     def __init__(self, limit: int, metrics: Metrics | None) -> None:
         self.shutting_down = False
-        # The time, on the event loop's clock, when all requests must have arrived.
+        # The latest time, on the event loop's clock, at which a request may arrive.
         self._last_arrival = math.inf
         self._limit, self._metrics = limit, metrics
         self._open: set[Connection] = set()
@@ -119,7 +119,7 @@ class Connections:
             self._waiting[connection] = None
 
     def shut_down(self, seconds: float) -> None:
-        """Note that the server shuts down, and that requests that still arrive must be complete in `seconds`."""
+        """Note that the server shuts down, and that all requests must arrive within `seconds`."""
         self.shutting_down = True
         self._last_arrival = asyncio.get_running_loop().time() + seconds
 
@@ -127,7 +127,7 @@ class Connections:
         """Time that a connection still has for its first request while the server shuts down.
 
         Args:
-            opened: The time when the connection began, on the event loop's clock.
+            opened: The time when the connection started, on the event loop's clock.
         """
         return self.seconds_to_arrive(max(0.0, opened + _FIRST_REQUEST_SECONDS - asyncio.get_running_loop().time()))
 

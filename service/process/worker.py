@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anyio.to_thread
 import structlog
+from starlette.concurrency import run_in_threadpool
 
 from service.addresses import start_listening
 from service.canary.breaker import BreakerLimits
@@ -181,8 +181,8 @@ async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> Non
 
 
 async def _load_thread_pool() -> None:
-    """Use anyio's thread pool once: its first use imports modules, which would stop all answers for 60 ms."""
-    await anyio.to_thread.run_sync(lambda: None)
+    """Use the framework's thread pool once: its first use imports modules, which would stop all answers for 60 ms."""
+    await run_in_threadpool(lambda: None)
 
 
 def _exempt_from_garbage_collection() -> None:
