@@ -58,8 +58,10 @@ from service.process import worker
 serve_until = worker.serve_until
 async def serve(stop, servers, *rest):
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, setattr, servers[0], "should_exit", True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
     await serve_until(stop, servers, *rest)
 worker.serve_until = serve
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # until its handler exists
 """
     with serving(store, "--admin-port", "0", prelude=prelude) as server:
         server.process.send_signal(signal.SIGUSR1)
