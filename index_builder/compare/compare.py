@@ -54,7 +54,7 @@ def compare(settings: CompareSettings) -> str:
     by_name = {run.contestant.name: ContestantResults(run.contestant, []) for run in runs}
     for run in runs:
         print_status(f"compare: measure {run.name} on {len(queries):,} test texts")
-        quality = measure(folder.run(run), queries, device)
+        quality = measure(folder.run(run), queries, device, with_ranker=settings.rank != "no")
         by_name[run.contestant.name].runs.append(RunResult.of(folder.run(run), run.seed, quality))
 
     results, plan = list(by_name.values()), open_memory(folder.untrained / "memory").plan

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from index_builder.compare.queries import Queries
 from index_builder.ranking.artefact import has_ranker, read_ranker
 from index_builder.ranking.ranked_labels import ranked_labels
+from service.ranking.model import RankerFile
 from trainer.files import write_json
 from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.memory import Memory, open_memory
@@ -68,27 +69,36 @@ class Quality:
         return {f"P@{k}": precision_at(hit, k) for k in (1, 3, _TOP)} | {f"nDCG@{_TOP}": ndcg_at(hit, sizes, _TOP)}
 
 
-def measure(run: Path, queries: Queries, device: str) -> Quality:
+def measure(run: Path, queries: Queries, device: str, with_ranker: bool = True) -> Quality:
     """Measure a run on the test queries, or read the cached figures.
 
     Args:
         run: The run folder, with checkpoint and memory.
         queries: The test queries.
         device: Device that encodes and searches.
+        with_ranker: Whether to measure the order of the run's ranker too, if it has one.
 
     Raises:
         MemoryFolderError, EncoderError: If the run cannot be opened.
+        BuildError: If the ranker is damaged, or was fitted for another memory.
     """
     memory, cache = open_memory(run / "memory"), run / "quality.json"
-    digest = _digest(memory, queries)
+    ranker = read_ranker(memory) if with_ranker and has_ranker(memory) else None
+    digest = _digest(memory, ranker, queries)
     found = _read_cached(cache, digest)
     if found is None:
-        found = _measure(memory, queries, queries.vectors(run, device), device)
+        found = _measure(memory, ranker, queries, queries.vectors(run, device), device)
         write_json(cache, {"digest": digest, **vars(found)})
     return found
 
 
-def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query width"], device: str) -> Quality:
+def _measure(
+    memory: Memory,
+    ranker: RankerFile | None,
+    queries: Queries,
+    vectors: Float[np.ndarray, "query width"],
+    device: str,
+) -> Quality:
     defaults = memory.defaults
     tuned = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
     curve = [tuned._replace(lambda_=lambda_) for lambda_ in sorted({*_LAMBDAS, tuned.lambda_})]
@@ -117,7 +127,7 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
     shared = (queries.truth, counts, memory.plan.instances, queries.propensity)
-    ranked = ranked_labels(memory, queries.texts(), vectors, queries.filtered) if has_ranker(memory) else None
+    ranked = None if ranker is None else ranked_labels(memory, ranker, queries.texts(), vectors, queries.filtered)
     bits = np.packbits(hits(best[:, :_TOP], queries.truth), axis=1)
     return Quality(
         answering=dict(defaults),
@@ -132,12 +142,12 @@ def _measure(memory: Memory, queries: Queries, vectors: Float[np.ndarray, "query
     )
 
 
-def _digest(memory: Memory, queries: Queries) -> str:
+def _digest(memory: Memory, ranker: RankerFile | None, queries: Queries) -> str:
     digest = hashlib.sha256((memory.folder / "memory.json").read_bytes())
     if memory.distilled is not None:
         digest.update(memory.distilled.data)
-    if has_ranker(memory):
-        digest.update(read_ranker(memory).model_dump_json().encode())
+    if ranker is not None:
+        digest.update(ranker.model_dump_json().encode())
     digest.update(queries.sha256.encode())
     digest.update(str(_FORMAT_VERSION).encode())
     return digest.hexdigest()

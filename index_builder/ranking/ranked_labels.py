@@ -10,30 +10,30 @@ from scipy import sparse
 from tqdm import tqdm
 
 from index_builder.evaluation.predictions import pick
-from index_builder.ranking.artefact import read_ranker
 from index_builder.ranking.bundle_ranker import needs_words
 from index_builder.ranking.candidate_source import CandidateSource
 from index_builder.ranking.gains import best_candidates
-from service.ranking.model import RankerModel
+from service.ranking.model import RankerFile, RankerModel
 from trainer.memory import Memory
 
 
 def ranked_labels(
-    memory: Memory, texts: Sequence[str], vectors: Float[np.ndarray, "query dim"], filtered: sparse.csr_matrix
+    memory: Memory,
+    ranker: RankerFile,
+    texts: Sequence[str],
+    vectors: Float[np.ndarray, "query dim"],
+    filtered: sparse.csr_matrix,
 ) -> Int[np.ndarray, "query 100"]:
-    """The best 100 labels of each text in the order of the memory's ranker; -1 pads short lists.
+    """The best 100 labels of each text in the order of a ranker; -1 pads short lists.
 
     Args:
-        memory: A memory that has a ranker.
+        memory: The memory for which the ranker was fitted.
+        ranker: The ranker.
         texts: The queries.
         vectors: Their vectors.
         filtered: The labels that are removed from the answers, with the axes (query, label).
-
-    Raises:
-        BuildError: If the ranker is damaged, or was fitted for another memory.
     """
-    file = read_ranker(memory)
-    model, source = RankerModel(file), CandidateSource(memory, needs_words(file))
+    model, source = RankerModel(ranker), CandidateSource(memory, needs_words(ranker))
     columns = [source.features.index(name) for name in model.features]
     none, best = np.empty(0, dtype=np.int64), []
     with tqdm(total=len(texts), unit="query", unit_scale=True, desc="rank", dynamic_ncols=True) as bar:
