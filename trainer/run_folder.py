@@ -175,9 +175,7 @@ class RunFolder:
         if not self._training.is_file():
             return None
         try:
-            saved: dict[str, Any] = json.loads(self._training.read_text(encoding="utf-8"))
-            if (version := saved["format_version"]) != _FORMAT_VERSION:
-                raise ValueError(f"format_version {version}")
+            saved = _read_versioned(self._training)
             saved["recipe"]["seed"], saved["done"]
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
@@ -195,9 +193,7 @@ class RunFolder:
         if not self.query_encoder.is_dir():
             return None
         try:
-            saved: dict[str, Any] = json.loads(self._distillation.read_text(encoding="utf-8"))
-            if (version := saved["format_version"]) != _FORMAT_VERSION:
-                raise ValueError(f"format_version {version}")
+            saved = _read_versioned(self._distillation)
             saved["teacher_sha256"], float(saved["validation_fraction"]), int(saved["seed"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainingError(
@@ -275,3 +271,11 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _read_versioned(path: Path) -> dict[str, Any]:
+    """Read a JSON file of this format; an OSError, a ValueError, a KeyError or a TypeError if it is another one."""
+    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if (version := saved["format_version"]) != _FORMAT_VERSION:
+        raise ValueError(f"format_version {version}")
+    return saved

@@ -31,7 +31,7 @@ _PROBE_TEXTS = 256
 _ENCODING_SHARE = 0.5
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
 _MEASURING_SHARE = 0.15
-# Minimum share of the whole time for all trainings together.
+# All trainings together get at least this share of the time limit.
 _LEAST_TRAINING_SHARE = 0.1
 
 

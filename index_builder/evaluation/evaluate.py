@@ -108,7 +108,7 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     ]
     if predictor.reranker is None:
         return settings_of_score
-    # The ranker is fitted for the defaults only.
+    # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
     by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))
     return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]
 

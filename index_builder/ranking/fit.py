@@ -28,7 +28,7 @@ _PARAMETERS = {
     "verbose": -1,
 }
 _TREES = 100
-# A leaf has at least one in so many examples, within these bounds.
+# Minimum number of examples in a leaf: one in 1,000 of all examples, but at least 20, and never more than 500.
 _EXAMPLES_PER_LEAF, _LEAST_IN_LEAF, _MOST_IN_LEAF = 1_000, 20, 500
 
 

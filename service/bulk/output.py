@@ -157,7 +157,7 @@ class FileOutput:
         self.complete = True
 
     def _record(self) -> None:
-        """Record the finished rows. Their bytes reach the disk first."""
+        """Record the number of finished rows, after the bytes of these rows are on the disk."""
         self._recorded = time.monotonic()
         with _named(str(self._partial)):
             os.fsync(self._file.fileno())

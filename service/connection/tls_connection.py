@@ -66,7 +66,7 @@ class TlsConnection(SSLProtocol):
         return True
 
     def shutdown(self) -> None:
-        """Uvicorn calls this when the server stops: a handshake that has just begun has a short time to end."""
+        """Close the connection unless its handshake ends in a short time. Uvicorn calls this when the server stops."""
         seconds = self._open_connections.seconds_to_first_request(self._opened)
         asyncio.get_running_loop().call_later(seconds, self._abort_handshake)
 

@@ -1,4 +1,4 @@
-"""Distillation: a static encoder learns to give a text the vector that its teacher, another encoder, gives it.
+"""Distillation: a static encoder learns the vectors that another encoder, its teacher, computes for the same texts.
 
 The loss of a batch compares the student's vectors v with the teacher's vectors t of the same texts, and their
 similarities to some keys K of the memory:
