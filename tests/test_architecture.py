@@ -53,6 +53,7 @@ SERVICE_ORDER = (
     "canary",
     "lexical",
     "ranking",
+    "memory",
     "predictor",
     "model",
     "bulk",

@@ -96,7 +96,9 @@ class CandidateSource:
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
             votes = cast_votes(nearest_keys, temperature, lambda_, self._values)
             searches = Searches.of(
-                Found.by_vectors(instances.keys, instances.similarities, temperature),
+                Found.by_vectors(
+                    instances.keys, instances.similarities, temperature, self._values.log_counts_of(instances.keys)
+                ),
                 Found.by_vectors(labels.keys, labels.similarities, temperature),
                 None if words is None else words.search_each(queries, TOP_WORDS),
             )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.values import gather_rows
+from service.bundle.values import Values, gather_rows
 from service.errors import QueryError
 from service.predictor.filters import LabelFilter
 from service.predictor.scoring import Ranking, Votes, key_weights
@@ -35,9 +35,13 @@ class ExhaustiveRanker:
     """
 
     def __init__(
-        self, indptr: Int[np.ndarray, " offset"], indices: Int[np.ndarray, " pair"], searcher: Searcher
+        self,
+        indptr: Int[np.ndarray, " offset"],
+        indices: Int[np.ndarray, " pair"],
+        searcher: Searcher,
+        values: Values,
     ) -> None:
-        self._indptr, self._indices, self._searcher = indptr, indices, searcher
+        self._indptr, self._indices, self._searcher, self._values = indptr, indices, searcher, values
 
     def is_cheap(self, label_filter: LabelFilter, lambda_: float) -> bool:
         """Whether the admitted labels have so few votes that exhaustive ranking is faster than a search."""
@@ -121,7 +125,7 @@ class ExhaustiveRanker:
         similarities[np.searchsorted(weighted, keys)] = self._searcher.similarities(vector, keys)
         similarities[np.searchsorted(weighted, nearest.keys[0, found])] = nearest.similarities[0, found]
         weight = np.zeros(self._searcher.keys)
-        weight[weighted] = key_weights(similarities[None], temperature)[0]
+        weight[weighted] = key_weights(similarities[None], temperature, self._values.log_counts_of(weighted[None]))[0]
         return weight
 
     def _voting_keys(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Int[np.ndarray, " key"]:

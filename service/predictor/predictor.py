@@ -62,7 +62,7 @@ class Predictor:
         if bundle.manifest.has_ranker:
             self.reranker = Reranker(Ranker.open(bundle, self.values), self.values)
         self._check_shapes()
-        self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher)
+        self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher, self.values)
         bundle.components.release_unused()
 
     @classmethod

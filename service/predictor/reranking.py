@@ -48,7 +48,8 @@ class Reranker:
             options: The options of the queries.
             label_filter: Admits candidates; None admits all labels.
         """
-        by_instances = Found.by_vectors(instances.keys, instances.similarities, options.temperature)
+        counts = self._values.log_counts_of(instances.keys)
+        by_instances = Found.by_vectors(instances.keys, instances.similarities, options.temperature, counts)
         by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
         searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits

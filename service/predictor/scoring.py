@@ -61,12 +61,17 @@ class Ranking:
     logit: Float[np.ndarray, " row"] | None = None
 
 
-def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: float) -> Float[np.ndarray, "query top_b"]:
+def key_weights(
+    similarities: Float[np.ndarray, "query top_b"],
+    temperature: float,
+    log_counts: Float[np.ndarray, "query top_b"] | float = 0.0,
+) -> Float[np.ndarray, "query top_b"]:
     """Weight each retrieved key by its similarity to the query: one softmax over the retrieved keys (RAE-XMC, Eq. 5).
 
     Args:
         similarities: Inner products of unit vectors, so in [-1, 1]; -inf for a missing key.
         temperature: Tau of the softmax.
+        log_counts: The logarithm of each key's count: a key with count n weighs as much as n equal keys.
 
     Returns:
         Weights in float64 that sum to 1 for every query with at least one key.
@@ -76,7 +81,7 @@ def key_weights(similarities: Float[np.ndarray, "query top_b"], temperature: flo
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, found {temperature}")
-    logits = similarities.astype(np.float64) / temperature
+    logits = similarities.astype(np.float64) / temperature + log_counts
     found = np.isfinite(logits)
     largest = logits.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min, where=found)
     weights = np.exp(logits - largest)  # a missing key gets the weight 0
@@ -90,7 +95,8 @@ def cast_votes(neighbours: Neighbours, temperature: float, lambda_: float, value
     An instance gives lambda times its weight to each of its labels, a label key 1 - lambda times its weight to its
     label.
     """
-    return votes_of(neighbours.keys, key_weights(neighbours.similarities, temperature), lambda_, values)
+    weights = key_weights(neighbours.similarities, temperature, values.log_counts_of(neighbours.keys))
+    return votes_of(neighbours.keys, weights, lambda_, values)
 
 
 def votes_of(

@@ -36,9 +36,10 @@ class Found:
         keys: Int[np.ndarray, "query found"],
         similarities: Float[np.ndarray, "query found"],
         temperature: float,
+        log_counts: Float[np.ndarray, "query found"] | float = 0.0,
     ) -> Found:
-        """Weigh keys that were found by their vectors: a softmax with the temperature tau."""
-        logits = np.where(keys < 0, -np.inf, similarities.astype(np.float64) / temperature)
+        """Weigh keys that were found by their vectors: a softmax with the temperature tau and the keys' counts."""
+        logits = np.where(keys < 0, -np.inf, similarities.astype(np.float64) / temperature + log_counts)
         largest = logits.max(axis=1, keepdims=True, initial=np.finfo(np.float64).min)
         return cls(keys, similarities, _normalise(np.exp(logits - largest)))
 

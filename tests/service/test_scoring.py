@@ -97,6 +97,23 @@ def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperatu
     np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
 
 
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) -> None:
+    rows = [[0, 2], [1], [0, 2], [0, 2]]
+    similarities, label_key = np.array([0.9, 0.8, 0.9, 0.9], dtype=np.float32), np.array([0.7], dtype=np.float32)
+
+    def score(chosen: list[int], log_counts: np.ndarray | None) -> dict[int, float]:
+        kept = [rows[row] for row in chosen]
+        indptr = np.cumsum([0, *map(len, kept)])
+        values = Values(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
+        found = np.concatenate([similarities[chosen], label_key])[None]
+        keys = np.array([[*range(len(chosen)), len(chosen) + 1]])
+        ranking = rank(cast_votes(Neighbours(found, keys), 0.1, lambda_, values), values)
+        return dict(zip(ranking.label.tolist(), ranking.score.tolist(), strict=True))
+
+    assert score([0, 1], np.log([3, 1])) == pytest.approx(score([0, 1, 2, 3], None))
+
+
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: float) -> None:
     weights = key_weights(np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]]), temperature)
