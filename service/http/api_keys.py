@@ -14,13 +14,21 @@ from service.serving.rate_limit import Quota
 from service.settings import require_strong
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
+# The word at the end of a line that lets a key change the memory.
+_WRITE = "write"
 
 
 @dataclass(frozen=True)
 class ApiKey(Quota):
-    """An API key. Only the SHA-256 of the key's secret stays in memory."""
+    """An API key. Only the SHA-256 of the key's secret stays in memory.
+
+    Attributes:
+        digest: The SHA-256.
+        writes: Whether the key may change the memory.
+    """
 
     digest: bytes
+    writes: bool = False
 
 
 class ApiKeys:
@@ -51,7 +59,8 @@ class ApiKeys:
 
 
 def read_api_keys(path: Path, rate: float) -> ApiKeys:
-    """Read one API key a line: its name, its secret, and optionally its queries per second (default: `rate`).
+    """Read one API key a line: its name, its secret, optionally its queries per second (default: `rate`), and optionally
+    the word `write`, which allows changes of the memory.
 
     Raises:
         SettingsError: If a line has another form. The error message does not repeat the secret.
@@ -77,8 +86,11 @@ def _numbered(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _parse(where: str, fields: list[str], rate: float) -> ApiKey:
+    words = len(fields)
+    if writes := fields[2:][-1:] == [_WRITE]:
+        fields.pop()
     if len(fields) not in (2, 3) or not _NAME.fullmatch(fields[0]):
-        raise SettingsError(f"{where}: expected NAME KEY [QUERIES_PER_SECOND], found {len(fields)} words")
+        raise SettingsError(f"{where}: expected NAME KEY [QUERIES_PER_SECOND] [{_WRITE}], found {words} words")
     name, secret, *own_rate = fields
     require_strong(secret, f"{where}: expected a key of")
     try:
@@ -87,7 +99,7 @@ def _parse(where: str, fields: list[str], rate: float) -> ApiKey:
         rate = math.nan
     if not 0 <= rate < math.inf:
         raise SettingsError(f"{where}: expected queries per second (0 for no limit), found {own_rate[0][:20]!r}")
-    return ApiKey(name, rate, _digest(secret))
+    return ApiKey(name, rate, _digest(secret), writes)
 
 
 def _digest(secret: str) -> bytes:

@@ -128,6 +128,19 @@ def test_invalid_file_of_api_keys_is_refused_without_printing_its_secrets(
         read_api_keys(tmp_path / "nowhere", 0)
 
 
+@pytest.mark.parametrize(
+    ("rest", "rate", "writes"), [("", 7, False), (" 5", 5, False), (" write", 7, True), (" 5 write", 5, True)]
+)
+def test_line_of_an_api_key_can_state_its_rate_and_allow_writes(
+    tmp_path: Path, rest: str, rate: float, writes: bool
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"front {FRONT}{rest}\n")
+    key = read_api_keys(path, 7).find(FRONT)
+    assert key is not None
+    assert (key.rate, key.writes) == (rate, writes)
+
+
 def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
