@@ -114,8 +114,8 @@ class ServeSettings(RedisSettings):
     cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
     api_keys: Path | None = Field(
         None,
-        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] [write]; read again on changes (default: "
-        "requests need no API key)",
+        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] [write]; read again on changes "
+        "(default: requests need no API key)",
     )
     rate_limit: float = Field(
         0.0,

@@ -59,8 +59,9 @@ class ApiKeys:
 
 
 def read_api_keys(path: Path, rate: float) -> ApiKeys:
-    """Read one API key a line: its name, its secret, optionally its queries per second (default: `rate`), and optionally
-    the word `write`, which allows changes of the memory.
+    """Read one API key a line: its name and its secret.
+
+    Optionally, its queries per second (default: `rate`) and the word `write`, which allows changes of the memory, follow.
 
     Raises:
         SettingsError: If a line has another form. The error message does not repeat the secret.
