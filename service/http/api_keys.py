@@ -61,7 +61,7 @@ class ApiKeys:
 def read_api_keys(path: Path, rate: float) -> ApiKeys:
     """Read one API key a line: its name and its secret.
 
-    Optionally, its queries per second (default: `rate`) and the word `write`, which allows changes of the memory, follow.
+    After them, a line can state queries per second (default: `rate`), and `write` to allow changes of the memory.
 
     Raises:
         SettingsError: If a line has another form. The error message does not repeat the secret.
