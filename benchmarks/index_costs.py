@@ -23,7 +23,6 @@ import faiss
 import numpy as np
 import torch
 from pydantic import ValidationError
-from tqdm import tqdm
 from transformers import BertConfig, BertModel
 
 from benchmarks.synthetic_memory import SyntheticMemory
@@ -44,6 +43,7 @@ from service.threads import threads_or_cores
 from trainer.encoder import Encoder, UnitVectorModel
 from trainer.memory import open_memory
 from trainer.pretrained import PACKAGED, load_pretrained
+from trainer.progress_bar import progress_bar
 
 _TIMED_SECONDS = 60.0
 _SAMPLED_SECONDS = 0.02
@@ -111,7 +111,7 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     encoder = _encoder(synthetic.dim)
     texts = [f"Query {number} of the sample" for number in range(_SAMPLE_TEXTS)]
     sample = Sample(texts, encoder.encode(texts, encoder.config.max_length))
-    with tqdm(total=synthetic.keys, unit="key", unit_scale=True, desc="generate") as bar:
+    with progress_bar(synthetic.keys, "key", "generate") as bar:
         synthetic.write(settings.run / "memory", bar.update)
     memory = open_memory(settings.run / "memory")
     bundle = Path(settings.store)

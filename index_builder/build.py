@@ -16,7 +16,6 @@ from pathlib import Path
 import faiss
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from index_builder.bundle_tables import write_bundle_tables
 from index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
@@ -56,6 +55,7 @@ from service.threads import threads_or_cores
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import Memory, open_memory
+from trainer.progress_bar import progress_bar
 from trainer.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
@@ -220,7 +220,7 @@ def _write_indexes(
 
 @contextlib.contextmanager
 def _progress_bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int], object]]:
-    with tqdm(total=keys, unit="key", unit_scale=True, desc=f"index {part} ({factory})") as bar:
+    with progress_bar(keys, "key", f"index {part} ({factory})") as bar:
         yield bar.update
 
 

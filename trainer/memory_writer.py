@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
 from trainer.data.split import Entries, Split
 from trainer.distributed import Ranks
@@ -19,6 +18,7 @@ from trainer.errors import MemoryFolderError
 from trainer.files import flush, save_array, write_json
 from trainer.keys import KeySource
 from trainer.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
+from trainer.progress_bar import progress_bar
 
 # Texts in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
 _CHUNK_TEXTS = 4_096
@@ -48,7 +48,10 @@ def write_memory(
         Number of keys that this call computed. Keys of the interrupted run are not counted.
     """
     done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances) if ranks.first else 0)
-    with _open_keys(folder / "keys.npy", plan, done, ranks) as file, _progress_bar(plan.keys, done, ranks) as bar:
+    with (
+        _open_keys(folder / "keys.npy", plan, done, ranks) as file,
+        progress_bar(plan.keys, "text", "encode", done, shown=ranks.first) as bar,
+    ):
         for start, stop in _chunks(plan, done):
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
             bar.update(stop - bar.n)  # the sizes of the shares may differ by a row
@@ -133,15 +136,3 @@ def _npy_header(plan: MemoryPlan) -> bytes:
 def _npy_size(plan: MemoryPlan, keys: int) -> int:
     """Size of `keys.npy` in bytes with this number of keys."""
     return len(_npy_header(plan)) + keys * plan.dim * np.dtype(plan.key_dtype).itemsize
-
-
-def _progress_bar(keys: int, done: int, ranks: Ranks) -> tqdm[None]:
-    return tqdm(
-        total=keys,
-        initial=done,
-        unit="text",
-        unit_scale=True,
-        desc="encode",
-        dynamic_ncols=True,
-        disable=not ranks.first,
-    )

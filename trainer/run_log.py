@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tqdm import tqdm
-
+from trainer.progress_bar import progress_bar
 from trainer.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
@@ -26,15 +24,7 @@ class RunLog:
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool) -> None:
         self._first, self._progress = first, progress
-        self._bar = tqdm(
-            total=steps,
-            initial=progress.step,
-            unit="step",
-            desc="train",
-            dynamic_ncols=True,
-            disable=not first,
-            file=sys.stderr,
-        )
+        self._bar = progress_bar(steps, "step", "train", done=progress.step, shown=first)
         self._last_line = time.monotonic()
         self._reset_means()
         if first:

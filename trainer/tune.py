@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from tqdm import tqdm
 
 from trainer.files import write_json
 from trainer.inference import InferenceSetting, predict
 from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
 from trainer.memory import Memory, open_memory, write_defaults
 from trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
+from trainer.progress_bar import with_progress
 from trainer.settings import TuneSettings
 
 
@@ -105,7 +105,7 @@ def tune(settings: TuneSettings) -> Tuning:
     filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
     metric = _Metric(settings, memory, rows)
     trials = []
-    for alpha in tqdm(alphas, unit="alpha", desc="tune", dynamic_ncols=True, file=sys.stderr):
+    for alpha in with_progress(alphas, "alpha", "tune"):
         labels = label_neighbours(memory, rows, alpha, top_b)
         for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k, filtered):
             trials.append(Trial(*setting, alpha, metric(predictions)))

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from tqdm import tqdm
 
 from index_builder.compare.queries import Queries
 from index_builder.ranking.artefact import has_ranker, read_ranker
@@ -25,6 +24,7 @@ from trainer.files import write_json
 from trainer.inference import InferenceSetting, Neighbours, predict
 from trainer.memory import Memory, open_memory
 from trainer.metrics import hits, ndcg_at, precision_at, report
+from trainer.progress_bar import with_progress
 from trainer.search import nearest
 
 # Number of labels to predict for each query: 100 for R@100. The scores of single queries need only five.
@@ -110,7 +110,7 @@ def _measure(
     best = np.empty((len(queries), DEPTH), dtype=np.int64)
     plain = np.empty_like(best)
     sums = {setting: np.zeros(2) for setting in curve}
-    for start in tqdm(range(0, len(queries), _BLOCK_QUERIES), unit="block", desc="measure", dynamic_ncols=True):
+    for start in with_progress(range(0, len(queries), _BLOCK_QUERIES), "block", "measure"):
         rows = slice(start, min(start + _BLOCK_QUERIES, len(queries)))
         block, truth, sizes = vectors[rows], queries.truth[rows], queries.sizes[rows]
         filtered = queries.filtered[rows]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
-from tqdm import tqdm
 
 from trainer.checkpoint import load_checkpoint
 from trainer.data.split import Entries, Split, fingerprint
 from trainer.encoder import Encoder
+from trainer.progress_bar import progress_bar
 from trainer.run_folder import RunFolder
 
 
@@ -65,5 +65,5 @@ class Queries:
 
     def _encode(self, encoder: Encoder) -> Float[np.ndarray, "query dim"]:
         texts = self.texts()
-        with tqdm(total=len(texts), unit="text", unit_scale=True, desc="encode", dynamic_ncols=True) as bar:
+        with progress_bar(len(texts), "text", "encode") as bar:
             return encoder.encode(texts, encoder.config.max_length, bar.update)

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float, Int, Shaped
 from scipy import sparse
-from tqdm import tqdm
 
 from index_builder.errors import BuildError
 from index_builder.evaluation.probability_report import JudgedProbabilities
@@ -25,6 +24,7 @@ from service.predictor.searcher import Neighbours, Searcher, search_parts
 from service.predictor.words import mix
 from trainer.data.split import Entries, Split
 from trainer.metrics import hits
+from trainer.progress_bar import progress_bar
 
 # Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
@@ -128,7 +128,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     temperature changes the keys that an index finds.
     """
     predictions: list[list[Predictions]] = [[] for _ in grid]
-    with tqdm(total=len(test), unit="query", unit_scale=True, desc="evaluate", dynamic_ncols=True) as bar:
+    with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from tqdm import tqdm
 
 from index_builder.ranking.candidate_source import Block, CandidateSource
 from trainer.memory import Memory
+from trainer.progress_bar import progress_bar
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ExampleSource:
             fold: The fold of each of these instances.
         """
         parts = []
-        with tqdm(total=len(rows), unit="query", desc="features", dynamic_ncols=True) as bar:
+        with progress_bar(len(rows), "query", "features") as bar:
             for number in np.unique(fold):
                 queries = np.flatnonzero(fold == number)
                 absent = rows[queries]

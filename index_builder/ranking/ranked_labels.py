@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
-from tqdm import tqdm
 
 from index_builder.evaluation.predictions import pick
 from index_builder.ranking.bundle_ranker import needs_words
@@ -15,6 +14,7 @@ from index_builder.ranking.candidate_source import CandidateSource
 from index_builder.ranking.gains import best_candidates
 from service.ranking.model import RankerFile, RankerModel
 from trainer.memory import Memory
+from trainer.progress_bar import progress_bar
 
 
 def ranked_labels(
@@ -36,7 +36,7 @@ def ranked_labels(
     model, source = RankerModel(ranker), CandidateSource(memory, needs_words(ranker))
     columns = [source.features.index(name) for name in model.features]
     none, best = np.empty(0, dtype=np.int64), []
-    with tqdm(total=len(texts), unit="query", unit_scale=True, desc="rank", dynamic_ncols=True) as bar:
+    with progress_bar(len(texts), "query", "rank") as bar:
         for block in source.find(texts, vectors, none):
             query, label = block.candidates.query, block.candidates.label
             kept = np.asarray(filtered[query + block.first, label]).ravel() == 0

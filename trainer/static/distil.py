@@ -11,17 +11,16 @@ step, the projection is fitted with the least square error.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from trainer.encoder import UnitVectorModel
 from trainer.errors import TrainingError
+from trainer.progress_bar import with_progress
 from trainer.randomness import Purpose, generator
 from trainer.static.model import StaticModel
 from trainer.tokens import Inputs
@@ -82,7 +81,7 @@ def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> 
     optimizer = torch.optim.AdamW(student.parameters(), lr=_RATE, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, len(batches)))
     student.train()
-    for step, rows in enumerate(tqdm(batches, unit="step", desc="distil", dynamic_ncols=True, file=sys.stderr)):
+    for step, rows in enumerate(with_progress(batches, "step", "distil")):
         taught = lesson.taught(rows).to(device)
         loss = _loss(student(*lesson.texts.batch(rows, device)), taught, lesson.draw_keys(rows, rng).to(device))
         optimizer.zero_grad()
