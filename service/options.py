@@ -25,7 +25,8 @@ _BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_
 # Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
 _FILTER_COST = 5
-_MAX_TOP_K = 1_000
+# Maximum number of labels in an answer.
+MAX_TOP_K = 1_000
 # Maximum number of labels that an assignment considers. The others have probabilities near 0.
 MOST_ASSIGNED = 100
 
@@ -84,7 +85,7 @@ def first_problem(error: ValidationError) -> str:
 Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1 uses instances only")]
 Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the retrieved keys")]
 TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="number of keys to retrieve")]
-TopK = Annotated[int, Field(ge=1, le=_MAX_TOP_K, description="maximum number of labels to return")]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K, description="maximum number of labels to return")]
 WordWeight = Annotated[
     float, Field(ge=0, le=1, description="share of words in a score; no effect without a lexical index in the bundle")
 ]
@@ -236,7 +237,7 @@ def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:
 
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
     """The cost of the most expensive request that the limits allow."""
-    keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, _MAX_TOP_K // _ANSWERS_PER_UNIT
+    keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, MAX_TOP_K // _ANSWERS_PER_UNIT
     per_query = math.ceil(max_query_bytes / _BYTES_PER_UNIT) + keys + answers + _FILTER_COST
     return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT
 

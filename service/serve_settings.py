@@ -143,6 +143,9 @@ class ServeSettings(RedisSettings):
     playground: CliImplicitFlag[bool] = Field(
         True, description="Serve the playground, a web page to try queries and options, at /"
     )
+    annif: CliImplicitFlag[bool] = Field(
+        False, description="Answer the suggestions of Annif's REST API, at /v1/projects/recollect"
+    )
     metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
     assign_threshold: float = Field(

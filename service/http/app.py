@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from service.http import problems
+from service.http.annif import AnnifRoutes
 from service.http.api_keys import ApiKeys
 from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from service.http.routes import Routes
@@ -106,6 +107,8 @@ def create_app(
     routes.register(app.router, with_metrics=settings.metrics != "off")
     if settings.docs != "off":
         add_docs(app.router)
+    if settings.annif:
+        AnnifRoutes(pipeline, model_manager.versions, settings.max_query_bytes).register(app.router)
     if settings.playground:
         facts = FactsRoute(model_manager.versions, settings.max_batch, docs=settings.docs == "public")
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)

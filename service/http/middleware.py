@@ -31,8 +31,11 @@ _MAX_DISCARDED_BYTES = 64 << 20
 # of different paths.
 _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/health/ready", "/metrics"})
 
+# The labels of paths that contain a name, by the beginnings of the paths.
+_FAMILIES = (("/labels/", "/labels/{uid}"), ("/v1/projects", "/v1/projects"))
+
 # Paths that need an API key, if keys are configured: their answers reveal training data.
-_GUARDED = ("/predict", "/labels/", "/version", "/playground/bundle")
+_GUARDED = ("/predict", "/labels/", "/version", "/playground/bundle", "/v1/")
 
 
 class RequestContext:
@@ -90,7 +93,7 @@ class RequestContext:
         """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
         if self._metrics:
-            label = path if path in _PATHS else "/labels/{uid}" if path.startswith("/labels/") else "other"
+            label = path if path in _PATHS else _family(path)
             self._metrics.requests.labels(label, status).inc()
             self._metrics.request_seconds.labels(label).observe(seconds)
         if self._access_log:
@@ -104,6 +107,10 @@ class RequestContext:
                 client=(scope.get("client") or ("",))[0],
                 key=key.name if key else None,
             )
+
+
+def _family(path: str) -> str:
+    return next((label for beginning, label in _FAMILIES if path.startswith(beginning)), "other")
 
 
 class ApiKeyAuth:

@@ -1,0 +1,180 @@
+"""The suggestions of Annif's REST API (version 1), so that Annif's backend `http` can ask Recollect.
+
+There is one project, `recollect`. The uids of the labels are the URIs of the subjects. A suggestion's score is the
+probability of the label if the bundle has probabilities, otherwise the label's score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
+
+from service.errors import QueryError
+from service.http.problems import ProblemError
+from service.http.routes import parse_body
+from service.options import MAX_TOP_K, check_query
+from service.serving.pipeline import AnswerPipeline, AnswerRequest
+from service.versions.open_versions import OpenVersions
+
+PROJECT = "recollect"
+# Maximum number of documents in a request, as in Annif.
+_MAX_DOCUMENTS = 32
+# Maximum number of fields in a form. Annif sends the text, options, and the metadata of a document.
+_MAX_FIELDS = 1_000
+
+
+class SuggestOptions(BaseModel):
+    """Options of a suggestion. The labels of a bundle have one language, so `language` is ignored."""
+
+    limit: Annotated[int, Field(ge=0)] = 10
+    threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+
+
+class SuggestForm(SuggestOptions):
+    """The form of a request for one document."""
+
+    text: str
+
+
+class Document(BaseModel):
+    text: str
+    document_id: str | None = None
+
+
+class Documents(BaseModel):
+    """The body of a request for several documents."""
+
+    documents: list[Document] = Field(max_length=_MAX_DOCUMENTS, fail_fast=True)
+
+
+@dataclass(frozen=True)
+class AnnifRoutes:
+    """The handlers of the paths below `/v1/projects`.
+
+    Attributes:
+        pipeline: Answers queries.
+        versions: The open versions.
+        max_query_bytes: Maximum size of a text (UTF-8). The rest of a longer document is ignored, because the encoder
+            reads only the beginning of a text.
+    """
+
+    pipeline: AnswerPipeline
+    versions: OpenVersions
+    max_query_bytes: int
+
+    def register(self, router: APIRouter) -> None:
+        for path, handler, method in (
+            ("/v1/projects", self.projects, "GET"),
+            ("/v1/projects/{project_id}", self.project, "GET"),
+            ("/v1/projects/{project_id}/suggest", self.suggest, "POST"),
+            ("/v1/projects/{project_id}/suggest-batch", self.suggest_batch, "POST"),
+        ):
+            router.add_api_route(path, handler, methods=[method], include_in_schema=False)
+
+    async def projects(self) -> dict[str, Any]:
+        """List the only project."""
+        return {"projects": [self._project()]}
+
+    async def project(self, project_id: str) -> dict[str, Any]:
+        """Describe the project."""
+        _require_project(project_id)
+        return self._project()
+
+    async def suggest(self, project_id: str, request: Request) -> dict[str, Any]:
+        """Suggest subjects for the document in a form."""
+        _require_project(project_id)
+        form = _validate(SuggestForm, await asyncio.to_thread(_fields, await request.body()))
+        (suggestions,) = await self._suggest([form.text], form, request)
+        return {"results": suggestions}
+
+    async def suggest_batch(self, project_id: str, request: Request) -> list[dict[str, Any]]:
+        """Suggest subjects for each of several documents."""
+        _require_project(project_id)
+        options = _validate(SuggestOptions, dict(request.query_params))
+        body = parse_body(Documents, await request.body())
+        found = await self._suggest([document.text for document in body.documents], options, request)
+        return [
+            {"results": results, "document_id": document.document_id}
+            for results, document in zip(found, body.documents, strict=True)
+        ]
+
+    async def _suggest(self, texts: list[str], options: SuggestOptions, request: Request) -> list[list[dict[str, Any]]]:
+        """The suggestions for each text; none for a text without words."""
+        queries = [self._shorten(text) for text in texts]
+        asked = [row for row, query in enumerate(queries) if _has_words(query)]
+        suggestions: list[list[dict[str, Any]]] = [[] for _ in queries]
+        if not asked or options.limit == 0:
+            return suggestions
+        answers = await self._answer([queries[row] for row in asked], min(options.limit, MAX_TOP_K), request)
+        for row, answer in zip(asked, answers, strict=True):
+            found = [_suggestion(label) for label in json.loads(answer)["labels"]]
+            suggestions[row] = [each for each in found if each["score"] >= options.threshold]
+        return suggestions
+
+    async def _answer(self, queries: list[str], top_k: int, request: Request) -> list[bytes]:
+        async def disconnected() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        quota = request.scope.get("api_key")
+        asked = AnswerRequest(queries, queries[0], {"top_k": top_k}, None, quota, disconnected)
+        return (await self.pipeline.answer(asked))[1].answers
+
+    def _shorten(self, text: str) -> str:
+        return text.encode(errors="replace")[: self.max_query_bytes].decode(errors="ignore")
+
+    def _project(self) -> dict[str, Any]:
+        manifest, since = self.versions.serving()
+        return {
+            "project_id": PROJECT,
+            "name": f"Recollect {manifest.version}",
+            "language": "und",
+            "backend": {"backend_id": "recollect"},
+            "vocab": {"vocab_id": PROJECT, "languages": ["und"], "size": manifest.counts.labels, "loaded": True},
+            "is_trained": True,
+            "modification_time": since.isoformat(),
+        }
+
+
+def _has_words(text: str) -> bool:
+    try:
+        check_query(text)
+    except QueryError:
+        return False
+    return True
+
+
+def _suggestion(label: dict[str, Any]) -> dict[str, Any]:
+    score = label.get("probability", label["score"])
+    return {"uri": label["uid"], "label": label["text"], "notation": None, "score": score}
+
+
+def _require_project(project_id: str) -> None:
+    if project_id != PROJECT:
+        raise ProblemError(404, f"project {project_id[:80]!r}: expected {PROJECT!r}, the only project")
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    """The fields of a form.
+
+    Raises:
+        ProblemError: If there are too many fields.
+    """
+    try:
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more") from None
+
+
+def _validate(model: type[Any], fields: dict[str, str]) -> Any:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
