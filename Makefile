@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all lint docs rules lock clean
+.PHONY: demo test test-slow test-all lint docs rules schema lock clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
@@ -34,6 +34,11 @@ docs: .venv/docs.stamp
 # Write the alerts of deploy/prometheus/ as a Kubernetes manifest.
 rules: .venv/dev.stamp
 	$(BIN)/python deploy/prometheus/write_manifest.py
+
+# Write the JSON Schema of a bundle's manifest.
+PRINT_SCHEMA = import json; from service.bundle.manifest import Manifest; print(json.dumps(Manifest.model_json_schema(), indent=2))
+schema: .venv/dev.stamp
+	$(BIN)/python -c "$(PRINT_SCHEMA)" > docs/manifest.schema.json
 
 # Renew the locked dependencies of the images. `--upgrade` takes the newest releases that pyproject.toml allows.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header

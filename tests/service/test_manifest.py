@@ -9,9 +9,10 @@ import pytest
 
 from service.bundle.files import MANIFEST
 from service.bundle.integrity import read_manifest
-from service.bundle.manifest import check_version
+from service.bundle.manifest import Manifest, check_version
 from service.errors import BundleError, StoreError
 
+REPOSITORY = Path(__file__).parents[2]
 MISSING = object()
 
 WRONG: list[tuple[str, Any]] = [
@@ -146,3 +147,8 @@ def test_error_message_shortens_a_long_version_name() -> None:
     with pytest.raises(StoreError) as error:
         check_version("x" * 10_000)
     assert len(str(error.value)) < 200
+
+
+def test_published_schema_describes_the_manifest() -> None:
+    published = json.loads((REPOSITORY / "docs" / "manifest.schema.json").read_text())
+    assert published == Manifest.model_json_schema(), "run `make schema`"
