@@ -203,6 +203,8 @@ class ObjectSegments:
     def __init__(self, remote: ObjectFolder, folder: str) -> None:
         self.name = f"{remote.name}/{folder}"
         self._remote, self._folder = remote, folder
+        # A plain web server may serve a store's folder, in which other processes append to the last segment.
+        self._grows = remote.name.startswith("http")
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -220,7 +222,10 @@ class ObjectSegments:
         return self._remote.has(self._path(segment))
 
     def read(self, segment: int, offset: int, max_bytes: int) -> bytes:
-        return b"" if offset else self._remote.read(self._path(segment), max_bytes) or b""
+        path = self._path(segment)
+        if offset and not (self._grows and (self._remote.size_bytes(path) or 0) > offset):
+            return b""
+        return (self._remote.read(path, offset + max_bytes) or b"")[offset:]
 
     def append(self, segment: int, offset: int, content: bytes) -> bool:
         path = self._path(segment)

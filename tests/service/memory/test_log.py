@@ -323,5 +323,7 @@ def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> No
 
 def test_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "memory").write_bytes(b"")
-    with pytest.raises(MemoryLogError, match="memory/deeper: expected a file that can be written, found: Not a directory"):
+    with pytest.raises(
+        MemoryLogError, match="memory/deeper: expected a file that can be written, found: Not a directory"
+    ):
         append(folder_log(tmp_path / "memory" / "deeper"), label("a"))
