@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance
-from service.memory.groups import EncoderOfGroup
-from service.memory.log import LogKeys, MemoryLog, number
-from service.memory.segments import FolderSegments
-from service.memory.writer import MemoryWriter
+from service.memory_log.groups import EncoderOfGroup
+from service.memory_log.log import LogKeys, MemoryLog, number
+from service.memory_log.segments import FolderSegments
+from service.memory_log.writer import MemoryWriter
 
 DIM = 4
 ENCODER = EncoderOfGroup(hashlib.sha256(b"encoder").digest(), DIM)

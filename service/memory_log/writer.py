@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from service.errors import LogConflictError
 from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
-from service.memory.log import MemoryLog, number
+from service.memory_log.log import MemoryLog, number
 
 # A group with so many entries gets no further change. The changes that wait then are committed in the next group.
 _MOST_ENTRIES = 2_000

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from service.errors import LogConflictError, StoreError
-from service.memory.log import MemoryLog, number
-from service.memory.segments import ObjectSegments, segment_name
+from service.memory_log.log import MemoryLog, number
+from service.memory_log.segments import ObjectSegments, segment_name
 from service.storage.object_folder import ObjectFolder
-from tests.service.memory.logs import ENCODER, append, apply, folder_log, instance, is_same, label, uids, writer
+from tests.service.memory_log.logs import ENCODER, append, apply, folder_log, instance, is_same, label, uids, writer
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 
 

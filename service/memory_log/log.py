@@ -34,8 +34,8 @@ from service.bundle.signing import VerifyKeys
 from service.bundle.signing_key import SigningKey
 from service.errors import MemoryLogError
 from service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
-from service.memory.entry_encoding import decode_entries, encode_entry
-from service.memory.groups import (
+from service.memory_log.entry_encoding import decode_entries, encode_entry
+from service.memory_log.groups import (
     MAX_BODY_BYTES,
     MAX_GROUP_BYTES,
     NO_DIGEST,
@@ -46,7 +46,7 @@ from service.memory.groups import (
     read_group,
     signed_bytes,
 )
-from service.memory.segments import FolderSegments, ObjectSegments, Segments, segment_name
+from service.memory_log.segments import FolderSegments, ObjectSegments, Segments, segment_name
 from service.storage.object_folder import ObjectFolder
 from service.store.store import Store
 

@@ -10,12 +10,12 @@ import pytest
 from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey, read_signing_key
 from service.errors import KeyFileError, MemoryLogError
-from service.memory import segments as segments_module
-from service.memory.log import LogKeys, MemoryLog
-from service.memory.segments import segment_name
+from service.memory_log import segments as segments_module
+from service.memory_log.log import LogKeys, MemoryLog
+from service.memory_log.segments import segment_name
 from service.store.store import Store
 from tests.keys import Pair, write_pair
-from tests.service.memory.logs import append, folder_log, label, uids
+from tests.service.memory_log.logs import append, folder_log, label, uids
 
 
 @pytest.fixture(autouse=True)

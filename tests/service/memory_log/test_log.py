@@ -15,12 +15,12 @@ import pytest
 import structlog
 
 from service.errors import MemoryLogError
-from service.memory import segments as segments_module
 from service.memory.entries import Entry, PutCorrection, PutInstance, RemoveCorrection, RemoveInstance, RemoveLabel
-from service.memory.groups import EncoderOfGroup
-from service.memory.log import MemoryLog
-from service.memory.segments import FolderSegments
-from tests.service.memory.logs import (
+from service.memory_log import segments as segments_module
+from service.memory_log.groups import EncoderOfGroup
+from service.memory_log.log import MemoryLog
+from service.memory_log.segments import FolderSegments
+from tests.service.memory_log.logs import (
     DIM,
     append,
     apply,
@@ -245,7 +245,7 @@ def test_replay_of_the_same_entries_changes_nothing(tmp_path: Path) -> None:
 APPENDS = """
 import sys
 from pathlib import Path
-from tests.service.memory.logs import folder_log, instance, writer
+from tests.service.memory_log.logs import folder_log, instance, writer
 own = writer(folder_log(Path(sys.argv[1])))
 number = 0
 while True:
@@ -292,7 +292,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from service.errors import MemoryLogError
-from tests.service.memory.logs import folder_log, instance, writer
+from tests.service.memory_log.logs import folder_log, instance, writer
 own = writer(folder_log(Path(sys.argv[1])))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
