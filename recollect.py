@@ -243,6 +243,8 @@ VERBS = {
     "compare": Verb("index_builder.cli", "build", "train several methods with the same budget and write a table"),
     "predict": Verb("service.cli", "serve", "answer a query or a file of queries, without a server"),
     "serve": Verb("service.cli", "serve", "answer queries over HTTP"),
+    "memory": Verb("service.cli", "serve", "show the live memory of a store"),
+    "extend": Verb("service.cli", "serve", "add instances and labels to a live memory, and remove some"),
     "versions": Verb("service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("service.cli", "serve", "make a version current"),
     "promote": Verb("service.cli", "serve", "make the canary current"),

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from service.command_settings import (
     ActivateSettings,
     CopySettings,
+    ExtendSettings,
     LogSettings,
+    MemorySettings,
     PredictSettings,
     PromoteSettings,
     ProtectSettings,
@@ -140,6 +142,43 @@ def log(settings: LogSettings) -> None:
         _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
 
 
+def memory(settings: MemorySettings) -> None:
+    import dataclasses
+    import time
+
+    from service.memory_log.log import MemoryLog
+    from service.memory_log.summary import summarise
+
+    store = _store(settings)
+    manifest = store.manifest(store.require_current())
+    log = MemoryLog.of(store, manifest)
+    summary = summarise(log.read())
+    age = None if summary.oldest is None else max(0.0, time.time() - summary.oldest.timestamp())
+    if settings.json_:
+        found = dataclasses.asdict(summary) | {"oldest": summary.oldest and summary.oldest.isoformat()}
+        facts = {"version": manifest.version, "sequence": log.sequence, "size_bytes": log.size_bytes}
+        _print_line(json.dumps(facts | found | {"oldest_age_seconds": age}))
+        return
+    _print_line(f"{manifest.version}  sequence {log.sequence:,}  {log.size_bytes:,} bytes")
+    _print_line(f"  put:     {summary.instances:,} instances  {summary.labels:,} labels")
+    _print_line(f"  removed: {summary.removed_instances:,} instances  {summary.removed_labels:,} labels")
+    _print_line(f"  corrections: {summary.corrections:,}")
+    if age is not None:
+        _print_line(f"  oldest of {summary.entries:,} entries: {summary.oldest:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
+
+
+def extend(settings: ExtendSettings) -> None:
+    from service.extend import extend as extend_memory
+
+    done = extend_memory(settings)
+    if done.unknown:
+        _print_error(f"{len(done.unknown):,} uids to remove are not in the memory, such as {done.unknown[0]}")
+    _print_line(
+        f"{done.instances:,} instances and {done.labels:,} labels added, {done.removed:,} removed; "
+        f"sequence {done.sequence}"
+    )
+
+
 def activate(settings: ActivateSettings) -> None:
     from service.store.activation_record import canary_of
 
@@ -255,6 +294,14 @@ def _summary(row: dict[str, Any]) -> str:
         f"{row['instances']:,} instances  {row['labels']:,} labels  {row['index']}  {row['precision']}  "
         f"{row['size'] / 1e6:,.0f} MB" + ("  protected" if row["protected"] else "")
     )
+
+
+def _age(seconds: float) -> str:
+    """A time span with its largest unit."""
+    for name, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} seconds"
 
 
 def _print_line(line: str) -> None:

@@ -127,6 +127,34 @@ class LogSettings(ServiceSettings):
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
+class MemorySettings(ServiceSettings):
+    """Show the live memory of a store: the entries that were added since the current version was built."""
+
+    store: CliPositionalArg[Location] = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
+    json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
+
+
+class ExtendSettings(ServiceSettings):
+    """Add instances and labels to the live memory of a store, and remove some, without a server.
+
+    All lines are checked before anything is written. The texts are encoded with the encoder of the current version.
+    """
+
+    store: CliPositionalArg[Location] = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
+    add: Path | None = Field(
+        None,
+        description='File of JSON lines: instances {"uid", "text", "labels", "weight"?} and labels {"uid", "text"}; '
+        "an existing uid is replaced",
+    )
+    remove: Path | None = Field(
+        None, description='File of JSON lines, {"instance": UID} or {"label": UID}; removed before --add is added'
+    )
+    sign: Path | None = Field(
+        None,
+        description="File with the Ed25519 private key in PEM format that signs the entries (default: not signed)",
+    )
+
+
 class SwitchSettings(RedisSettings):
     """Settings of the commands that change the current version of a store."""
 

@@ -7,6 +7,8 @@ ServiceError
 ├── StoreError                a store is missing or cannot be read, or no version is current
 │   ├── UnknownVersionError       the store does not contain the version, or the name is not a version's name
 │   ├── ActivationConflictError   another process changed the current version at the same time
+│   ├── MemoryLogError            the log of a live memory is damaged or foreign, or cannot be written
+│   │   └── LogConflictError          another process appended to the log at the same time
 │   └── CanaryError               a canary cannot be started, or there is no canary to promote
 │       └── CanaryStoppedError        a replica stopped the canary, so it must not be promoted
 ├── QueryError                a query cannot be answered with its options
@@ -60,6 +62,14 @@ class UnknownVersionError(StoreError):
 
 
 class ActivationConflictError(StoreError):
+    exit_status = 1
+
+
+class MemoryLogError(StoreError):
+    pass
+
+
+class LogConflictError(MemoryLogError):
     exit_status = 1
 
 

@@ -12,14 +12,18 @@ _BAR = 24
 
 
 class Progress:
-    """Prints queries, queries a second, share of the input and time left to standard error.
+    """Prints rows, rows a second, share of the input and time left to standard error.
 
     Args:
         rows: Number of rows that an earlier run has answered.
         share: The share of the input that has been read; None if it is unknown.
+        noun: The word for rows.
     """
 
-    def __init__(self, rows: int, share: Callable[[], float | None], stream: TextIO | None = None) -> None:
+    def __init__(
+        self, rows: int, share: Callable[[], float | None], stream: TextIO | None = None, noun: str = "queries"
+    ) -> None:
+        self._noun = noun
         self._stream = stream or sys.stderr
         self._on_terminal = self._stream.isatty()
         self._first_rows, self._share = rows, share
@@ -58,7 +62,7 @@ class Progress:
             self._stream.flush()
 
     def _rate(self, rows: int, now: float) -> str:
-        return f"{rows:,} queries, {(rows - self._first_rows) / max(now - self._start, 1e-9):,.0f}/s"
+        return f"{rows:,} {self._noun}, {(rows - self._first_rows) / max(now - self._start, 1e-9):,.0f}/s"
 
     def _print(self, line: str) -> None:
         self._stream.write(f"\r{line}\033[K" if self._on_terminal else f"{line}\n")

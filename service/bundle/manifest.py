@@ -204,6 +204,7 @@ class Manifest(_Section):
         metrics: Quality figures, measured when the bundle was built.
         curves: All measurements from which the build chose the index.
         checks: Quality checks of the build.
+        memory_sequence: The last entry of the store's live memory that the bundle contains; 0 if it contains none.
         files: SHA-256 and size of every file.
     """
 
@@ -219,6 +220,7 @@ class Manifest(_Section):
     metrics: dict[str, float]
     curves: dict[str, list[Point]] = {}
     checks: list[Check] = []
+    memory_sequence: int = Field(0, ge=0)
     files: dict[str, FileInfo]
 
     @property

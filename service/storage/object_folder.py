@@ -130,6 +130,20 @@ class ObjectFolder:
         with self._errors(name, writing=True):
             self._connect(_READ_TIMEOUT).put(name, content)
 
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file if it does not exist; return whether it was written.
+
+        Raises:
+            StoreError: If the file cannot be written, or the server cannot create files conditionally.
+        """
+        written = self._put(name, content, "create")
+        if written is None:
+            raise StoreError(
+                f"{self.name}/{name}: expected a server with conditional writes (If-None-Match), found one without; "
+                "several writers could overwrite each other: use another object store, or a folder"
+            )
+        return written
+
     def update(self, name: str, change: Callable[[bytes | None], bytes], max_bytes: int = MAX_SMALL_BYTES) -> None:
         """Replace a small file by a change of its content.
 
@@ -218,23 +232,27 @@ class ObjectFolder:
             tag: The entity tag that the file must have; None: the file must not exist; empty: the server sends no tags,
                 so the file is written in any case.
         """
-        from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError, PreconditionError
-
-        if tag != "":
-            mode: Any = "create" if tag is None else {"e_tag": tag}
-            with self._errors(name, writing=True):
-                try:
-                    self._connect(_READ_TIMEOUT).put(name, content, mode=mode)
-                    return True
-                except (AlreadyExistsError, PreconditionError):
-                    return False
-                except (NotSupportedError, NotImplementedError):
-                    pass
-                except GenericError as error:
-                    if "501 Not Implemented" not in str(error):
-                        raise
+        if tag != "" and (written := self._put(name, content, "create" if tag is None else {"e_tag": tag})) is not None:
+            return written
         self.write(name, content)
         return True
+
+    def _put(self, name: str, content: bytes, mode: Any) -> bool | None:
+        """Write a small file on a condition; return whether it was written, or None if the server has no conditions."""
+        from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError, PreconditionError
+
+        with self._errors(name, writing=True):
+            try:
+                self._connect(_READ_TIMEOUT).put(name, content, mode=mode)
+                return True
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            except (NotSupportedError, NotImplementedError):
+                return None
+            except GenericError as error:
+                if "501 Not Implemented" not in str(error):
+                    raise
+                return None
 
     def _connect(self, read_timeout: timedelta) -> ObjectStore:
         if ObjectFolder._first_process is None:

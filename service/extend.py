@@ -1,0 +1,192 @@
+"""`recollect extend`: adds instances and labels to the live memory of a store, and removes some, without a server.
+
+Both files are checked completely before the first entry is written. Removals are written first, then labels, then
+instances, in blocks. A second write of the same entry changes nothing, so an interrupted task can be started again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from service.bulk.progress import Progress
+from service.bundle.bundle import Bundle
+from service.bundle.signing_key import read_signing_key
+from service.command_settings import ExtendSettings
+from service.errors import InputError, SettingsError
+from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from service.memory_log.additions import (
+    Addition,
+    Line,
+    NewInstance,
+    NewLabel,
+    Removal,
+    Subject,
+    read_additions,
+    read_removals,
+)
+from service.memory_log.log import MemoryLog
+from service.memory_log.writer import MemoryWriter
+from service.predictor.encoder import QueryEncoder
+from service.store.locations import open_store
+from service.threads import threads_or_cores
+
+# Entries that are encoded and written together.
+_BLOCK = 256
+
+_Item = TypeVar("_Item")
+
+
+class Extended(NamedTuple):
+    """The result of `extend`.
+
+    Attributes:
+        instances: Number of instances that were inserted or replaced.
+        labels: Number of labels that were inserted or replaced.
+        removed: Number of instances and labels that were removed.
+        unknown: Uids to remove that the memory did not contain.
+        sequence: Sequence number of the last entry.
+    """
+
+    instances: int
+    labels: int
+    removed: int
+    unknown: list[str]
+    sequence: int
+
+
+class KnownUids:
+    """The labels and instances of a memory: those of a bundle, with the changes of the entries after it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._is_present: dict[Subject, bool] = {}
+
+    def has_label(self, uid: str) -> bool:
+        present = self._is_present.get(("label", uid))
+        return self._bundle.labels.position(uid) is not None if present is None else present
+
+    def missing(self, subjects: Sequence[Subject]) -> list[Subject]:
+        """The subjects that the memory does not contain."""
+        unchanged = {uid for kind, uid in subjects if kind == "instance" and (kind, uid) not in self._is_present}
+        uids = self._bundle.instance_uids
+        mapped = {uid for row in range(len(uids)) if (uid := uids[row]) in unchanged} if unchanged else set()
+
+        def is_present(kind: str, uid: str) -> bool:
+            if kind == "label":
+                return self.has_label(uid)
+            return self._is_present.get((kind, uid), uid in mapped)
+
+        return [(kind, uid) for kind, uid in subjects if not is_present(kind, uid)]
+
+    def apply(self, entries: Sequence[LoggedEntry]) -> None:
+        for logged in entries:
+            match logged.entry:
+                case PutInstance(uid=uid) | RemoveInstance(uid):
+                    self._is_present["instance", uid] = isinstance(logged.entry, PutInstance)
+                case PutLabel(uid=uid) | RemoveLabel(uid):
+                    self._is_present["label", uid] = isinstance(logged.entry, PutLabel)
+
+
+def extend(settings: ExtendSettings) -> Extended:
+    """Add the lines of a file to the live memory of a store, and remove those of another file.
+
+    Raises:
+        SettingsError: If neither file is given.
+        InputError: If a file cannot be read, a line is wrong, or a line names a label that the memory lacks.
+        MemoryLogError: If the log cannot be read or written.
+        StoreError, BundleError, KeyFileError: If the current version or a key cannot be opened.
+    """
+    if settings.add is None and settings.remove is None:
+        raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
+    additions = read_additions(settings.add) if settings.add else {}
+    removals = read_removals(settings.remove) if settings.remove else {}
+    signing = read_signing_key(settings.sign) if settings.sign else None
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    bundle = store.open(store.require_current())
+    log = MemoryLog.of(store, bundle.manifest, signing=signing)
+    writer = MemoryWriter(log, KnownUids(bundle), _apply)
+    known = writer.catch_up()
+    log.require_signable()
+    _check_labels(additions, removals, known, settings.add)
+    unknown = known.missing(list(removals))
+    encoder = QueryEncoder.of(bundle, threads_or_cores(0))
+    done, total = 0, len(removals) + len(additions)
+    progress = Progress(0, lambda: done / max(total, 1), noun="entries")
+    for entries in itertools.chain(_removals(removals), _additions(additions, encoder)):
+        writer.write(functools.partial(_decide, entries, done))
+        done += len(entries)
+        progress.update(done)
+    progress.finish(done)
+    instances = sum(kind == "instance" for kind, _ in additions)
+    return Extended(
+        instances,
+        len(additions) - instances,
+        len(removals) - len(unknown),
+        [uid for _, uid in unknown],
+        log.sequence,
+    )
+
+
+def _apply(known: KnownUids, entries: Sequence[LoggedEntry]) -> KnownUids:
+    known.apply(entries)
+    return known
+
+
+def _check_labels(
+    additions: dict[Subject, Line[Addition]],
+    removals: dict[Subject, Line[Removal]],
+    known: KnownUids,
+    path: Path | None,
+) -> None:
+    """Check that all labels of the instances are in the memory, after the removals, or in the file."""
+    for number, content in additions.values():
+        if isinstance(content, NewInstance):
+            for uid in content.labels:
+                subject = ("label", uid)
+                if subject not in additions and (subject in removals or not known.has_label(uid)):
+                    reason = "which --remove removes" if subject in removals else "which is not there"
+                    raise InputError(
+                        f"{path}:{number}: labels: expected labels of the memory or of this file, found {uid!r}, "
+                        f"{reason}; add a line with its uid and its text"
+                    )
+
+
+def _removals(removals: dict[Subject, Line[Removal]]) -> Iterator[list[Entry]]:
+    for block in _blocks(list(removals)):
+        yield [RemoveInstance(uid) if kind == "instance" else RemoveLabel(uid) for kind, uid in block]
+
+
+def _additions(additions: dict[Subject, Line[Addition]], encoder: QueryEncoder) -> Iterator[list[Entry]]:
+    """The entries of the additions: labels first, so that each label is known before the instances that name it."""
+    contents = [line.content for line in additions.values()]
+    for kind in (NewLabel, NewInstance):
+        for block in _blocks([each for each in contents if isinstance(each, kind)]):
+            vectors = encoder.encode(encoder.tokenise([each.text for each in block]))
+            yield [
+                PutInstance(each.uid, each.text, each.labels, vector, each.weight)
+                if isinstance(each, NewInstance)
+                else PutLabel(each.uid, each.text, vector)
+                for each, vector in zip(block, vectors, strict=True)
+            ]
+
+
+def _decide(entries: list[Entry], done: int, known: KnownUids) -> list[Entry]:
+    """Check the labels again, because another process can have removed one meanwhile."""
+    for entry in entries:
+        if isinstance(entry, PutInstance):
+            for uid in entry.labels:
+                if not known.has_label(uid):
+                    raise InputError(
+                        f"{entry.uid}: labels: expected labels of the memory, found {uid!r}, which another process has "
+                        f"removed meanwhile; {done:,} entries are written: correct the file and run the command again"
+                    )
+    return entries
+
+
+def _blocks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), _BLOCK):
+        yield items[start : start + _BLOCK]

@@ -1,0 +1,180 @@
+"""The lines of the files of `recollect extend`: instances and labels to add, and uids to remove.
+
+All lines are checked before anything is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import InputError, QueryError
+from service.options import check_query, first_problem
+
+MAX_TEXT_BYTES = 1 << 20
+_MAX_LINE_BYTES = 16 << 20
+
+
+def _check_text(text: str) -> str:
+    try:
+        check_query(text)
+    except QueryError as error:
+        raise ValueError(str(error).replace("the query", "the text").replace("send", "write")) from None
+    if (size := len(text.encode())) > MAX_TEXT_BYTES:
+        raise ValueError(f"a text of at most {MAX_TEXT_BYTES:,} bytes, found {size:,}")
+    return text
+
+
+def _check_different(uids: list[str]) -> list[str]:
+    if len(set(uids)) < len(uids):
+        raise ValueError("different labels")
+    return uids
+
+
+Uid = Annotated[str, Field(min_length=1, max_length=1_000)]
+Text = Annotated[str, AfterValidator(_check_text)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_Model = TypeVar("_Model", bound=_Line)
+
+
+class NewInstance(_Line):
+    """An instance to insert or replace."""
+
+    uid: Uid
+    text: Text
+    labels: Annotated[list[Uid], Field(min_length=1, max_length=10_000), AfterValidator(_check_different)]
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+
+
+class NewLabel(_Line):
+    """A label to insert or replace."""
+
+    uid: Uid
+    text: Text
+
+
+class Removal(_Line):
+    """An instance or a label to remove."""
+
+    instance: Uid | None = None
+    label: Uid | None = None
+
+
+Addition = NewInstance | NewLabel
+# The kind of a subject, "instance" or "label", and its uid.
+Subject = tuple[str, str]
+_Parsed = TypeVar("_Parsed")
+
+
+class Line(NamedTuple, Generic[_Parsed]):
+    """The number of a line, and its content."""
+
+    number: int
+    content: _Parsed
+
+
+def read_additions(path: Path) -> dict[Subject, Line[Addition]]:
+    """Read a file of instances and labels: one JSON object a line. An object with `labels` is an instance.
+
+    Raises:
+        InputError: If the file cannot be read, a line is wrong, or two lines have the same subject.
+    """
+
+    def parse(fields: dict[str, Any], where: str) -> tuple[Subject, Addition]:
+        if "labels" in fields:
+            instance = _parse(NewInstance, fields, where)
+            return ("instance", instance.uid), instance
+        label = _parse(NewLabel, fields, where)
+        return ("label", label.uid), label
+
+    return _read(path, parse)
+
+
+def read_removals(path: Path) -> dict[Subject, Line[Removal]]:
+    """Read a file of uids to remove: one JSON object a line, `{"instance": UID}` or `{"label": UID}`.
+
+    Raises:
+        InputError: As `read_additions`.
+    """
+
+    def parse(fields: dict[str, Any], where: str) -> tuple[Subject, Removal]:
+        removal = _parse(Removal, fields, where)
+        subjects = [(kind, uid) for kind, uid in removal if uid is not None]
+        if len(subjects) != 1:
+            raise InputError(f'{where}: expected {{"instance": UID}} or {{"label": UID}}, found {_shown(fields)}')
+        return subjects[0], removal
+
+    return _read(path, parse)
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any], str], tuple[Subject, _Parsed]]) -> dict[Subject, Line[_Parsed]]:
+    found: dict[Subject, Line[_Parsed]] = {}
+    for number, line in _lines(path):
+        where = f"{path}:{number}"
+        subject, content = parse(_parse_object(line, where), where)
+        if subject in found:
+            raise InputError(
+                f"{where}: expected each {subject[0]} once, found {subject[1]!r} also in line {found[subject].number}"
+            )
+        found[subject] = Line(number, content)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not empty, with their numbers."""
+    try:
+        with path.open("rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(_MAX_LINE_BYTES + 1)
+                if not line:
+                    return
+                if len(line) > _MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}:{number}: expected a line of at most {_MAX_LINE_BYTES:,} bytes, found more"
+                    )
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise InputError(f"{path}: expected a file of JSON lines, found: {error.strerror}") from None
+
+
+def _parse_object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: expected a JSON object, found {line[:40]!r} ({error})") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: expected a JSON object, found {_shown(fields)}")
+    return fields
+
+
+def _parse(model: type[_Model], fields: dict[str, Any], where: str) -> _Model:
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "missing":
+            found = f"fields {', '.join(fields)}" if fields else "no fields"
+            raise InputError(f"{where}: expected a field {name}, found {found}") from None
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(model.model_fields)
+            raise InputError(f"{where}: expected only the fields {known}, found {name}") from None
+        raise InputError(
+            f"{where}: {name}: expected {first_problem(error)}, found {_shown(problem['input'])}"
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

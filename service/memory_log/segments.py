@@ -1,0 +1,261 @@
+"""The files of a log. A file is a segment; its name is the sequence number of its first entry.
+
+    memory/00000000000000000001.log  00000000000000004713.log  ...
+
+In a folder, groups are appended to the last segment until the segment is large. In an object store, each segment is one
+object with one group: an object cannot be appended to, but its creation fails if it exists. In both, a reader computes
+the name of the next segment from its last sequence number, so it needs no listing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from service.errors import LogConflictError, MemoryLogError
+from service.storage.bundle_folder import flush
+from service.storage.object_folder import ObjectFolder
+
+_NAME = re.compile(r"[0-9]{20}\.log")
+_SEGMENT_BYTES = 64 << 20
+# Maximum time of a wait for the lock. A commit takes milliseconds.
+_LOCK_SECONDS = 30.0
+_LOCK_POLL_SECONDS = 0.001
+
+
+class Segments(Protocol):
+    """The segments of one log.
+
+    Attributes:
+        name: The folder of the log, for messages.
+        max_bytes: A segment of this size gets no further group.
+    """
+
+    name: str
+    max_bytes: int
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """Let no other process write or read, if the store has locks.
+
+        Raises:
+            MemoryLogError: If the folder cannot be used, or another process holds the lock for too long.
+        """
+
+    def shared(self) -> contextlib.AbstractContextManager[None]:
+        """Let no other process write, if the store has locks: the log then has no group whose write goes on."""
+
+    def first(self) -> int:
+        """The first segment, if older ones were removed; otherwise 1."""
+
+    def is_unchanged(self, segment: int, offset: int, following: int) -> bool:
+        """Whether it is certain that a segment ends at an offset, and that the segment `following` does not exist."""
+
+    def has(self, segment: int) -> bool:
+        """Whether a segment exists."""
+
+    def read(self, segment: int, offset: int, max_bytes: int) -> bytes:
+        """The bytes of a segment from an offset on; empty if there are none.
+
+        Raises:
+            MemoryLogError: If the segment is shorter than the offset.
+        """
+
+    def append(self, segment: int, offset: int, content: bytes) -> bool:
+        """Write content durably at an offset of a segment, and remove other bytes after the offset.
+
+        Returns:
+            Whether other bytes were removed.
+
+        Raises:
+            LogConflictError: If another process has written there, and the store has no locks.
+            MemoryLogError, StoreError: If the content cannot be written. The segment then ends at the offset.
+        """
+
+
+def segment_name(segment: int) -> str:
+    return f"{segment:020}.log"
+
+
+def _first(names: Iterable[str]) -> int:
+    return min((int(name[:-4]) for name in names if _NAME.fullmatch(name)), default=1)
+
+
+class FolderSegments:
+    """Segments in a folder, with the lock of the folder."""
+
+    max_bytes = _SEGMENT_BYTES
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        try:
+            self._create()
+        except OSError as error:
+            raise self._unwritable(self.name, error) from None
+        with self._locked(fcntl.LOCK_EX):
+            yield
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._locked(fcntl.LOCK_SH) if self._folder.exists() else contextlib.nullcontext():
+            yield
+
+    def first(self) -> int:
+        return _first(path.name for path in self._folder.iterdir()) if self._folder.is_dir() else 1
+
+    def is_unchanged(self, segment: int, offset: int, following: int) -> bool:
+        return self._size(segment) == offset and not self.has(following)
+
+    def has(self, segment: int) -> bool:
+        return self._path(segment).exists()
+
+    def read(self, segment: int, offset: int, max_bytes: int) -> bytes:
+        size = self._size(segment)
+        if size < offset:
+            raise MemoryLogError(
+                f"{self._path(segment)}: expected at least the {offset:,} bytes that were read before, found {size:,}: "
+                "another program has shortened the log; restore the file, or restart this process to use what is left"
+            )
+        if size == offset:
+            return b""
+        with self._path(segment).open("rb") as file:
+            file.seek(offset)
+            return file.read(max_bytes)
+
+    def append(self, segment: int, offset: int, content: bytes) -> bool:
+        path = self._path(segment)
+        try:
+            is_new = not path.exists()
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                has_rest = os.fstat(descriptor).st_size > offset
+                if has_rest:
+                    os.ftruncate(descriptor, offset)
+                _write_durably(descriptor, offset, content)
+            finally:
+                os.close(descriptor)
+            if is_new:
+                flush(self._folder)
+        except OSError as error:
+            raise self._unwritable(str(path), error) from None
+        return has_rest
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / segment_name(segment)
+
+    def _size(self, segment: int) -> int:
+        try:
+            return self._path(segment).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _create(self) -> None:
+        """Create the folder durably."""
+        missing = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            flush(folder.parent)
+
+    @contextlib.contextmanager
+    def _locked(self, operation: int) -> Iterator[None]:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            until = time.monotonic() + _LOCK_SECONDS
+            while not _try(descriptor, operation):
+                if time.monotonic() > until:
+                    raise MemoryLogError(
+                        f"{self.name}: expected the lock of the log within {_LOCK_SECONDS:g} seconds, but another "
+                        "process holds it; find the process with `fuser` and try again"
+                    )
+                time.sleep(_LOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _unwritable(self, path: str, error: OSError) -> MemoryLogError:
+        step = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "check the disk"
+        return MemoryLogError(
+            f"{path}: expected a file that can be written, found: {error.strerror}; nothing was added to the memory: "
+            f"{step} and try again"
+        )
+
+
+class ObjectSegments:
+    """Segments in an object store. Each segment has one group, and is written once.
+
+    Args:
+        remote: The folder of the store.
+        folder: The folder of the log in the store.
+    """
+
+    max_bytes = 0
+
+    def __init__(self, remote: ObjectFolder, folder: str) -> None:
+        self.name = f"{remote.name}/{folder}"
+        self._remote, self._folder = remote, folder
+        # A plain web server may serve a store's folder, in which other processes append to the last segment.
+        self._grows = remote.name.startswith("http")
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def shared(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def first(self) -> int:
+        return 1 if self.has(1) else _first(self._remote.files(self._folder))
+
+    def is_unchanged(self, segment: int, offset: int, following: int) -> bool:
+        return False  # the question would cost a request, as reading does
+
+    def has(self, segment: int) -> bool:
+        return self._remote.has(self._path(segment))
+
+    def read(self, segment: int, offset: int, max_bytes: int) -> bytes:
+        path = self._path(segment)
+        if offset and not (self._grows and (self._remote.size_bytes(path) or 0) > offset):
+            return b""
+        return (self._remote.read(path, offset + max_bytes) or b"")[offset:]
+
+    def append(self, segment: int, offset: int, content: bytes) -> bool:
+        path = self._path(segment)
+        # If the answer to a first attempt was lost, obstore has tried again, and finds this content.
+        if not self._remote.create(path, content) and self._remote.read(path, len(content)) != content:
+            raise LogConflictError(f"{self.name}: other processes write to the log at the same time; try again later")
+        return False
+
+    def _path(self, segment: int) -> str:
+        return f"{self._folder}/{segment_name(segment)}"
+
+
+def _try(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_durably(descriptor: int, offset: int, content: bytes) -> None:
+    """Write content at the end of a file, and flush it. If this fails, the file keeps its old content."""
+    try:
+        rest, at = memoryview(content), offset
+        while rest:
+            written = os.pwrite(descriptor, rest, at)
+            rest, at = rest[written:], at + written
+        os.fsync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):  # if this fails too, the next writer removes the rest
+            os.ftruncate(descriptor, offset)
+            os.fsync(descriptor)
+        raise

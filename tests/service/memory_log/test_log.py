@@ -1,0 +1,329 @@
+"""The log of a live memory in a folder: order, durability, interrupted writes, damage, full disks, kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+
+from service.errors import MemoryLogError
+from service.memory.entries import Entry, PutCorrection, PutInstance, RemoveCorrection, RemoveInstance, RemoveLabel
+from service.memory_log import segments as segments_module
+from service.memory_log.groups import EncoderOfGroup
+from service.memory_log.log import MemoryLog
+from service.memory_log.segments import FolderSegments
+from tests.service.memory_log.logs import (
+    DIM,
+    append,
+    apply,
+    folder_log,
+    instance,
+    is_same,
+    label,
+    uids,
+    vector_of,
+    writer,
+)
+
+REPOSITORY = Path(__file__).parents[3]
+
+ALL_KINDS: tuple[Entry, ...] = (
+    label("a"),
+    label("音楽", '音楽 \u2028 \\ " \x00'),
+    instance("one", ("a", "音楽")),
+    instance("two", ("a",), weight=2.5),
+    PutCorrection("no", "a query", "a", vector_of("a query")),
+    RemoveCorrection("no"),
+    RemoveInstance("one"),
+    RemoveLabel("音楽"),
+)
+
+
+def segment(folder: Path, first: int = 1) -> Path:
+    return folder / f"{first:020}.log"
+
+
+def test_entries_of_all_kinds_are_read_as_they_were_appended(tmp_path: Path) -> None:
+    logged = append(folder_log(tmp_path / "memory"), *ALL_KINDS)
+    read = folder_log(tmp_path / "memory").read()
+    assert [each.sequence for each in read] == list(range(1, 9))
+    assert all(map(is_same, logged, read))
+
+
+def test_reader_gets_only_entries_after_its_last_one(tmp_path: Path) -> None:
+    log, reader = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
+    assert reader.read() == []
+    append(log, label("a"))
+    assert uids(reader.read()) == ["a"]
+    assert reader.read() == []
+    append(log, instance("one"))
+    append(log, instance("two"))
+    assert uids(reader.read()) == ["one", "two"]
+    assert reader.sequence == log.sequence == 3
+
+
+def test_entries_that_the_bundle_contains_are_not_returned(tmp_path: Path) -> None:
+    append(folder_log(tmp_path / "memory"), label("a"), label("b"), label("c"))
+    append(folder_log(tmp_path / "memory"), label("d"))
+    assert [each.sequence for each in folder_log(tmp_path / "memory", after=2).read()] == [3, 4]
+    later = folder_log(tmp_path / "memory", after=4)
+    assert later.read() == []
+    assert later.sequence == 4
+
+
+def test_section_reads_the_entries_of_other_processes_first(tmp_path: Path) -> None:
+    mine, other = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
+    append(other, label("a"), label("b"))
+    with mine.exclusive() as section:
+        assert uids(section.others) == ["a", "b"]
+        assert section.next_sequence == 3
+    logged = folder_log(tmp_path / "memory").read()
+    with pytest.raises(ValueError, match="expected sequence number 3, found 1"), mine.exclusive() as section:
+        section.append(logged)
+
+
+def test_large_log_goes_on_in_another_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    reader = folder_log(tmp_path / "memory")
+    for number in range(5):
+        append(folder_log(tmp_path / "memory"), label(f"{number}"), label(f"{number}!"))
+        assert uids(reader.read()) == [f"{number}", f"{number}!"]
+    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == [
+        f"{first:020}.log" for first in (1, 3, 5, 7, 9)
+    ]
+    assert len(folder_log(tmp_path / "memory").read()) == 10
+
+
+def test_log_begins_later_if_old_segments_were_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    for uid in "abcd":
+        append(folder_log(tmp_path / "memory"), label(uid))
+    segment(tmp_path / "memory", 1).unlink()
+    segment(tmp_path / "memory", 2).unlink()
+    assert uids(folder_log(tmp_path / "memory", after=2).read()) == ["c", "d"]
+    with pytest.raises(MemoryLogError, match="expected all entries after 1, found that entries 2 to 2 were removed"):
+        folder_log(tmp_path / "memory", after=1).read()
+
+
+def test_entries_of_another_encoder_are_encoded_again(tmp_path: Path) -> None:
+    append(folder_log(tmp_path / "memory"), label("a"), RemoveInstance("b"), label("c"))
+    other = EncoderOfGroup(bytes(32), 2)
+    encoded: list[Sequence[str]] = []
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        encoded.append(texts)
+        return np.tile(np.float32([0.6, 0.8]), (len(texts), 1))
+
+    log = MemoryLog(FolderSegments(tmp_path / "memory"), other, encode)
+    first, _, last = log.read()
+    assert encoded == [["text of a", "text of c"]]
+    assert [vars(each.entry)["vector"].tolist() for each in (first, last)] == [pytest.approx([0.6, 0.8])] * 2
+    append(log, PutInstance("new", "text", ["a"], np.float32([1, 0])))
+    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "b", "c", "new"]
+
+
+def test_interrupted_write_is_ignored_by_readers_and_replaced_by_the_next_write(tmp_path: Path) -> None:
+    log = folder_log(tmp_path / "memory")
+    append(log, label("a"))
+    path = segment(tmp_path / "memory")
+    start = path.stat().st_size
+    append(log, instance("one", ("a",)), instance("two", ("a",)))
+    whole = path.read_bytes()
+    append(log, label("b"))
+    for end in range(start + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        assert uids(folder_log(tmp_path / "memory").read()) == ["a"], end
+        path.write_bytes(whole[:end] + bytes(len(whole) - end))  # the file has its size, and zeros at its end
+        if len(whole) - end >= 32:
+            assert uids(folder_log(tmp_path / "memory").read()) == ["a"], end
+    path.write_bytes(whole[:-1])
+    with structlog.testing.capture_logs() as logs:
+        again = folder_log(tmp_path / "memory")
+        append(again, label("c"))
+        append(again, label("d"))
+    assert [(each["event"], each["offset"]) for each in logs] == [("memory_log_repaired", start)]
+    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "c", "d"]
+
+
+def test_damage_is_an_error_that_names_file_place_and_next_step(tmp_path: Path) -> None:
+    log = folder_log(tmp_path / "memory")
+    append(log, label("a"))
+    path = segment(tmp_path / "memory")
+    start = path.stat().st_size
+    append(log, label("b"))
+    append(log, label("c"))
+    whole = path.read_bytes()
+    for place in range(start, start + 220):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        reader = folder_log(tmp_path / "memory")
+        with pytest.raises(MemoryLogError) as caught:
+            reader.read()
+        assert str(caught.value).startswith(f"{path}: byte {start}: expected")
+        assert f"truncate -s {start}" in str(caught.value)
+    with pytest.raises(MemoryLogError), reader.exclusive():
+        pytest.fail("a damaged log must not be written to")
+    path.write_bytes(whole)
+    assert uids(reader.read()) == ["a", "b", "c"]  # the process goes on after the repair
+
+
+def test_missing_and_shortened_segments_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    log, reader = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
+    for uid in "abc":
+        append(log, label(uid))
+    reader.read()
+    (tmp_path / "memory" / segment(tmp_path, 3).name).write_bytes(b"")
+    with pytest.raises(MemoryLogError, match="expected at least the .* bytes that were read before, found 0"):
+        reader.read()
+    first, second = segment(tmp_path / "memory"), segment(tmp_path / "memory", 2)
+    content = first.read_bytes()
+    first.write_bytes(content[:-3])  # an interrupted write is possible only at the end of the last segment
+    assert folder_log(tmp_path / "memory").read() == []
+    first.write_bytes(content + second.read_bytes()[:-3])
+    with pytest.raises(MemoryLogError, match="expected the end of the segment, because another one follows"):
+        folder_log(tmp_path / "memory").read()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(MemoryLogError, match="expected entry 1 after the group before, found entry 2"):
+        folder_log(tmp_path / "memory").read()
+
+
+def test_wrong_vectors_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    log = folder_log(tmp_path / "memory")
+    append(log, label("a"))
+    for vector in (np.ones(DIM + 1, dtype=np.float32), np.full(DIM, np.nan, dtype=np.float32)):
+        with pytest.raises(ValueError, match="one: expected a finite vector"):
+            append(log, PutInstance("one", "text", ["a"], vector))
+    assert uids(folder_log(tmp_path / "memory").read()) == ["a"]
+
+
+def test_writers_of_several_threads_and_logs_lose_nothing(tmp_path: Path) -> None:
+    writers = [writer(folder_log(tmp_path / "memory")) for _ in range(3)]
+
+    def write(number: int) -> list[int]:
+        own = writers[number % 3]
+        return [own.write(lambda _, each=each: [instance(f"{number}/{each}")]) for each in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        numbers = [number for written in pool.map(write, range(8)) for number in written]
+    assert sorted(numbers) == list(range(1, 161))
+    memories = {each.catch_up() for each in writers}
+    assert memories == {apply((), folder_log(tmp_path / "memory").read())}
+    assert len(memories.pop()) == 160
+
+
+def test_change_is_decided_on_the_memory_with_all_changes_before(tmp_path: Path) -> None:
+    own, other = writer(folder_log(tmp_path / "memory")), writer(folder_log(tmp_path / "memory"))
+
+    def insert_once(memory: tuple[str, ...]) -> list[Entry]:
+        if "only" in memory:
+            raise MemoryLogError("exists")
+        return [instance("only")]
+
+    with ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(each.write, insert_once) for each in [own, other] * 20]
+    assert [each.exception() for each in done].count(None) == 1
+    assert own.catch_up() == other.catch_up() == ("only",)
+    assert own.write(lambda memory: []) == 1
+
+
+def test_replay_of_the_same_entries_changes_nothing(tmp_path: Path) -> None:
+    append(folder_log(tmp_path / "memory"), *ALL_KINDS)
+    entries = folder_log(tmp_path / "memory").read()
+    once = apply((), entries)
+    assert set(apply(once, entries)) == set(once)
+
+
+# Program that appends entries, and prints the uid of each entry after its acknowledgement.
+APPENDS = """
+import sys
+from pathlib import Path
+from tests.service.memory_log.logs import folder_log, instance, writer
+own = writer(folder_log(Path(sys.argv[1])))
+number = 0
+while True:
+    uid = f"{sys.argv[2]}/{number}"
+    own.write(lambda memory: [instance(uid), instance(uid + "!")])
+    print(uid, flush=True)
+    number += 1
+"""
+
+
+def appending(folder: Path, name: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", APPENDS, str(folder), name]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def acknowledged_until_killed(process: subprocess.Popen[str], count: int) -> list[str]:
+    """The uids that a process has acknowledged, which is killed after `count` of them."""
+    assert process.stdout is not None
+    with process.stdout:
+        lines = [process.stdout.readline() for _ in range(count)]
+        os.kill(process.pid, signal.SIGKILL)
+        lines += process.stdout.readlines()
+    process.wait()
+    return [line.strip() for line in lines if line.endswith("\n")]
+
+
+def test_two_processes_that_are_killed_lose_no_acknowledged_write(tmp_path: Path) -> None:
+    acknowledged = []
+    for start in range(2):
+        processes = [appending(tmp_path / "memory", f"{start}.{name}") for name in range(2)]
+        for number, process in enumerate(processes):
+            acknowledged += acknowledged_until_killed(process, 7 + 13 * number)
+        append(folder_log(tmp_path / "memory"), label(f"after {start}"))
+    found = folder_log(tmp_path / "memory").read()
+    assert [each.sequence for each in found] == list(range(1, len(found) + 1))
+    assert set(acknowledged) <= set(uids(found))
+    assert len(set(uids(found))) == len(found)
+    changes = {uid.rstrip("!") for uid in uids(found) if "/" in uid}
+    assert {f"{uid}!" for uid in changes} <= set(uids(found))  # a change is in the log as a whole
+
+
+# Program that appends entries until a file may not grow any more, as on a full disk, and then appends again.
+FULL = """
+import resource, sys
+from pathlib import Path
+from service.errors import MemoryLogError
+from tests.service.memory_log.logs import folder_log, instance, writer
+own = writer(folder_log(Path(sys.argv[1])))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+written = 0
+try:
+    for written in range(1000):
+        own.write(lambda memory: [instance(f"before {written}")])
+except MemoryLogError as error:
+    print(error)
+assert len(own.memory) == written
+assert len(folder_log(Path(sys.argv[1])).read()) == written
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+print(own.write(lambda memory: [instance("after")]) == written + 1)
+"""
+
+
+def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL, str(tmp_path / "memory")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        f"{segment(tmp_path / 'memory')}: expected a file that can be written, found: File too large; nothing was "
+        "added to the memory: free some space and try again",
+        "True",
+    ], done.stderr
+    found = uids(folder_log(tmp_path / "memory").read())
+    assert found == [*(f"before {number}" for number in range(len(found) - 1)), "after"]
+
+
+def test_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "memory").write_bytes(b"")
+    with pytest.raises(
+        MemoryLogError, match="memory/deeper: expected a file that can be written, found: Not a directory"
+    ):
+        append(folder_log(tmp_path / "memory" / "deeper"), label("a"))
