@@ -12,6 +12,8 @@ ServiceError
 │   └── CanaryError               a canary cannot be started, or there is no canary to promote
 │       └── CanaryStoppedError        a replica stopped the canary, so it must not be promoted
 ├── QueryError                a query cannot be answered with its options
+├── ChangeError               a change of a memory is wrong
+│   └── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
 ├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
 ├── OutputError               answers cannot be written, or are those of another task
 ├── WorkerError               a worker process ended
@@ -24,6 +26,7 @@ ServiceError
 ├── DrainingError             the service is stopping
 ├── QueryTooLargeError        a query has too many bytes
 ├── OverloadError             too many queries wait
+├── SequenceError             this process does not know a change of the memory yet
 ├── RateLimitError            an API key exceeds its rate
 └── DeadlineError             the deadline of a request passed
 """
@@ -85,6 +88,14 @@ class QueryError(ServiceError):
     pass
 
 
+class ChangeError(ServiceError):
+    pass
+
+
+class UnknownUidError(ChangeError):
+    pass
+
+
 class InputError(ServiceError):
     pass
 
@@ -131,6 +142,10 @@ class QueryTooLargeError(ServiceError):
 
 
 class OverloadError(ServiceError):
+    pass
+
+
+class SequenceError(ServiceError):
     pass
 
 

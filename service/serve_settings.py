@@ -143,6 +143,17 @@ class ServeSettings(RedisSettings):
     playground: CliImplicitFlag[bool] = Field(
         True, description="Serve the playground, a web page to try queries and options, at /"
     )
+    writable: CliImplicitFlag[bool] = Field(
+        False, description="Let API keys with the scope write change the memory; needs --api-keys"
+    )
+    sign: Path | None = Field(
+        None,
+        description="File with the Ed25519 private key in PEM format that signs changes of the memory; needed with "
+        "--writable and --verify-key",
+    )
+    delta_keys: int = Field(
+        50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
+    )
     annif: CliImplicitFlag[bool] = Field(
         False, description="Answer the suggestions of Annif's REST API, at /v1/projects/recollect"
     )
@@ -185,6 +196,10 @@ def require_consistent(settings: ServeSettings) -> None:
     for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
         if access == "key" and settings.api_keys is None:
             raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
+    if settings.writable and settings.api_keys is None:
+        raise SettingsError("--writable: needs --api-keys, which is not set, because a change needs a key with `write`")
+    if settings.writable and settings.verify_key is not None and settings.sign is None:
+        raise SettingsError("--writable: needs --sign with --verify-key, because replicas refuse unsigned changes")
     if settings.verify_activations and settings.verify_key is None:
         raise SettingsError("--verify-activations: needs --verify-key, which is not set")
     if settings.redis_secret is not None and settings.redis_url is None:

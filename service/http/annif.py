@@ -124,7 +124,7 @@ class AnnifRoutes:
                 pass
 
         quota = request.scope.get("api_key")
-        asked = AnswerRequest(queries, queries[0], {"top_k": top_k}, None, quota, disconnected)
+        asked = AnswerRequest(queries, queries[0], {"top_k": top_k}, None, 0, quota, disconnected)
         return (await self.pipeline.answer(asked))[1].answers
 
     def _shorten(self, text: str) -> str:

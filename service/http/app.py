@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from service.http import problems
 from service.http.annif import AnnifRoutes
 from service.http.api_keys import ApiKeys
+from service.http.memory_routes import MemoryRoutes
 from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from service.http.routes import Routes
 from service.http.schemas import Problem
@@ -83,7 +84,7 @@ def create_app(
             Middleware(
                 CORSMiddleware,
                 settings.origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=_EXPOSED_HEADERS,
             )
@@ -105,6 +106,7 @@ def create_app(
         pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold
     )
     routes.register(app.router, with_metrics=settings.metrics != "off")
+    MemoryRoutes(model_manager.versions, pipeline, settings.writable, settings.delta_keys).register(app.router)
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:

@@ -32,10 +32,15 @@ _MAX_DISCARDED_BYTES = 64 << 20
 _PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/health/ready", "/metrics"})
 
 # The labels of paths that contain a name, by the beginnings of the paths.
-_FAMILIES = (("/labels/", "/labels/{uid}"), ("/v1/projects", "/v1/projects"))
+_FAMILIES = (
+    ("/labels/", "/labels/{uid}"),
+    ("/memory", "/memory"),
+    ("/feedback", "/feedback"),
+    ("/v1/projects", "/v1/projects"),
+)
 
 # Paths that need an API key, if keys are configured: their answers reveal training data.
-_GUARDED = ("/predict", "/labels/", "/version", "/playground/bundle", "/v1/")
+_GUARDED = ("/predict", "/labels/", "/version", "/playground/bundle", "/memory", "/feedback", "/v1/")
 
 
 class RequestContext:

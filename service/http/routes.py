@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -27,7 +27,7 @@ from service.http.schemas import (
 )
 from service.redis_client import RedisClient
 from service.serving.batcher import Batcher
-from service.serving.pipeline import AnswerPipeline, AnswerRequest
+from service.serving.pipeline import AnswerPipeline, AnswerRequest, JsonAnswers
 from service.telemetry.metrics import CONTENT_TYPE, Metrics
 from service.versions.open_versions import OpenVersions
 
@@ -40,11 +40,13 @@ _MAX_COMMAS = 210_000
 # All bytes that neither begin a member nor limit a string.
 _OTHER_BYTES = bytes(set(range(256)) - set(b'[{:"'))
 
+_Model = TypeVar("_Model", bound=BaseModel)
+
 # A user or a session: while there is a canary, requests with equal keys get the same version.
 _KEY_HEADER = "X-Request-Key"
 
 # Fields of a request body that are arguments of `resolve_options`.
-_OPTIONS = tuple(name for name in AnswerBody.model_fields if name != "timeout_ms")
+_OPTIONS = tuple(name for name in AnswerBody.model_fields if name not in ("timeout_ms", "min_sequence"))
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,13 @@ class Routes:
         if body.assign and body.min_probability is None:
             chosen["min_probability"] = self.assign_threshold
         key = request.headers.get(_KEY_HEADER) or queries[0]
+        quota = request.scope.get("api_key")
         version, found = await self.pipeline.answer(
-            AnswerRequest(queries, key, chosen, body.timeout_ms, request.scope.get("api_key"), disconnected)
+            AnswerRequest(queries, key, chosen, body.timeout_ms, body.min_sequence, quota, disconnected)
         )
         stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
         headers = {"X-Index-Version": version, "Server-Timing": ", ".join(stages)}
-        return Response(response_json(version, found.answers, batch), media_type="application/json", headers=headers)
+        return Response(response_json(version, found, batch), media_type="application/json", headers=headers)
 
     async def label(self, uid: str, response: Response) -> LabelResponse:
         """Return a label's text, and the number of training instances with this label."""
@@ -203,16 +206,21 @@ async def _read_body(model: type[BaseModel], request: Request) -> BaseModel:
     return parse_body(model, await request.body())
 
 
-def parse_body(model: type[BaseModel], body: bytes) -> BaseModel:
+def parse_body(model: type[_Model], body: bytes, max_members: int = _MAX_MEMBERS) -> _Model:
     """Parse and validate a body. A body of a megabyte blocks the event loop for less than 50 ms.
+
+    Args:
+        model: The model of the body.
+        body: The body.
+        max_members: Maximum number of lists, objects and fields.
 
     Raises:
         RequestValidationError: If the body is not valid JSON, or does not fit the model.
     """
     if body.count(b",") > _MAX_COMMAS:
         raise _too_large(f"at most {_MAX_COMMAS:,} commas, found more; send shorter lists")
-    if _has_many_members(body):
-        raise _too_large(f"at most {_MAX_MEMBERS:,} lists, objects and fields, found more")
+    if _has_many_members(body, max_members):
+        raise _too_large(f"at most {max_members:,} lists, objects and fields, found more")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -223,29 +231,29 @@ def _too_large(reason: str) -> RequestValidationError:
     return RequestValidationError([{"type": "json_invalid", "loc": ("body",), "msg": reason, "ctx": {"error": reason}}])
 
 
-def _has_many_members(body: bytes) -> bool:
+def _has_many_members(body: bytes, most: int) -> bool:
     """Whether the body has too many brackets and colons outside strings."""
-    if _count_members(body) <= _MAX_MEMBERS:
+    if _count_members(body) <= most:
         return False
     marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHER_BYTES)
     # After the removal of empty pairs of quotation marks, there is a member between two strings. So a few pieces show
     # whether there are too many members. Splitting a megabyte of quotation marks would block the event loop for 100 ms.
-    pieces = marks.replace(b'""', b"").split(b'"', 2 * _MAX_MEMBERS + 4)
-    return _count_members(b"".join(pieces[::2])) > _MAX_MEMBERS
+    pieces = marks.replace(b'""', b"").split(b'"', 2 * most + 4)
+    return _count_members(b"".join(pieces[::2])) > most
 
 
 def _count_members(text: bytes) -> int:
     return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
-def response_json(version: str, answers: Sequence[bytes], batch: bool) -> bytes:
-    """Build the body of a response: the version, then the fields of the only answer, or the list of all answers.
+def response_json(version: str, found: JsonAnswers, batch: bool) -> bytes:
+    """Build the body of a response: version and sequence, then the fields of the only answer, or the list of answers.
 
-    `answers` are non-empty JSON objects as bytes, the format of the answer cache. Answers are joined as bytes, because
+    The answers are non-empty JSON objects as bytes, the format of the answer cache. They are joined as bytes, because
     parsing and serialising a cached answer again takes 11 microseconds.
     """
-    head = b'{"version":' + to_json(version)
+    head = b'{"version":%b,"sequence":%d' % (to_json(version), found.sequence)
     if batch:
-        return b'%b,"results":[%b]}' % (head, b",".join(answers))
-    (answer,) = answers
+        return b'%b,"results":[%b]}' % (head, b",".join(found.answers))
+    (answer,) = found.answers
     return head + b"," + answer.removeprefix(b"{")

@@ -46,6 +46,12 @@ class AnswerBody(BaseModel):
     assign: bool = Field(
         False, description="whether to return the set of labels with the highest expected F1 instead of top_k labels"
     )
+    min_sequence: int = Field(
+        0,
+        ge=0,
+        description="sequence number of a change of the memory that the answer must know; a replica that does not "
+        "learn of the change in 2 seconds answers 409",
+    )
     timeout_ms: int | None = Field(
         None,
         ge=1,
@@ -69,6 +75,10 @@ class PredictBatchRequest(AnswerBody):
 
 class _Versioned(BaseModel):
     version: str = Field(description="version of the bundle that answered")
+
+
+class _Answered(_Versioned):
+    sequence: int = Field(description="number of the last change of the memory that answered; 0 without changes")
 
 
 class Reason(BaseModel):
@@ -119,11 +129,11 @@ class Result(BaseModel):
     exhausted: bool | None = None
 
 
-class PredictResponse(Result, _Versioned):
+class PredictResponse(Result, _Answered):
     """The answer to one query."""
 
 
-class PredictBatchResponse(_Versioned):
+class PredictBatchResponse(_Answered):
     """The answers to several queries, in the order of the queries."""
 
     results: list[Result]

@@ -18,6 +18,8 @@ from service.bundle.bundle import Bundle
 from service.bundle.manifest import Defaults
 from service.errors import BundleError
 from service.memory.entries import LoggedEntry
+from service.memory_log.log import MemoryLog
+from service.memory_log.writer import MemoryWriter
 from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
 from service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
 from service.predictor.encoder import QueryEncoder
@@ -38,6 +40,8 @@ class Predictor:
     Attributes:
         memory: The memory that answers; `apply` replaces it.
         bundle_memory: The memory of the bundle, without live entries.
+        changing: Held during a change of the memory that no log keeps.
+        log: Follows the log of the store, and writes to it; None before `follow`.
         block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
             and the time between two checkpoints.
     """
@@ -51,6 +55,8 @@ class Predictor:
         self.encoder = QueryEncoder.of(bundle, threads, device)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
         self.memory = self.bundle_memory = Memory.open(bundle, device)
+        self.changing = threading.Lock()
+        self.log: MemoryWriter[Memory] | None = None
         self._live: LiveMemory | None = None
         self._write = threading.Lock()
         bundle.components.release_unused()
@@ -76,7 +82,7 @@ class Predictor:
 
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
-        components = self.bundle.components
+        components, self.log = self.bundle.components, None
         del self.bundle, self.encoder, self.memory, self.bundle_memory, self._live
         components.close()
 
@@ -114,6 +120,15 @@ class Predictor:
                 self._live = LiveMemory(self.bundle, self.bundle_memory)
             self.memory = self._live.apply(entries)
             return self.memory
+
+    def follow(self, log: MemoryLog) -> None:
+        """Apply all entries of a log. Later calls of `catch_up` and `write` of the attribute `log` apply further ones.
+
+        Raises:
+            MemoryLogError, StoreError, OSError: If the log cannot be read.
+        """
+        self.log = MemoryWriter(log, self.memory, lambda _, entries: self.apply(entries))
+        self.log.catch_up()
 
     def warm_up(self, pause: Callable[[], None] | None = None) -> None:
         """Answer some training queries of the bundle, so that the first real query is fast.
@@ -247,7 +262,11 @@ class Predictor:
     def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
         """The probability of each ranked label; None if the bundle has no probabilities for these options."""
         info = self.manifest.probabilities
-        if info is None or not options.uses_votes_of(self.defaults) or (self.manifest.has_ranker and ranking.logit is None):
+        if (
+            info is None
+            or not options.uses_votes_of(self.defaults)
+            or (self.manifest.has_ranker and ranking.logit is None)
+        ):
             return None
         return calibrate(info.calibration, log_odds(ranking.score) if ranking.logit is None else ranking.logit)
 

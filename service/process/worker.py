@@ -16,6 +16,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from service.addresses import start_listening
+from service.bundle.signing_key import read_signing_key
 from service.canary.breaker import BreakerLimits
 from service.connection.connections import Connections, usable_connections
 from service.http.admin import create_admin
@@ -80,6 +81,7 @@ def serve_endpoints(
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     if settings.verify_activations:
         store.require_signed_activations()
+    signing = None if settings.sign is None else read_signing_key(settings.sign)
     redis = RedisClient.of(settings, metrics)
     if redis is not None:
         redis.require_access()
@@ -91,7 +93,7 @@ def serve_endpoints(
         settings.hang_seconds,
     )
     model_manager = ModelManager(
-        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers),
+        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing),
         replicas_of(store, redis),
         metrics,
         settings.poll_seconds,

@@ -1,7 +1,8 @@
-"""The answer cache: if a query and its options are repeated, the same version gives the same answer.
+"""The answer cache: if a query and its options are repeated, the same memory gives the same answer.
 
-A cache entry is one query's answer as JSON, under a hash of the version, the options and the query. A version never
-changes, so a cache entry is never out of date. The limits on size and age only limit the memory that the cache uses.
+A cache entry is one query's answer as JSON, under a hash of the version, the sequence number of the live memory, the
+options and the query. With these, a memory never changes, so a cache entry is never out of date. The limits on size and
+age only limit the memory that the cache uses.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from service.telemetry.metrics import Metrics
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
 # Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
-_FORMAT = 3
+_FORMAT = 4
 # Maximum number of labels in the filters of a cached request. With more labels, hashing the filters costs more than the
 # cache saves.
 _MAX_FILTER_LABELS = 1_000
 
 
-def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) -> list[bytes] | None:
+def answer_keys(version: str, sequence: int, options: AnswerOptions, queries: Sequence[str]) -> list[bytes] | None:
     """The cache keys of queries; None if the filters contain so many labels that the cache would save no time."""
     if len(options.allow or ()) + len(options.deny) > _MAX_FILTER_LABELS:
         return None
@@ -46,7 +47,7 @@ def answer_keys(version: str, options: AnswerOptions, queries: Sequence[str]) ->
         None if options.allow is None else sorted({*options.allow}),
         sorted({*options.deny}),
     ]
-    common = hashlib.blake2b(json.dumps([_FORMAT, version, *parts]).encode(), digest_size=16)
+    common = hashlib.blake2b(json.dumps([_FORMAT, version, sequence, *parts]).encode(), digest_size=16)
     keys = []
     for query in queries:
         key = common.copy()

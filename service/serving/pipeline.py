@@ -1,7 +1,7 @@
 """The path of a request, from its queries to their answers in JSON.
 
-The steps: check the sizes, lease the current predictor, resolve the options, count the cost for the rate limit, look up
-the answer cache, and compute the missing answers.
+The steps: check the sizes, lease the current predictor, resolve the options, count the cost for the rate limit, wait
+for the required changes of the memory, look up the answer cache, and compute the missing answers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ from prometheus_client import Counter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from service.errors import DeadlineError, QueryError, QueryTooLargeError, RateLimitError, ServiceError
+from service.errors import (
+    DeadlineError,
+    QueryError,
+    QueryTooLargeError,
+    RateLimitError,
+    SequenceError,
+    ServiceError,
+)
 from service.options import AnswerOptions, request_cost
 from service.predictor.answers import Answers
+from service.predictor.predictor import Predictor
 from service.serving.answer_cache import AnswerCache, answer_keys
 from service.serving.batcher import Batcher
 from service.serving.rate_limit import Quota, RateLimits
@@ -39,6 +47,8 @@ _MAX_EXPLAINED_KEYS = 2_000
 # After this time, the service starts to check whether the client of a request has disconnected. Most requests are
 # answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
+# Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
+_FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.05
 # Fields in JSON. In a text, their second quotation mark would be escaped.
 _SCORE, _PROBABILITY = (re.compile(rb'"%b":([^,}]+)' % name) for name in (b"score", b"probability"))
 
@@ -52,6 +62,7 @@ class AnswerRequest:
         key: Text that decides whether a canary answers the request: equal keys get the same version.
         chosen: Arguments of `resolve_options` that the caller chose.
         timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
+        min_sequence: Sequence number of the last change that the answer must know.
         quota: Rate limit of the caller's API key; None if there is no key.
         disconnected: Returns once the client has disconnected.
     """
@@ -60,16 +71,24 @@ class AnswerRequest:
     key: str
     chosen: Mapping[str, Any]
     timeout_ms: int | None
+    min_sequence: int
     quota: Quota | None
     disconnected: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class JsonAnswers:
-    """Each query's answer as a JSON object, and the milliseconds of each stage."""
+    """The answers to one request.
+
+    Attributes:
+        answers: Each query's answer as a JSON object.
+        milliseconds: The milliseconds of each stage.
+        sequence: Sequence number of the last change of the memory that answered.
+    """
 
     answers: list[bytes]
     milliseconds: Mapping[str, float]
+    sequence: int
 
     @property
     def all_cached(self) -> bool:
@@ -116,6 +135,7 @@ class AnswerPipeline:
             NotReadyError: If no bundle is loaded.
             QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
             RateLimitError: If the API key exceeds its rate.
+            SequenceError: If this process does not know the required change of the memory yet.
             DeadlineError: If the deadline passes.
             OverloadError: If the queue is full.
             DrainingError: If the service stops before the answer is complete.
@@ -130,7 +150,9 @@ class AnswerPipeline:
             start = time.perf_counter()
             try:
                 async with asyncio.timeout(seconds):
-                    await self._charge(request.quota, request.queries, options)
+                    if request.quota is not None:
+                        await self.charge(request.quota, request_cost(request.queries, options))
+                    await _wait_for(request.min_sequence, predictor)
                     found = await self._look_up_or_compute(lease, options, request)
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
@@ -159,11 +181,12 @@ class AnswerPipeline:
                     f"{name}: expected at most {self.max_query_bytes:,} bytes, found {found:,}; send a shorter text"
                 )
 
-    async def _charge(self, quota: Quota | None, queries: Sequence[str], options: AnswerOptions) -> None:
-        """Count the cost of a request towards the rate limit of an API key."""
-        if quota is None or not quota.rate:
-            return
-        cost = request_cost(queries, options)
+    async def charge(self, quota: Quota, cost: int) -> None:
+        """Count the cost of a request towards the rate limit of an API key.
+
+        Raises:
+            RateLimitError: If the API key exceeds its rate.
+        """
         if wait := await self.rate_limits.wait_seconds(quota, cost):
             self.metrics.rate_limited.labels(quota.name).inc()
             raise RateLimitError(
@@ -174,19 +197,25 @@ class AnswerPipeline:
 
     async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
         """Take answers from the cache; compute the missing answers and put them into the cache."""
-        start, queries = time.perf_counter(), request.queries
-        keys = answer_keys(lease.predictor.version, options, queries) if self.cache else None
+        start, queries, predictor = time.perf_counter(), request.queries, lease.predictor
+        sequence = predictor.memory.sequence
+        keys = answer_keys(predictor.version, sequence, options, queries) if self.cache else None
         if self.cache is None or keys is None:
             return await self._compute(lease, queries, options, request.disconnected)
         found = await self.cache.get(keys)
-        milliseconds: Mapping[str, float] = {"cache": 1e3 * (time.perf_counter() - start)}
-        if missing := [row for row, answer in enumerate(found) if answer is None]:
-            computed = await self._compute(lease, [queries[row] for row in missing], options, request.disconnected)
-            milliseconds = computed.milliseconds
-            for row, answer in zip(missing, computed.answers, strict=True):
-                found[row] = answer
-            self.cache.put({keys[row]: answer for row, answer in zip(missing, computed.answers, strict=True)})
-        return JsonAnswers([answer for answer in found if answer is not None], milliseconds)
+        missing = [row for row, answer in enumerate(found) if answer is None]
+        if not missing:
+            spent = {"cache": 1e3 * (time.perf_counter() - start)}
+            return JsonAnswers([answer for answer in found if answer is not None], spent, sequence)
+        computed = await self._compute(lease, [queries[row] for row in missing], options, request.disconnected)
+        if computed.sequence != sequence:  # the memory has changed meanwhile
+            if len(missing) == len(queries):
+                return computed
+            return await self._compute(lease, queries, options, request.disconnected)
+        for row, answer in zip(missing, computed.answers, strict=True):
+            found[row] = answer
+        self.cache.put({keys[row]: answer for row, answer in zip(missing, computed.answers, strict=True)})
+        return JsonAnswers([answer for answer in found if answer is not None], computed.milliseconds, sequence)
 
     async def _compute(
         self, lease: Lease, queries: list[str], options: AnswerOptions, disconnected: Callable[[], Awaitable[None]]
@@ -209,7 +238,9 @@ class AnswerPipeline:
         """Serialise answers to JSON, on the thread that computed the answers."""
         for stage, spent in answers.milliseconds.items():
             self.metrics.stage_seconds.labels(stage).observe(spent / 1e3)
-        return JsonAnswers([to_json(answer.to_dict()) for answer in answers.answers], answers.milliseconds)
+        return JsonAnswers(
+            [to_json(answer.to_dict()) for answer in answers.answers], answers.milliseconds, answers.sequence
+        )
 
     async def _wait_while_connected(
         self, future: asyncio.Future[JsonAnswers], disconnected: Callable[[], Awaitable[None]]
@@ -261,6 +292,25 @@ class AnswerPipeline:
             if random.random() < self.log_queries:
                 labels = {label["uid"]: label["score"] for label in json.loads(answer)["labels"]}
                 log.info("query", query=query, labels=labels, version=version)
+
+
+async def _wait_for(sequence: int, predictor: Predictor) -> None:
+    """Wait until the memory knows a change.
+
+    Raises:
+        SequenceError: If it does not know the change in time.
+    """
+    deadline = time.monotonic() + _FOLLOW_SECONDS
+    while predictor.memory.sequence < sequence:
+        if predictor.log is not None:
+            await asyncio.to_thread(predictor.log.catch_up)
+        if predictor.memory.sequence < sequence:
+            if time.monotonic() > deadline:
+                raise SequenceError(
+                    f"min_sequence: expected a change that this replica knows, up to {predictor.memory.sequence}, "
+                    f"found {sequence}; repeat the request later"
+                )
+            await asyncio.sleep(_CHECK_SECONDS)
 
 
 def _check_explained_keys(options: AnswerOptions, queries: int) -> None:

@@ -10,6 +10,7 @@ from service.versions.announcements import Announcements
 from service.versions.canary import CanaryController
 from service.versions.desired_version import DesiredVersion
 from service.versions.follower import Follower
+from service.versions.log_follower import LogFollower
 from service.versions.open_versions import OpenVersions
 from service.versions.opening import Opener
 from service.versions.replicas import Replicas
@@ -17,7 +18,7 @@ from service.versions.reporter import Reporter
 
 
 class ModelManager:
-    """Starts and stops the follower and the reporter of a process.
+    """Starts and stops the followers and the reporter of a process.
 
     Args:
         opener: Opens versions.
@@ -43,6 +44,7 @@ class ModelManager:
         self._metrics = metrics
         self.versions = OpenVersions(metrics.by_version)
         self._reporter = Reporter(replicas, self.versions, metrics)
+        self._log_follower = LogFollower(self.versions)
         self._follower = Follower(
             opener,
             DesiredVersion(opener.store),
@@ -74,6 +76,7 @@ class ModelManager:
             load: Function that returns the share of the computing threads that are busy; it paces the opening.
         """
         self._follower.start(load)
+        self._log_follower.start()
 
     def wake(self) -> None:
         """Check the desired version now."""
@@ -97,4 +100,5 @@ class ModelManager:
         """Stop the background threads, and remove this replica from the registry."""
         self.drain()
         self._follower.stop()
+        self._log_follower.stop()
         self._reporter.stop()

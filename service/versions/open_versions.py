@@ -193,6 +193,12 @@ class OpenVersions:
             opened = (self.current, self.standby, self.canary)
             return [version.predictor for version in opened if version is not None]
 
+    def lease_open(self) -> list[Lease]:
+        """Take leases of the current version, the standby and the canary."""
+        with self._lock:
+            opened = (self.current, self.standby, self.canary)
+            return [Lease(version, self._lock) for version in opened if version is not None]
+
     def close_unused(self) -> int:
         """Close the retired versions without leases, and return their number."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""Opening a version: check the free memory and the files, warm the version up, and check its golden queries."""
+"""Opening a version: check free memory and files, warm up, check the golden queries, and apply the live entries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from service.bundle.signing_key import SigningKey
+from service.memory_log.log import MemoryLog
 from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
 from service.settings import Device
@@ -26,12 +28,14 @@ class Opener:
         threads: Number of threads of the encoder and of each search.
         device: Device for encoding and searching.
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
+        signing: Private key that signs the entries that this process writes to the log of the store.
     """
 
     store: Store
     threads: int
     device: Device = "cpu"
     workers: int = 1
+    signing: SigningKey | None = None
 
     def open(
         self,
@@ -52,6 +56,7 @@ class Opener:
             InsufficientMemoryError: If too little memory is free.
             BundleError: If the bundle is damaged, or is not signed by the key that the store requires.
             WrongAnswersError: If the answers to the golden queries contain too few of the expected labels.
+            MemoryLogError: If the log of the live memory cannot be read.
             CancelledWorkError: If the throttle is cancelled.
         """
         pause = throttle.pause if throttle else None
@@ -60,6 +65,7 @@ class Opener:
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
         predictor = Predictor.open(bundle, self.threads, self.device, pause)
         check_golden(predictor, pause)
+        predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode, self.signing))
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)
         return predictor

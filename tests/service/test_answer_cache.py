@@ -73,7 +73,7 @@ OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
 
 def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
     def keys(version: str, options: AnswerOptions, *queries: str) -> list[bytes]:
-        return answer_keys(version, options, queries) or []
+        return answer_keys(version, 0, options, queries) or []
 
     changes: list[dict[str, Any]] = [
         {"lambda_": 0.25},
@@ -106,13 +106,13 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
 
 def test_cache_key_does_not_depend_on_the_order_of_labels_in_a_filter() -> None:
     once, twice = (dataclasses.replace(OPTIONS, deny=deny) for deny in (("x", "y"), ("y", "x", "y")))
-    assert answer_keys("v1", once, ["bread"]) == answer_keys("v1", twice, ["bread"])
+    assert answer_keys("v1", 0, once, ["bread"]) == answer_keys("v1", twice, ["bread"])
 
 
 def test_request_with_many_labels_in_its_filter_is_not_looked_up_in_the_cache() -> None:
     options = dataclasses.replace(OPTIONS, allow=tuple(map(str, range(600))), deny=tuple(map(str, range(401))))
-    assert answer_keys("v1", options, ["bread"]) is None
-    assert answer_keys("v1", dataclasses.replace(options, deny=options.deny[1:]), ["bread"]) is not None
+    assert answer_keys("v1", 0, options, ["bread"]) is None
+    assert answer_keys("v1", 0, dataclasses.replace(options, deny=options.deny[1:]), ["bread"]) is not None
 
 
 def test_cached_answer_equals_the_computed_answer_and_is_not_used_for_another_version(store: Path) -> None:

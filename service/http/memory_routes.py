@@ -1,0 +1,263 @@
+"""The routes that read and change the live memory. A change needs an API key with the scope `write`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.http.problems import ProblemError, documented
+from service.http.routes import parse_body
+from service.memory.changes import (
+    FEEDBACK,
+    Encode,
+    NewInstance,
+    NewLabel,
+    Uid,
+    added,
+    forgotten,
+    learned,
+    new_feedback,
+    removed,
+)
+from service.memory.entries import Entry, RemoveCorrection, RemoveInstance
+from service.memory.view import View
+from service.options import Query
+from service.predictor.changing import Change, change, present_view
+from service.serving.pipeline import AnswerPipeline
+from service.versions.open_versions import OpenVersions
+
+_MAX_ROWS = 1_000
+# Maximum number of lists, objects and fields in the body of a change: 1,000 instances have 5,002.
+_MAX_MEMBERS = 6_000
+# Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
+_BYTES_PER_UNIT = 1_024
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class InstancesBody(_Body):
+    """Instances to insert or replace. All of them are written, or none."""
+
+    instances: Annotated[list[NewInstance], Field(min_length=1, max_length=_MAX_ROWS, fail_fast=True)]
+    create_labels: bool = Field(
+        False, description="whether to create labels that the memory lacks; the text of such a label is its uid"
+    )
+
+
+class LabelsBody(_Body):
+    """Labels to insert or replace. All of them are written, or none."""
+
+    labels: Annotated[list[NewLabel], Field(min_length=1, max_length=_MAX_ROWS, fail_fast=True)]
+
+
+class FeedbackBody(_Body):
+    """A user's judgement of a label for a query.
+
+    A relevant label becomes the label of a new instance. The score of another label falls for queries like this one.
+    """
+
+    query: Query
+    label: Uid
+    relevant: bool
+    request_id: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None, description="a second feedback with the same request_id and label replaces the first one"
+    )
+
+
+class Changed(BaseModel):
+    """The memory after a change. A request with `min_sequence` of this number is answered with the change."""
+
+    version: str
+    sequence: int
+
+
+class ChangedFeedback(Changed):
+    """The memory after a feedback, and the id that undoes the feedback."""
+
+    id: str
+
+
+class MemoryStatus(Changed):
+    """The size of the memory, and of its live entries.
+
+    `live_keys` counts also the keys that were replaced or removed. `skipped` entries name a label that the version does
+    not have. `oldest` is the time of the oldest entry since the bundle was built.
+    """
+
+    instances: int
+    labels: int
+    corrections: int
+    live_keys: int
+    max_live_keys: int
+    skipped: int
+    log_bytes: int
+    oldest: datetime | None
+    oldest_age_seconds: float | None
+    writable: bool
+
+
+class MemoryInstance(Changed):
+    """An instance of the memory."""
+
+    uid: str
+    text: str
+    labels: list[str]
+    weight: float
+
+
+@dataclass(frozen=True)
+class MemoryRoutes:
+    """The handlers of the paths `/memory` and `/feedback`.
+
+    Attributes:
+        versions: The open versions.
+        pipeline: Counts the cost of the changes of each API key.
+        writable: Whether changes are allowed.
+        max_live_keys: Number of live keys from which on changes that add keys are refused.
+    """
+
+    versions: OpenVersions
+    pipeline: AnswerPipeline
+    writable: bool
+    max_live_keys: int
+
+    def register(self, router: APIRouter) -> None:
+        writes = documented(401, 403, 413, 422, 429, 503, 507)
+        for path, handler, method, body in (
+            ("/memory/instances", self.put_instances, "POST", InstancesBody),
+            ("/memory/labels", self.put_labels, "POST", LabelsBody),
+            ("/feedback", self.feedback, "POST", FeedbackBody),
+        ):
+            schema = {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}}}
+            router.add_api_route(path, handler, methods=[method], responses=writes, openapi_extra=schema)
+        for path, removal in (
+            ("/memory/instances/{uid:path}", self.remove_instance),
+            ("/memory/labels/{uid:path}", self.remove_label),
+            ("/feedback/{uid}", self.forget),
+        ):
+            router.add_api_route(path, removal, methods=["DELETE"], responses=documented(401, 403, 404, 429, 503))
+        router.add_api_route("/memory", self.status, responses=documented(401, 503))
+        router.add_api_route("/memory/instances/{uid:path}", self.instance, responses=documented(401, 404, 503))
+
+    async def put_instances(self, request: Request) -> Changed:
+        """Insert instances, or replace those with the same uids."""
+        body = await self._body(InstancesBody, request)
+
+        def make(view: View, encode: Encode) -> list[Entry]:
+            return added(view, encode, body.instances, [], body.create_labels)
+
+        return Changed(**await self._change(make, request, [each.text for each in body.instances]))
+
+    async def put_labels(self, request: Request) -> Changed:
+        """Insert labels, or replace those with the same uids. The next request is answered with them."""
+        body = await self._body(LabelsBody, request)
+
+        def make(view: View, encode: Encode) -> list[Entry]:
+            return added(view, encode, [], body.labels)
+
+        return Changed(**await self._change(make, request, [each.text for each in body.labels]))
+
+    async def remove_instance(self, uid: str, request: Request) -> Changed:
+        """Remove an instance."""
+        return Changed(**await self._change(lambda view, _: removed(view, [uid], []), request))
+
+    async def remove_label(self, uid: str, request: Request) -> Changed:
+        """Remove a label and its votes. It is never answered again."""
+        return Changed(**await self._change(lambda view, _: removed(view, [], [uid]), request))
+
+    async def feedback(self, request: Request) -> ChangedFeedback:
+        """Learn that a label is relevant to a query, or that it is not."""
+        body = await self._body(FeedbackBody, request)
+        uid = new_feedback()
+        if body.request_id is not None:
+            digest = hashlib.sha256(f"{body.request_id}\n{body.label}".encode())
+            uid = FEEDBACK + digest.hexdigest()[:32]
+        opposite = RemoveCorrection(uid) if body.relevant else RemoveInstance(uid)  # an earlier, opposite judgement
+
+        def make(view: View, encode: Encode) -> list[Entry]:
+            return [opposite, *learned(view, encode, uid, body.query, body.label, body.relevant)]
+
+        return ChangedFeedback(id=uid, **await self._change(make, request, [body.query]))
+
+    async def forget(self, uid: str, request: Request) -> Changed:
+        """Undo a feedback."""
+        return Changed(**await self._change(lambda view, _: forgotten(view, uid), request))
+
+    def status(self) -> MemoryStatus:  # not async: on a thread, because the first call builds tables
+        """Return the size of the memory, and of its live entries."""
+        with self.versions.lease() as predictor:
+            view = present_view(predictor)
+            facts, oldest = vars(view.status).copy(), view.status.oldest_seconds
+            del facts["oldest_seconds"]
+            return MemoryStatus(
+                version=predictor.version,
+                sequence=predictor.memory.sequence,
+                max_live_keys=self.max_live_keys,
+                log_bytes=0 if predictor.log is None else predictor.log.log.size_bytes,
+                oldest=None if oldest is None else datetime.fromtimestamp(oldest, UTC),
+                oldest_age_seconds=None if oldest is None else max(0.0, time.time() - oldest),
+                writable=self.writable,
+                **facts,
+            )
+
+    def instance(self, uid: str) -> MemoryInstance:
+        """Return an instance of the memory: its text, labels and weight."""
+        with self.versions.lease() as predictor:
+            view = present_view(predictor)
+            number = view.instance(uid)
+            if number is None:
+                raise ProblemError(404, f"instance {uid[:80]!r} is not in the memory", "unknown_instance")
+            row = np.array([number])
+            return MemoryInstance(
+                version=predictor.version,
+                sequence=view.sequence,
+                uid=uid,
+                text=view.instance_texts[number],
+                labels=[view.labels.uids[label] for label in view.values.gather(row)[1].tolist()],
+                weight=float(np.exp(view.values.log_counts_of(row)).item()),
+            )
+
+    async def _body(self, model: type[Any], request: Request) -> Any:
+        self._require_write(request)
+        # On a thread: the checks of 1,000 texts would block the event loop for too long.
+        return await asyncio.to_thread(parse_body, model, await request.body(), _MAX_MEMBERS)
+
+    async def _change(self, make: Change, request: Request, texts: list[str] | None = None) -> dict[str, Any]:
+        """Change the memory, and return the version and the sequence number."""
+        self._require_write(request)
+        cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts or []))
+        await self.pipeline.charge(request.scope["api_key"], cost)
+        return await asyncio.to_thread(self._write, make, len(texts or []))
+
+    def _write(self, make: Change, keys: int) -> dict[str, Any]:
+        with self.versions.lease() as predictor:
+            if predictor.log is not None:
+                predictor.log.log.require_signable()
+            live = present_view(predictor).status.live_keys
+            if keys and live + keys > self.max_live_keys:
+                raise ProblemError(
+                    507,
+                    f"the memory has {live:,} live keys, and --delta-keys allows {self.max_live_keys:,}; "
+                    "run `recollect compact`",
+                    "memory_full",
+                )
+            return {"version": predictor.version, "sequence": change(predictor, make)}
+
+    def _require_write(self, request: Request) -> None:
+        if not self.writable:
+            raise ProblemError(403, "the memory is read-only; start the service with --writable", "read_only")
+        key = request.scope.get("api_key")
+        if key is None or not key.writes:
+            raise ProblemError(
+                403, "expected an API key with the scope `write`, found one without it", "no_write_scope"
+            )

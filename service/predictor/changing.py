@@ -1,0 +1,51 @@
+"""Changes of the memory of an open predictor, in the log of its store if it follows one."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+from service.memory.changes import Encode
+from service.memory.entries import Entry, LoggedEntry
+from service.memory.view import View
+from service.predictor.predictor import Predictor
+
+# Checks a change against a memory, and returns its entries.
+Change = Callable[[View, Encode], list[Entry]]
+
+
+def present_view(predictor: Predictor) -> View:
+    """The present memory of a predictor as a view. The first call builds the tables that find instances by uid."""
+    view = predictor.memory.view or predictor.apply([]).view
+    assert view is not None, "a memory to which entries were applied has a view"
+    return view
+
+
+def change(predictor: Predictor, make: Change) -> int:
+    """Change the memory. When this function returns, later searches of this process use the change.
+
+    `make` is called first without a lock, because it encodes texts, and then again, with the vectors of the first call,
+    to check the change against the memory as it is then.
+
+    If the predictor follows a log, the change is durable, and other processes that follow the log apply it too.
+
+    Returns:
+        Sequence number of the last entry.
+
+    Raises:
+        ChangeError: If the change is wrong. Then nothing has changed.
+        MemoryLogError, StoreError, OSError: If the log cannot be read or written. Then nothing has changed.
+    """
+    kept = functools.lru_cache(maxsize=1)(predictor.encode)
+
+    def entries() -> list[Entry]:
+        return make(present_view(predictor), lambda texts: kept(tuple(texts)))
+
+    entries()
+    if predictor.log is not None:
+        return predictor.log.write(lambda _: entries())
+    with predictor.changing:
+        first, now = predictor.memory.sequence + 1, time.time()
+        numbered = [LoggedEntry(number, now, entry) for number, entry in enumerate(entries(), start=first)]
+        return predictor.apply(numbered).sequence

@@ -1,0 +1,236 @@
+"""Changes of the memory over HTTP: a real server, its log, and a second replica of the same store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.store.store import Store
+from tests.service.http_helpers import Server, copy_store, serving
+from tests.service.test_http import is_problem
+
+WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
+TEXT = "How whales sleep in the ocean"
+
+
+@pytest.fixture(scope="module")
+def store(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_store(light_versions, tmp_path_factory.mktemp("live") / "store")
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"writer {WRITER} write\nreader {READER}\n")
+    return ("--api-keys", str(keys), "--writable", "--delta-keys", "40")
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, flags: tuple[str, ...]) -> Iterator[Server]:
+    with serving(store, *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def replica(store: Path, flags: tuple[str, ...], server: Server) -> Iterator[Server]:
+    with serving(store, *flags) as replica:
+        yield replica
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}, timeout=30) as client:
+        yield client
+
+
+def ask(client: httpx.Client, query: str = TEXT, **options: Any) -> dict[str, Any]:
+    response = client.post("/predict", json={"query": query, "top_k": 50, **options})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def scores(client: httpx.Client, **options: Any) -> dict[str, float]:
+    return {label["uid"]: label["score"] for label in ask(client, **options)["labels"]}
+
+
+def put_label(client: httpx.Client, uid: str = "Whales", text: str = TEXT) -> int:
+    response = client.post("/memory/labels", json={"labels": [{"uid": uid, "text": text}]})
+    assert response.status_code == 200, response.text
+    sequence: int = response.json()["sequence"]
+    return sequence
+
+
+def test_new_label_answers_from_the_next_request_on_until_it_is_removed(client: httpx.Client) -> None:
+    assert "Whales" not in scores(client)
+    sequence = put_label(client)
+    answer = ask(client)
+    assert answer["sequence"] == sequence
+    assert answer["labels"][0]["uid"] == "Whales"
+    assert client.delete("/memory/labels/Whales").json()["sequence"] == sequence + 1
+    assert "Whales" not in scores(client)
+
+
+def test_new_instance_votes_for_its_labels_and_can_be_read_and_removed(client: httpx.Client) -> None:
+    label = ask(client)["labels"][-1]["uid"]
+    before = scores(client, **{"lambda": 1}).get(label, 0.0)
+    instance = {"uid": "a/b c", "text": TEXT, "labels": [label], "weight": 2.0}
+    assert client.post("/memory/instances", json={"instances": [instance]}).status_code == 200
+    assert scores(client, **{"lambda": 1})[label] > before
+    found = client.get("/memory/instances/a/b c").json()
+    assert {name: found[name] for name in instance} == instance
+    assert client.delete("/memory/instances/a/b c").status_code == 200
+    assert scores(client, **{"lambda": 1}).get(label, 0.0) == pytest.approx(before, abs=1e-9)
+    is_problem(client.get("/memory/instances/a/b c"), 404, "unknown_instance")
+
+
+def test_unknown_labels_are_named_and_can_be_created(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"instances": [{"uid": "new", "text": TEXT, "labels": ["Orcas", "Seals"]}]}
+    problem = is_problem(client.post("/memory/instances", json=body), 422, "invalid_request")
+    assert "'Orcas', 'Seals'" in problem["detail"]
+    assert client.post("/memory/instances", json={**body, "create_labels": True}).status_code == 200
+    assert {"Orcas", "Seals"} <= set(scores(client))
+    for uid in ("Orcas", "Seals"):
+        assert client.delete(f"/memory/labels/{uid}").status_code == 200
+    is_problem(client.get("/memory/instances/new"), 404, "unknown_instance")  # it had no other label
+
+
+def test_feedback_raises_and_lowers_scores_until_it_is_undone(client: httpx.Client) -> None:
+    before = scores(client)
+    label = min(before, key=lambda uid: before[uid])
+
+    def judge(relevant: bool, **fields: str) -> str:
+        response = client.post("/feedback", json={"query": TEXT, "label": label, "relevant": relevant, **fields})
+        assert response.status_code == 200, response.text
+        uid: str = response.json()["id"]
+        return uid
+
+    confirmed = judge(True)
+    assert scores(client)[label] > before[label]
+    assert client.delete(f"/feedback/{confirmed}").status_code == 200
+    assert scores(client) == pytest.approx(before)
+    rejected = judge(False)
+    assert scores(client).get(label, 0.0) == pytest.approx(0, abs=1e-6)
+    assert client.delete(f"/feedback/{rejected}").status_code == 200
+    assert scores(client) == pytest.approx(before)
+    is_problem(client.delete(f"/feedback/{rejected}"), 404, "unknown_uid")
+    # A later judgement of the same request replaces the earlier one.
+    first, second = judge(True, request_id="r1"), judge(False, request_id="r1")
+    assert first == second
+    assert scores(client).get(label, 0.0) == pytest.approx(0, abs=1e-6)
+    assert client.delete(f"/feedback/{first}").status_code == 200
+    assert scores(client) == pytest.approx(before)
+
+
+def test_other_replica_answers_with_a_change_that_the_request_requires(client: httpx.Client, replica: Server) -> None:
+    sequence = put_label(client)
+    with httpx.Client(base_url=replica.url, headers={"X-API-Key": READER}) as other:
+        answer = ask(other, min_sequence=sequence)
+        assert answer["sequence"] >= sequence
+        assert answer["labels"][0]["uid"] == "Whales"
+        later = other.post("/predict", json={"query": TEXT, "min_sequence": sequence + 1000})
+        is_problem(later, 409, "sequence_unknown")
+    with httpx.Client(base_url=replica.url, headers={"X-API-Key": WRITER}) as other:  # any replica may write
+        assert other.delete("/memory/labels/Whales").json()["sequence"] == sequence + 1
+    assert "Whales" not in scores(client, min_sequence=sequence + 1)
+
+
+def test_cached_answers_are_not_older_than_a_change(client: httpx.Client) -> None:
+    assert ask(client) == ask(client)
+    put_label(client)
+    assert ask(client)["labels"][0]["uid"] == "Whales"
+    client.delete("/memory/labels/Whales")
+    assert ask(client)["labels"][0]["uid"] != "Whales"
+
+
+def test_status_counts_what_the_memory_has(client: httpx.Client) -> None:
+    before = client.get("/memory").json()
+    put_label(client)
+    after = client.get("/memory").json()
+    assert after["labels"] == before["labels"] + 1
+    assert after["live_keys"] == before["live_keys"] + 1
+    assert after["sequence"] == before["sequence"] + 1
+    assert after["log_bytes"] > before["log_bytes"]
+    assert after["writable"] is True
+    assert after["oldest_age_seconds"] >= 0
+    client.delete("/memory/labels/Whales")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/memory/labels", {"labels": []}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "x", "text": " "}]}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "", "text": "x"}]}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "x", "text": "x"}] * 2}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "x", "text": "x", "vector": [1.0]}]}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": str(n), "text": "x"} for n in range(1001)]}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "x", "text": "x" * 2_000_000}]}, 413, "too_large"),
+        ("/memory/instances", {"instances": [{"uid": "x", "text": "x", "labels": []}]}, 422, "invalid_request"),
+        ("/memory/instances", {"instances": [{"uid": "x", "labels": ["y"]}]}, 422, "invalid_request"),
+        ("/feedback", {"query": TEXT, "label": "nowhere", "relevant": True}, 422, "invalid_request"),
+        ("/feedback", {"query": " ", "label": "nowhere", "relevant": True}, 422, "invalid_request"),
+    ],
+)
+def test_wrong_change_is_refused_and_changes_nothing(
+    client: httpx.Client, path: str, body: dict[str, Any], status: int, code: str
+) -> None:
+    before = client.get("/memory").json()["sequence"]
+    is_problem(client.post(path, json=body), status, code)
+    assert client.get("/memory").json()["sequence"] == before
+
+
+@pytest.mark.parametrize("path", ["/memory/instances/nowhere", "/memory/labels/nowhere", "/feedback/nowhere"])
+def test_removal_of_an_unknown_uid_is_not_found(client: httpx.Client, path: str) -> None:
+    is_problem(client.delete(path), 404, "unknown_uid")
+
+
+def test_changes_need_a_key_with_the_scope_write(server: Server) -> None:
+    body = {"labels": [{"uid": "Whales", "text": TEXT}]}
+    with httpx.Client(base_url=server.url) as client:
+        is_problem(client.post("/memory/labels", json=body), 401, "unauthorized")
+        client.headers["X-API-Key"] = READER
+        is_problem(client.post("/memory/labels", json=body), 403, "no_write_scope")
+        is_problem(client.delete("/memory/labels/Whales"), 403, "no_write_scope")
+        assert client.get("/memory").status_code == 200
+
+
+def test_memory_is_read_only_by_default(light_versions: Path) -> None:
+    with serving(light_versions) as server:
+        response = httpx.post(f"{server.url}/memory/labels", json={"labels": [{"uid": "x", "text": "x"}]})
+        is_problem(response, 403, "read_only")
+        assert httpx.get(f"{server.url}/memory").json()["sequence"] == 0
+
+
+def test_full_memory_refuses_new_keys_and_still_removes(
+    light_versions: Path, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    with serving(store, *flags) as server, httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client:
+        labels = [{"uid": f"label {n}", "text": f"text {n}"} for n in range(40)]
+        assert client.post("/memory/labels", json={"labels": labels}).status_code == 200
+        refused = client.post("/memory/labels", json={"labels": [{"uid": "one more", "text": "text"}]})
+        problem = is_problem(refused, 507, "memory_full")
+        assert "recollect compact" in problem["detail"]
+        assert client.delete("/memory/labels/label 0").status_code == 200
+
+
+def test_changes_survive_a_restart_and_a_change_of_the_version(
+    light_versions: Path, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    for version in ("v3", "v5"):
+        Store(store).activate(version)
+        with (
+            serving(store, *flags) as server,
+            httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client,
+        ):
+            if version == "v3":
+                put_label(client)
+            answer = ask(client)
+            assert (answer["version"], answer["sequence"]) == (version, 1)
+            assert answer["labels"][0]["uid"] == "Whales"
