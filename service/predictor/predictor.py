@@ -247,7 +247,11 @@ class Predictor:
     def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
         """The probability of each ranked label; None if the bundle has no probabilities for these options."""
         info = self.manifest.probabilities
-        if info is None or not options.uses_votes_of(self.defaults) or (self.manifest.has_ranker and ranking.logit is None):
+        if (
+            info is None
+            or not options.uses_votes_of(self.defaults)
+            or (self.manifest.has_ranker and ranking.logit is None)
+        ):
             return None
         return calibrate(info.calibration, log_odds(ranking.score) if ranking.logit is None else ranking.logit)
 
