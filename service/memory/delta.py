@@ -18,6 +18,7 @@ from service.lexical.index import LexicalIndex
 from service.lexical.terms import hash_word, words
 from service.memory.corrections import Corrections
 from service.memory.entries import (
+    Entry,
     LoggedEntry,
     PutCorrection,
     PutInstance,
@@ -49,8 +50,8 @@ class Delta:
         self._voters = Voters(bundle.voter_indptr, bundle.voter_indices)
         self._mapped, self._mapped_labels = values.instances, len(bundle.labels)
         self._uids = UidIndex(bundle.instance_uids)
-        dim = bundle.manifest.dim
-        self._instances, self._labels, self._corrections = LiveTable(dim), LiveTable(dim), LiveTable(dim)
+        self._dim = bundle.manifest.dim
+        self._instances, self._labels, self._corrections = (LiveTable(self._dim) for _ in range(3))
         self._votes, self._log_counts, self._weighted = GrowingRows(np.int32), GrowingArray(np.float64), False
         self._instance_ends, self._label_key_ends = GrowingEnds(self._mapped), GrowingEnds(self._mapped_labels)
         self._label_ends = GrowingEnds(self._mapped_labels)
@@ -65,7 +66,13 @@ class Delta:
         self._sequence, self._skipped, self._oldest = 0, 0, math.inf
 
     def apply(self, entries: Sequence[LoggedEntry]) -> View:
-        """Apply entries in order, and return the new view. Entries that were applied earlier change nothing."""
+        """Apply entries in order, and return the new view. Entries that were applied earlier change nothing.
+
+        Raises:
+            ValueError: If a vector has another length, or a weight is not positive. No entry is applied.
+        """
+        for each in entries:
+            self._check(each.entry)
         instances, labels = len(self._instances), len(self._labels)
         for logged in entries:
             if logged.sequence <= self._sequence:
@@ -88,6 +95,12 @@ class Delta:
                     self._end_correction(uid)
         self._index_words(instances, labels)
         return self.view()
+
+    def _check(self, entry: Entry) -> None:
+        if isinstance(entry, PutInstance | PutLabel | PutCorrection) and entry.vector.shape != (self._dim,):
+            raise ValueError(f"{entry.uid!r}: expected {self._dim} dimensions, found a vector of {entry.vector.shape}")
+        if isinstance(entry, PutInstance) and not entry.weight > 0:
+            raise ValueError(f"{entry.uid!r}: expected a positive weight, found {entry.weight}")
 
     def _put_instance(self, put: PutInstance) -> None:
         found = [self._find_label(uid) for uid in put.labels]

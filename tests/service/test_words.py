@@ -165,8 +165,8 @@ def test_filtered_labels_get_votes_by_words_too(
 
 
 def test_mixing_changes_only_the_queries_with_votes_by_words(worded: Predictor) -> None:
-    assert worded.words is not None
-    by_words = worded.words.votes(["zzz", "tax"], 0.5)
+    assert worded.memory.words is not None
+    by_words = worded.memory.words.votes(["zzz", "tax"], 0.5)
     votes = dataclasses.replace(by_words, query=np.zeros_like(by_words.query))
     mixed = mix(votes, by_words, 0.25)
     kept = ~mixed.by_words if mixed.by_words is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +12,16 @@ import numpy as np
 
 from index_builder.faiss_index import build_index, write_index
 from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.files import MANIFEST
+from service.bundle.files import MANIFEST, RANKER
 from service.bundle.integrity import describe_files
 from service.bundle.strings import write_table
 from service.lexical.index import write_lexical_index
 from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
-from service.options import AnswerOptions
 from service.predictor.answers import Answer
 from service.predictor.predictor import Predictor
 from service.ranking.names import Names
 
-KEPT = ("encoder.onnx", "tokenizer.json", "golden.json", "ranker.json")
+KEPT = ("encoder.onnx", "tokenizer.json", "golden.json")
 
 
 @dataclass
@@ -66,13 +65,19 @@ class Tables:
                     elif uid in own:
                         self.instances[instance] = (text, [each for each in own if each != uid], vector)
 
-    def write(self, base: Path, folder: Path) -> Path:
-        """Write these tables as a bundle with the encoder and the ranker of another bundle, and exact search."""
+    def open(self, base: Path, folder: Path, words: bool = False, ranker: str = "") -> Predictor:
+        """Write these tables as a bundle with the encoder of another bundle and exact search, and open it.
+
+        Args:
+            base: The other bundle.
+            folder: Folder of the new bundle.
+            words: Whether the new bundle has a lexical index.
+            ranker: Content of `ranker.json`; empty for a bundle without a ranker.
+        """
         folder.mkdir(parents=True)
         manifest = json.loads((base / MANIFEST).read_bytes())
         for name in KEPT:
-            if (base / name).exists():
-                shutil.copy(base / name, folder / name)
+            os.link(base / name, folder / name)
         position = {uid: number for number, uid in enumerate(self.labels)}
         votes = [sorted(position[uid] for uid in own) for _, own, _ in self.instances.values()]
         voters: list[list[int]] = [[] for _ in position]
@@ -91,44 +96,43 @@ class Tables:
             write_table(folder, f"{part}_texts", (each[0] for each in content.values()))
         np.save(folder / "label_order.npy", uids.sorted_rows())
         texts = [[each[0] for each in content.values()] for content in (self.instances, self.labels)]
-        if (base / "name_words.npy").exists():
+        if ranker:
+            (folder / RANKER).write_text(ranker)
             Names.of(texts[1]).write(folder)
-        if any("_words" in name for name in manifest["files"]):
+        if words:
             write_lexical_index(folder, *texts)
         counts = {"instances": len(self.instances), "labels": len(self.labels), "pairs": sum(map(len, votes))}
         files = {name: file.model_dump() for name, file in describe_files(folder).items()}
         (folder / MANIFEST).write_text(json.dumps(manifest | {"counts": counts, "files": files}), encoding="utf-8")
-        return folder
-
-    def open(self, base: Path, folder: Path) -> Predictor:
-        return Predictor.open(open_bundle(self.write(base, folder)), threads=1)
+        return Predictor.open(open_bundle(folder), threads=1)
 
 
 def logged(entries: Sequence[Entry], after: int = 0) -> list[LoggedEntry]:
     return [LoggedEntry(after + nth, 1.7e9 + nth, entry) for nth, entry in enumerate(entries, start=1)]
 
 
-def random_entries(
-    rng: np.random.Generator, tables: Tables, count: int, texts: Sequence[str], vectors: np.ndarray
-) -> list[Entry]:
-    """Random inserts, replacements and removals of instances and labels, applied to the tables one after the other."""
+def random_entries(rng: np.random.Generator, tables: Tables, texts: Sequence[str], vectors: np.ndarray) -> list[Entry]:
+    """Random inserts, replacements and removals of instances and labels, applied to the tables one after the other.
+
+    Each text is for one entry. No two keys are equal, because the order of equal keys in a search is arbitrary.
+    """
     entries: list[Entry] = []
-    for nth in range(count):
-        choice, row = rng.random(), int(rng.integers(len(texts)))
+    for nth in range(len(texts)):
+        choice = rng.random()
         labels, instances = [*tables.labels], [*tables.instances]
         label, instance = str(rng.choice(labels)), str(rng.choice(instances))
         own = rng.choice(labels, size=int(rng.integers(1, 4)), replace=False).tolist()
         entry: Entry
         if choice < 0.35:
-            entry = PutInstance(f"new {nth}", texts[row], own, vectors[row])
+            entry = PutInstance(f"new {nth}", texts[nth], own, vectors[nth])
         elif choice < 0.55:
-            entry = PutInstance(instance, texts[row], own, vectors[row])
+            entry = PutInstance(instance, texts[nth], own, vectors[nth])
         elif choice < 0.75:
             entry = RemoveInstance(instance)
         elif choice < 0.83:
-            entry = PutLabel(f"new label {nth}", texts[row], vectors[row])
+            entry = PutLabel(f"new label {nth}", texts[nth], vectors[nth])
         elif choice < 0.92:
-            entry = PutLabel(label, texts[row], vectors[row])
+            entry = PutLabel(label, texts[nth], vectors[nth])
         else:
             entry = RemoveLabel(label)
         tables.apply(entry)
@@ -162,7 +166,3 @@ def _terms(because: list | None) -> dict:
 
 def _differences(one: dict, other: dict) -> float:
     return max((abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()), default=0.0)
-
-
-def answers(predictor: Predictor, vectors: np.ndarray, queries: Sequence[str], options: AnswerOptions) -> list[Answer]:
-    return predictor.answer(vectors, options, queries)
