@@ -169,9 +169,10 @@ def memory(settings: MemorySettings) -> None:
 
 
 def extend(settings: ExtendSettings) -> None:
+    from service.bundle.signing_key import read_signing_key
     from service.extend import extend as extend_memory
 
-    done = extend_memory(settings)
+    done = extend_memory(settings, read_signing_key(settings.sign) if settings.sign else None)
     if done.unknown:
         _print_error(f"uids to remove that are not in the memory: {len(done.unknown):,}, such as {done.unknown[0]}")
     _print_line(
