@@ -159,23 +159,25 @@ def memory(settings: MemorySettings) -> None:
         facts = {"version": manifest.version, "sequence": log.sequence, "size_bytes": log.size_bytes}
         _print_line(json.dumps(facts | found | {"oldest_age_seconds": age}))
         return
-    _print_line(f"{manifest.version}  sequence {log.sequence:,}  {log.size_bytes:,} bytes")
-    _print_line(f"  put:     {summary.instances:,} instances  {summary.labels:,} labels")
-    _print_line(f"  removed: {summary.removed_instances:,} instances  {summary.removed_labels:,} labels")
-    _print_line(f"  corrections: {summary.corrections:,}")
-    if age is not None:
-        _print_line(f"  oldest of {summary.entries:,} entries: {summary.oldest:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
+    _print_line(f"version {manifest.version}, sequence {log.sequence:,}, {log.size_bytes:,} bytes")
+    _print_line(
+        f"added:   {summary.instances:,} instances, {summary.labels:,} labels, {summary.corrections} corrections"
+    )
+    _print_line(f"removed: {summary.removed_instances:,} instances, {summary.removed_labels:,} labels")
+    if summary.oldest is not None and age is not None:
+        _print_line(f"entries: {summary.entries:,}, the oldest of {summary.oldest:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
 
 
 def extend(settings: ExtendSettings) -> None:
+    from service.bundle.signing_key import read_signing_key
     from service.extend import extend as extend_memory
 
-    done = extend_memory(settings)
+    done = extend_memory(settings, read_signing_key(settings.sign) if settings.sign else None)
     if done.unknown:
-        _print_error(f"{len(done.unknown):,} uids to remove are not in the memory, such as {done.unknown[0]}")
+        _print_error(f"uids to remove that are not in the memory: {len(done.unknown):,}, such as {done.unknown[0]}")
     _print_line(
-        f"{done.instances:,} instances and {done.labels:,} labels added, {done.removed:,} removed; "
-        f"sequence {done.sequence}"
+        f"added instances: {done.instances:,}, added labels: {done.labels:,}, removed: {done.removed:,}, "
+        f"sequence: {done.sequence}"
     )
 
 

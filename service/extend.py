@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from service.bulk.progress import Progress
 from service.bundle.bundle import Bundle
-from service.bundle.signing_key import read_signing_key
+from service.bundle.signing_key import SigningKey
 from service.command_settings import ExtendSettings
 from service.errors import InputError, SettingsError
 from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
@@ -91,8 +91,12 @@ class KnownUids:
                     self._is_present["label", uid] = isinstance(logged.entry, PutLabel)
 
 
-def extend(settings: ExtendSettings) -> Extended:
+def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
     """Add the lines of a file to the live memory of a store, and remove those of another file.
+
+    Args:
+        settings: The store and the files.
+        signing: Private key that signs the entries.
 
     Raises:
         SettingsError: If neither file is given.
@@ -104,7 +108,6 @@ def extend(settings: ExtendSettings) -> Extended:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
     additions = read_additions(settings.add) if settings.add else {}
     removals = read_removals(settings.remove) if settings.remove else {}
-    signing = read_signing_key(settings.sign) if settings.sign else None
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.require_current())
     log = MemoryLog.of(store, bundle.manifest, signing=signing)

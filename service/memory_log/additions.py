@@ -18,21 +18,22 @@ from service.options import check_query, first_problem
 
 MAX_TEXT_BYTES = 1 << 20
 _MAX_LINE_BYTES = 16 << 20
+_MOST_LABELS = 10_000
 
 
 def _check_text(text: str) -> str:
     try:
         check_query(text)
-    except QueryError as error:
-        raise ValueError(str(error).replace("the query", "the text").replace("send", "write")) from None
-    if (size := len(text.encode())) > MAX_TEXT_BYTES:
-        raise ValueError(f"a text of at most {MAX_TEXT_BYTES:,} bytes, found {size:,}")
+    except QueryError:
+        raise ValueError("a text with words, in valid Unicode") from None
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        raise ValueError(f"a text of at most {MAX_TEXT_BYTES:,} bytes")
     return text
 
 
-def _check_different(uids: list[str]) -> list[str]:
-    if len(set(uids)) < len(uids):
-        raise ValueError("different labels")
+def _check_labels(uids: list[str]) -> list[str]:
+    if not 0 < len(set(uids)) == len(uids) <= _MOST_LABELS:
+        raise ValueError(f"1 to {_MOST_LABELS:,} different labels")
     return uids
 
 
@@ -52,7 +53,7 @@ class NewInstance(_Line):
 
     uid: Uid
     text: Text
-    labels: Annotated[list[Uid], Field(min_length=1, max_length=10_000), AfterValidator(_check_different)]
+    labels: Annotated[list[Uid], AfterValidator(_check_labels)]
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
 
 

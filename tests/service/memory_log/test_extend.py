@@ -1,0 +1,195 @@
+"""`recollect extend` and `recollect memory`: a live memory is changed and shown without a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect
+from service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from service.memory_log.log import MemoryLog
+from service.model import open_model
+from service.store.store import Store
+from tests.conftest import Built
+from tests.keys import write_pair
+from tests.service.http_helpers import copy_store
+from tests.service.memory_log.logs import uids
+
+
+@pytest.fixture
+def store(built: Built, tmp_path: Path) -> Path:
+    return copy_store(built.store, tmp_path / "store")
+
+
+@pytest.fixture
+def run(store: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a verb on the store; return its status, output and errors."""
+
+    def run(verb: str, *arguments: object) -> tuple[int, str, str]:
+        status = recollect.main([verb, str(store), *map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[..., Path]:
+    """Write objects as JSON lines, and strings as they are."""
+
+    def lines(name: str, *rows: Any) -> Path:
+        path = tmp_path / name
+        path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), "utf-8")
+        return path
+
+    return lines
+
+
+def log_of(store: Path) -> MemoryLog:
+    opened = Store(store)
+    return MemoryLog.of(opened, opened.manifest(opened.require_current()))
+
+
+def test_files_are_added_and_removed_with_vectors_of_the_served_encoder(
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path]
+) -> None:
+    add = lines(
+        "add.jsonl",
+        {"uid": "cat", "text": "The cat sleeps", "labels": ["Animals", "Law"]},
+        {"uid": "Animals", "text": "Animals and pets"},
+        "",
+        {"uid": "dog", "text": "The dog barks", "labels": ["Animals"], "weight": 2},
+    )
+    remove = lines("remove.jsonl", {"label": "Cooking"}, {"instance": "Law/0"}, {"instance": "nothing"})
+    status, output, errors = run("extend", "--add", add, "--remove", remove)
+    assert (status, output) == (0, "added instances: 2, added labels: 1, removed: 2, sequence: 6\n")
+    assert errors.splitlines()[-1] == "uids to remove that are not in the memory: 1, such as nothing"
+    entries = [logged.entry for logged in log_of(store).read()]
+    assert entries[:3] == [RemoveLabel("Cooking"), RemoveInstance("Law/0"), RemoveInstance("nothing")]
+    label, cat, dog = entries[3:]
+    assert isinstance(label, PutLabel)
+    assert isinstance(cat, PutInstance)
+    assert isinstance(dog, PutInstance)
+    assert (cat.labels, cat.weight, dog.labels, dog.weight) == (["Animals", "Law"], 1, ["Animals"], 2)
+    encoder = open_model(store).predictor.encoder
+    for entry in (label, cat, dog):
+        np.testing.assert_allclose(entry.vector, encoder.encode(encoder.tokenise([entry.text]))[0], atol=1e-6)
+    assert run("extend", "--add", add)[0] == 0  # again
+
+
+def test_memory_shows_counts_sequence_size_and_age(
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path]
+) -> None:
+    status, output, _ = run("memory", "--json")
+    assert (status, json.loads(output)["sequence"], json.loads(output)["oldest"]) == (0, 0, None)
+    run("extend", "--add", lines("add", {"uid": "a", "text": "a"}, {"uid": "b", "text": "b", "labels": ["a"]}))
+    run("extend", "--remove", lines("remove", {"label": "a"}, {"label": "Law"}, {"instance": "Law/0"}))
+    found = json.loads(run("memory", "--json")[1])
+    assert found.pop("oldest_age_seconds") >= 0
+    assert found.pop("oldest").startswith("20")
+    assert found == {
+        "version": Store(store).current(),
+        "sequence": 5,
+        "size_bytes": sum(path.stat().st_size for path in (store / "memory").iterdir()),
+        "entries": 5,
+        "instances": 1,
+        "labels": 0,
+        "removed_instances": 1,
+        "removed_labels": 2,
+        "corrections": 0,
+    }
+    shown = run("memory")[1].splitlines()
+    assert shown[0].startswith(f"version {Store(store).current()}, sequence 5, ")
+    assert shown[1:3] == ["added:   1 instances, 0 labels, 0 corrections", "removed: 1 instances, 2 labels"]
+    assert shown[3].startswith("entries: 5, the oldest of 20")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"uid": "x"', 'expected a JSON object, found b\'{"uid": "x"\\n\''),
+        ("[]", "expected a JSON object, found []"),
+        ('{"uid": "x"}', "expected a field text, found fields uid"),
+        ('{"uid": 3, "text": "a"}', "uid: expected a valid string, found 3"),
+        ('{"uid": "", "text": "a"}', "uid: expected "),
+        ('{"uid": "\\ud800", "text": "a"}', "uid: expected a valid string, "),
+        ('{"uid": "x", "text": "  "}', 'text: expected a text with words, in valid Unicode, found "  "'),
+        (json.dumps({"uid": "x", "text": "a " * 600_000}), "text: expected a text of at most 1,048,576 bytes, found "),
+        ('{"uid": "x", "text": "a", "labels": []}', "labels: expected 1 to 10,000 different labels, found []"),
+        ('{"uid": "x", "text": "a", "labels": ["Law", "Law"]}', "labels: expected 1 to 10,000 different labels"),
+        ('{"uid": "x", "text": "a", "labels": ["Lwa"]}', "labels: expected labels of the memory or of this file, "),
+        ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": 0}', "weight: expected greater than 0, found 0"),
+        ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": NaN}', "weight: expected a finite number, found NaN"),
+        ('{"uid": "x", "text": "a", "vector": [1]}', "expected only the fields uid, text, found vector"),
+        ('{"uid": "first", "text": "a"}', "expected each label once, found 'first' also in line 1"),
+    ],
+)
+def test_wrong_line_is_named_and_nothing_is_written(
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path], line: str, message: str
+) -> None:
+    path = lines("add", {"uid": "first", "text": "a"}, line)
+    status, output, errors = run("extend", "--add", path)
+    assert (status, output) == (2, "")
+    assert errors.startswith(f"recollect extend: {path}:2: {message}")
+    assert errors.count("\n") == 1
+    assert not (store / "memory").exists()
+
+
+def test_wrong_removals_and_missing_files_are_named(
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path], tmp_path: Path
+) -> None:
+    both = lines("both", {"label": "a", "instance": "a"})
+    assert '/both:1: expected {"instance": UID} or {"label": UID}, found' in run("extend", "--remove", both)[2]
+    assert ":1: expected only the fields instance, label" in run("extend", "--remove", lines("x", {"uid": "a"}))[2]
+    assert "missing: expected a file of JSON lines, found: No such" in run("extend", "--add", tmp_path / "missing")[2]
+    assert "expected --add or --remove, found neither" in run("extend")[2]
+    gone = lines("gone", {"label": "Law"})
+    names = lines("names", {"uid": "x", "text": "x", "labels": ["Law"]})
+    status, _, errors = run("extend", "--add", names, "--remove", gone)
+    assert status == 2
+    assert "found 'Law', which --remove removes; add a line with its uid and its text" in errors
+    assert not (store / "memory").exists()
+
+
+def test_label_that_another_process_removes_meanwhile_stops_the_task(
+    store: Path,
+    run: Callable[..., tuple[int, str, str]],
+    lines: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from service import extend
+    from service.memory_log.log import number
+
+    path = lines("add", *({"uid": f"{row}", "text": "text", "labels": ["Law"]} for row in range(3)))
+    monkeypatch.setattr(extend, "_BLOCK", 2)
+    decide = extend._decide
+
+    def remove_first(entries: Any, done: int, known: Any) -> Any:
+        if done == 2:
+            known.apply(number([RemoveLabel("Law")], 3))
+        return decide(entries, done, known)
+
+    monkeypatch.setattr(extend, "_decide", remove_first)
+    status, _, errors = run("extend", "--add", path)
+    assert status == 2
+    assert "2: labels: expected labels of the memory, found 'Law', which another process has removed" in errors
+    assert "2 entries are written" in errors
+    assert uids(log_of(store).read()) == ["0", "1"]
+
+
+def test_signed_store_accepts_only_signed_additions(
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path], tmp_path: Path
+) -> None:
+    keys, path = write_pair(tmp_path), lines("add", {"uid": "a", "text": "a"})
+    assert run("extend", "--add", path, "--sign", keys.private)[0] == 0
+    status, _, errors = run("extend", "--add", path)
+    assert status == 2
+    assert "expected a private key, because the entries of this log must be signed" in errors
+    (tmp_path / "other").mkdir()
+    other = write_pair(tmp_path / "other")
+    assert "found another signature" in run("extend", "--add", path, "--sign", other.private)[2]
+    assert uids(log_of(store).read()) == ["a"]
