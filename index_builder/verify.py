@@ -101,7 +101,7 @@ def current_metrics(store: Store, settings: BuildSettings, threads: int) -> dict
     current = store.current() if settings.gate_dataset else None
     if settings.gate_dataset is None or current is None:
         return {}
-    model = open_model(settings.store, current, bundle_cache=settings.bundle_cache, threads=threads)
+    model = open_model(settings.store, current, bundle_cache=settings.bundle_cache, threads=threads, live="off")
     return default_metrics(model.predictor, settings.gate_dataset)
 
 

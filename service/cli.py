@@ -61,7 +61,7 @@ def _predict_one(settings: PredictSettings) -> None:
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
     (answer,) = model.answer([settings.text], **settings.answer_options())
     if settings.json_:
-        _print_line(to_json({"version": model.version, **answer.to_dict()}).decode())
+        _print_line(to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode())
         return
     if answer.truncated:
         _print_error(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
@@ -207,7 +207,7 @@ def verify(settings: VerifySettings) -> None:
     from service.model import open_model
     from service.predictor.golden import check_golden
 
-    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache, live="off")
     share, files = check_golden(model.predictor), len(model.manifest.files)
     signed = "signed, " if settings.verify_key else ""
     _print_line(

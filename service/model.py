@@ -6,17 +6,15 @@ The Python API, the command line, the evaluation and the tests open versions her
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack, get_args, overload
+from typing import Any, Literal, Unpack, get_args, overload
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
 
 from service.bundle.manifest import Manifest, Order
+from service.bundle.signing_key import read_signing_key
 from service.errors import QueryError, SettingsError
 from service.memory.changes import (
     Encode,
@@ -29,8 +27,9 @@ from service.memory.changes import (
     read_uids,
     removed,
 )
-from service.memory.entries import Entry, LoggedEntry
+from service.memory.entries import Entry
 from service.memory.view import View
+from service.memory_log.log import MemoryLog
 from service.options import (
     AnswerOptions,
     Lambda,
@@ -44,6 +43,7 @@ from service.options import (
     first_problem,
 )
 from service.predictor.answers import Answer, ScoredLabel
+from service.predictor.changing import change
 from service.predictor.predictor import Predictor
 from service.settings import Device
 from service.store.locations import open_store
@@ -73,6 +73,9 @@ class ChosenOptions(TypedDict, total=False):
 
 _CHOSEN_OPTIONS = TypeAdapter(ChosenOptions)
 
+# The use of the live entries of a store.
+Live = Literal["off", "read", "write"]
+
 
 def open_model(
     store: str | Path,
@@ -81,6 +84,8 @@ def open_model(
     bundle_cache: Path | None = None,
     threads: int = 1,
     device: Device = "cpu",
+    live: Live = "read",
+    sign: Path | None = None,
 ) -> Model:
     """Open a version of a store.
 
@@ -93,20 +98,33 @@ def open_model(
             ~/.cache/recollect.
         threads: Number of threads for each call of `predict`; 0 means one thread for each core.
         device: Device for encoding and searching.
+        live: The live entries of the store. `read`: the model has them, and its own changes stay in this process.
+            `write`: its changes are written to the log of the store, so that they last, and all replicas get them.
+            `off`: the model has the memory of the bundle alone.
+        sign: PEM file with the Ed25519 private key that signs the changes, for a store whose log is signed.
 
     Raises:
         StoreError: If the store or the version does not exist.
         BundleError: If the bundle is damaged, or is not signed by a key in `verify_key`.
-        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
-        SettingsError: If `threads` is negative, or `device` is unknown.
+        MemoryLogError: If the log of the store is damaged, or is not signed by a key in `verify_key`.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys, or `sign` of a private key.
+        SettingsError: If `threads` is negative, or `device` or `live` is unknown.
     """
     if threads < 0:
         raise SettingsError(f"threads: expected 0 or more, found {threads}")
     if device not in get_args(Device):
         raise SettingsError(f"device: expected one of {', '.join(get_args(Device))}; found {device!r}")
+    if live not in get_args(Live):
+        raise SettingsError(f"live: expected one of {', '.join(get_args(Live))}; found {live!r}")
+    signing = None if sign is None else read_signing_key(sign)
     opened = open_store(store, verify_key, bundle_cache)
     bundle = opened.open(opened.resolve(version))
-    return Model(Predictor.open(bundle, threads_or_cores(threads), device))
+    predictor = Predictor.open(bundle, threads_or_cores(threads), device)
+    if live != "off":
+        predictor.follow(MemoryLog.of(opened, bundle.manifest, predictor.encode, signing))
+        if live == "read":
+            predictor.log = None
+    return Model(predictor)
 
 
 class Model:
@@ -115,8 +133,9 @@ class Model:
     Several threads may use one model at the same time. A model has no `close` method: garbage collection frees its
     memory.
 
-    `add`, `remove`, `learn` and `forget` change the memory of this model. The store does not change, and other
-    processes do not see the change. Each of them returns after the change is complete: `predict` then uses it.
+    `add`, `remove`, `learn` and `forget` change the memory of this model. Each of them returns after the change is
+    complete: `predict` then uses it. Without `live="write"`, the store does not change, and other processes do not see
+    the change.
 
     Attributes:
         predictor: Encoder, indexes and labels of the version.
@@ -124,7 +143,6 @@ class Model:
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
-        self._write = threading.Lock()
 
     @property
     def version(self) -> str:
@@ -211,12 +229,11 @@ class Model:
                 changed.
         """
         new_instances, new_labels = read_instances(instances), read_labels(labels)
-        encode = self._encode_once()
 
-        def entries(view: View) -> list[Entry]:
+        def make(view: View, encode: Encode) -> list[Entry]:
             return added(view, encode, new_instances, new_labels, create_labels)
 
-        return self._change(entries)
+        return change(self.predictor, make)
 
     def remove(self, instances: Iterable[str] = (), labels: Iterable[str] = ()) -> int:
         """Remove instances and labels, by their uids. An instance without another label is removed with its label.
@@ -229,7 +246,7 @@ class Model:
             UnknownUidError: If a uid is not in the memory. Nothing is changed.
         """
         instance_uids, label_uids = read_uids(instances, "instances"), read_uids(labels, "labels")
-        return self._change(lambda view: removed(view, instance_uids, label_uids))
+        return change(self.predictor, lambda view, _: removed(view, instance_uids, label_uids))
 
     def learn(self, query: str, label: str, relevant: bool = True) -> str:
         """Learn that a label fits a query, or that it does not fit.
@@ -250,12 +267,12 @@ class Model:
             QueryError: If the query is empty.
         """
         read_uids([label], "label")
-        uid, encode = new_feedback(), self._encode_once()
+        uid = new_feedback()
 
-        def entries(view: View) -> list[Entry]:
+        def make(view: View, encode: Encode) -> list[Entry]:
             return learned(view, encode, uid, query, label, relevant)
 
-        self._change(entries)
+        change(self.predictor, make)
         return uid
 
     def forget(self, uid: str) -> int:
@@ -271,29 +288,7 @@ class Model:
             UnknownUidError: If there is no such feedback, or it was undone before.
         """
         read_uids([uid], "feedback")
-        return self._change(lambda view: forgotten(view, uid))
-
-    def _encode_once(self) -> Encode:
-        """A function that encodes texts, and keeps the vectors of its last call."""
-        kept = functools.lru_cache(maxsize=1)(self.predictor.encode)
-        return lambda texts: kept(tuple(texts))
-
-    def _view(self) -> View:
-        view = self.predictor.apply([]).view
-        assert view is not None, "a memory to which entries were applied has a view"
-        return view
-
-    def _change(self, entries: Callable[[View], list[Entry]]) -> int:
-        """Apply the entries of a change.
-
-        The function that makes the entries is called twice: without the lock, to encode texts, and with the lock, to
-        check the change against the memory as it is then.
-        """
-        entries(self._view())
-        with self._write:
-            view, now = self._view(), time.time()
-            numbered = enumerate(entries(view), start=view.sequence + 1)
-            return self.predictor.apply([LoggedEntry(number, now, entry) for number, entry in numbered]).sequence
+        return change(self.predictor, lambda view, _: forgotten(view, uid))
 
 
 def _check_options(options: ChosenOptions) -> ChosenOptions:

@@ -49,7 +49,7 @@ def test_answer_starts_with_the_version_and_its_labels_are_sorted_by_falling_sco
     response = client.post("/predict", json={"query": QUERY})
     assert response.status_code == 200
     answer = response.json()
-    assert list(answer) == ["version", "labels"]
+    assert list(answer) == ["version", "sequence", "labels"]
     assert answer["version"] == response.headers["x-index-version"] == "v1"
     assert [list(label) for label in answer["labels"]] == [["uid", "text", "score"]] * len(answer["labels"])
     scores = [label["score"] for label in answer["labels"]]
@@ -123,7 +123,7 @@ def test_request_with_filters_as_long_as_the_body_limit_is_answered(client: http
 
 
 def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(built: Any) -> None:
-    bounds = "from service.predictor import exhaustive, predictor; exhaustive.MAX_CHEAP_VOTES = predictor.MOST_KEYS = 3"
+    bounds = "from service.predictor import exhaustive; exhaustive.MAX_CHEAP_VOTES = exhaustive.MOST_KEYS = 3"
     with serving(built.store, prelude=bounds) as bounded:
         body = {"query": QUERY, "deny": ["Law"], "top_b": 1, "top_k": 7}
         assert len(httpx.post(f"{bounded.url}/predict", json=body).json()["labels"]) == 7
@@ -134,7 +134,7 @@ def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(built: 
 def test_one_version_answers_a_batch_and_the_answers_equal_those_of_single_requests(client: httpx.Client) -> None:
     queries = [QUERY, "x", "交響楽団がベートーヴェンを演奏する", "word " * 500]
     batch = client.post("/predict/batch", json={"queries": queries, "top_k": 4, "explain": True})
-    assert list(batch.json()) == ["version", "results"]
+    assert list(batch.json()) == ["version", "sequence", "results"]
     assert batch.headers["x-index-version"] == batch.json()["version"]
     for query, result in zip(queries, batch.json()["results"], strict=True):
         single = client.post("/predict", json={"query": query, "top_k": 4, "explain": True}).json()
@@ -284,7 +284,7 @@ def test_query_in_any_script_is_answered(client: httpx.Client, query: str) -> No
 
 def test_query_longer_than_the_encoder_reads_is_marked_truncated(client: httpx.Client) -> None:
     answer = client.post("/predict", json={"query": "bread oven " * 500}).json()
-    assert list(answer) == ["version", "labels", "truncated"]
+    assert list(answer) == ["version", "sequence", "labels", "truncated"]
     assert answer["truncated"] is True
     assert "truncated" not in client.post("/predict", json={"query": "bread oven"}).json()
 
