@@ -49,7 +49,7 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
     exact_trained, exact_exported = (
         Neighbours(exact.similarities[half], exact.keys[half]) for half in (slice(0, len(rows)), slice(len(rows), None))
     )
-    indexed = predictor.searcher.search(exported, wanted, defaults.lambda_)
+    indexed = predictor.memory.searcher.search(exported, wanted, defaults.lambda_)
     before, between, after = (
         _quality(memory, predictor, rows, found) for found in (exact_trained, exact_exported, indexed)
     )
@@ -70,7 +70,7 @@ def _quality(
     memory: Memory, predictor: Predictor, rows: Int[np.ndarray, " query"], found: Neighbours
 ) -> dict[str, float]:
     """Metrics in percent of the answers from the found keys, with each query's own key left out."""
-    defaults, values = predictor.manifest.defaults, predictor.values
+    defaults, values = predictor.manifest.defaults, predictor.memory.values
     own = found.keys == rows[:, None]
     similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
     order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the query's own key moves to the end

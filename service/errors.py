@@ -12,6 +12,8 @@ ServiceError
 │   └── CanaryError               a canary cannot be started, or there is no canary to promote
 │       └── CanaryStoppedError        a replica stopped the canary, so it must not be promoted
 ├── QueryError                a query cannot be answered with its options
+├── ChangeError               a change of a memory is wrong
+│   └── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
 ├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
 ├── OutputError               answers cannot be written, or are those of another task
 ├── WorkerError               a worker process ended
@@ -82,6 +84,14 @@ class CanaryStoppedError(CanaryError):
 
 
 class QueryError(ServiceError):
+    pass
+
+
+class ChangeError(ServiceError):
+    pass
+
+
+class UnknownUidError(ChangeError):
     pass
 
 

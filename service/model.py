@@ -6,15 +6,31 @@ The Python API, the command line, the evaluation and the tests open versions her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack, get_args, overload
+from typing import Any, Unpack, get_args, overload
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
 
 from service.bundle.manifest import Manifest, Order
 from service.errors import QueryError, SettingsError
+from service.memory.changes import (
+    Encode,
+    added,
+    forgotten,
+    learned,
+    new_feedback,
+    read_instances,
+    read_labels,
+    read_uids,
+    removed,
+)
+from service.memory.entries import Entry, LoggedEntry
+from service.memory.view import View
 from service.options import (
     AnswerOptions,
     Lambda,
@@ -99,12 +115,16 @@ class Model:
     Several threads may use one model at the same time. A model has no `close` method: garbage collection frees its
     memory.
 
+    `add`, `remove`, `learn` and `forget` change the memory of this model. The store does not change, and other
+    processes do not see the change. Each of them returns after the change is complete: `predict` then uses it.
+
     Attributes:
         predictor: Encoder, indexes and labels of the version.
     """
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
+        self._write = threading.Lock()
 
     @property
     def version(self) -> str:
@@ -162,6 +182,118 @@ class Model:
             QueryError: If an option is unknown, out of range, or needs probabilities that the version does not give.
         """
         return self.predictor.resolve(**_check_options(options))
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last change of this model's memory; 0 before the first one."""
+        return self.predictor.memory.sequence
+
+    def add(
+        self,
+        instances: Iterable[Mapping[str, Any]] = (),
+        labels: Iterable[Mapping[str, Any]] = (),
+        create_labels: bool = False,
+    ) -> int:
+        """Insert labels and instances; replace those whose uid is in the memory.
+
+        Args:
+            instances: Instances with `uid`, `text`, `labels` (uids), and optionally `weight`: it votes as this number
+                of equal instances do.
+            labels: Labels with `uid` and `text`.
+            create_labels: Whether to create the labels of instances that neither the memory nor `labels` has. The text
+                of such a label is its uid.
+
+        Returns:
+            The number of the last change.
+
+        Raises:
+            ChangeError: If a field is missing, unknown or wrong, a uid occurs twice, or a label is unknown. Nothing is
+                changed.
+        """
+        new_instances, new_labels = read_instances(instances), read_labels(labels)
+        encode = self._encode_once()
+
+        def entries(view: View) -> list[Entry]:
+            return added(view, encode, new_instances, new_labels, create_labels)
+
+        return self._change(entries)
+
+    def remove(self, instances: Iterable[str] = (), labels: Iterable[str] = ()) -> int:
+        """Remove instances and labels, by their uids. An instance without another label is removed with its label.
+
+        Returns:
+            The number of the last change.
+
+        Raises:
+            ChangeError: If a uid occurs twice. Nothing is changed.
+            UnknownUidError: If a uid is not in the memory. Nothing is changed.
+        """
+        instance_uids, label_uids = read_uids(instances, "instances"), read_uids(labels, "labels")
+        return self._change(lambda view: removed(view, instance_uids, label_uids))
+
+    def learn(self, query: str, label: str, relevant: bool = True) -> str:
+        """Learn that a label fits a query, or that it does not fit.
+
+        A label that fits votes for similar queries from now on. A label that does not fit gets a lower score for
+        similar queries, and the score 0 for the same query.
+
+        Args:
+            query: The query.
+            label: Uid of the label.
+            relevant: Whether the label fits.
+
+        Returns:
+            The id for `forget`.
+
+        Raises:
+            ChangeError: If the label is unknown.
+            QueryError: If the query is empty.
+        """
+        read_uids([label], "label")
+        uid, encode = new_feedback(), self._encode_once()
+
+        def entries(view: View) -> list[Entry]:
+            return learned(view, encode, uid, query, label, relevant)
+
+        self._change(entries)
+        return uid
+
+    def forget(self, uid: str) -> int:
+        """Undo what `learn` did.
+
+        Args:
+            uid: The id that `learn` returned.
+
+        Returns:
+            The number of the last change.
+
+        Raises:
+            UnknownUidError: If there is no such feedback, or it was undone before.
+        """
+        read_uids([uid], "feedback")
+        return self._change(lambda view: forgotten(view, uid))
+
+    def _encode_once(self) -> Encode:
+        """A function that encodes texts, and keeps the vectors of its last call."""
+        kept = functools.lru_cache(maxsize=1)(self.predictor.encode)
+        return lambda texts: kept(tuple(texts))
+
+    def _view(self) -> View:
+        view = self.predictor.apply([]).view
+        assert view is not None, "a memory to which entries were applied has a view"
+        return view
+
+    def _change(self, entries: Callable[[View], list[Entry]]) -> int:
+        """Apply the entries of a change.
+
+        The function that makes the entries is called twice: without the lock, to encode texts, and with the lock, to
+        check the change against the memory as it is then.
+        """
+        entries(self._view())
+        with self._write:
+            view, now = self._view(), time.time()
+            numbered = enumerate(entries(view), start=view.sequence + 1)
+            return self.predictor.apply([LoggedEntry(number, now, entry) for number, entry in numbered]).sequence
 
 
 def _check_options(options: ChosenOptions) -> ChosenOptions:

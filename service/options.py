@@ -36,18 +36,22 @@ _BLANK = ("Cc", "Cf", "Zs", "Zl", "Zp")
 _PIECE = 1_000
 
 
-def _require_words(query: str) -> str:
-    """Refuse a text that is not valid Unicode, or has only white space, control characters and format characters."""
+def require_words(text: str, kind: str = "query") -> str:
+    """Refuse a text that is not valid Unicode, or has only white space, control characters and format characters.
+
+    Raises:
+        ValueError: With the kind of the text.
+    """
     try:
-        query.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise ValueError("the query contains half of a surrogate pair, which is not a character; remove it") from None
-    rest = query.strip()  # fast: a query of a megabyte of spaces must not take long
+        raise ValueError(f"the {kind} contains half of a surrogate pair, which is not a character; remove it") from None
+    rest = text.strip()  # fast: a query of a megabyte of spaces must not take long
     # Sets, because the rest can be a megabyte of format characters.
     pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))
     if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):
-        raise ValueError("the query is empty; send some words")
-    return query
+        raise ValueError(f"the {kind} is empty; send some words")
+    return text
 
 
 # The part of this check that JSON Schema can express: at least one character is neither white space nor a control
@@ -56,7 +60,7 @@ _WORDS = {"minLength": 1, "pattern": r"[^\s\x00-\x1f\x7f-\xa0]"}
 
 Query = Annotated[
     str,
-    AfterValidator(_require_words),
+    AfterValidator(require_words),
     Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS),
 ]
 _QUERY = TypeAdapter(Query)

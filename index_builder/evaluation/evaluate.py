@@ -66,7 +66,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     rows, judged = [], None
     for setting, found in zip(grid, predictions, strict=True):
         metrics = report(found.labels, truth.relevance, truth.label_counts, instances, settings.propensity)
-        rows.append(setting.to_dict(predictor.words is not None) | dict[str, Any](metrics))
+        rows.append(setting.to_dict(predictor.memory.words is not None) | dict[str, Any](metrics))
         if (with_probabilities := found.judge(truth.relevance)) is not None:
             judged = with_probabilities
             rows[-1] |= judged.metrics()
@@ -92,7 +92,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
 
 def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     defaults = predictor.manifest.defaults
-    if any(settings.word_weight) and predictor.words is None:
+    if any(settings.word_weight) and predictor.memory.words is None:
         raise BuildError(
             f"--word-weight: version {predictor.version} has no lexical index; build one with "
             "`recollect build --lexical on`"
@@ -106,7 +106,7 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
             settings.word_weight or [defaults.word_weight],
         )
     ]
-    if predictor.reranker is None:
+    if predictor.memory.reranker is None:
         return settings_of_score
     # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
     by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))

@@ -132,16 +132,16 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
-            search = _CachedSearch(predictor.searcher, vectors)
+            search = _CachedSearch(predictor.memory.searcher, vectors)
             for setting, blocks in zip(grid, predictions, strict=True):
                 options = setting.options()
                 found = search.nearest(setting.top_b, setting.lambda_)
-                votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.values)
+                votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.memory.values)
                 mixed = votes
                 if setting.word_weight:
                     mixed = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
-                ranking = rank(mixed, predictor.values)
-                if setting.order == "probability" and predictor.reranker is not None:
+                ranking = rank(mixed, predictor.memory.values)
+                if setting.order == "probability" and predictor.memory.reranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
                 blocks.append(
                     _best_allowed(ranking, predictor.probabilities(ranking, options), len(vectors), start, truth)
@@ -173,18 +173,18 @@ def _ranker_order(
     predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, votes: Votes, ranking: Ranking
 ) -> Ranking:
     """The ranking in the order of the bundle's ranker."""
-    assert predictor.reranker is not None
+    assert predictor.memory.reranker is not None
     top_b = setting.top_b
-    words = None if predictor.words is None else predictor.words.search_each(texts)
-    found = predictor.reranker.find(
+    words = None if predictor.memory.words is None else predictor.memory.words.search_each(texts)
+    found = predictor.memory.reranker.find(
         texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options(), None
     )
-    return predictor.reranker.reorder(ranking, found)
+    return predictor.memory.reranker.reorder(ranking, found)
 
 
 def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
     """Return a function that gives the votes by words for a lambda, and computes them only once for each lambda."""
-    words = predictor.words
+    words = predictor.memory.words
 
     @functools.cache
     def vote(lambda_: float) -> Votes:

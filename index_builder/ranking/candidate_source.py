@@ -108,8 +108,8 @@ class CandidateSource:
     def _words_without(self, absent: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
         if self._postings is None or self._label_words is None:
             return None
-        instances = WordIndex(self._postings, len(self.texts))
-        instances.remove(absent.tolist(), [self.texts[row] for row in absent.tolist()])
+        rows = absent.tolist()
+        instances = WordIndex(self._postings, len(self.texts)).remove(rows, [self.texts[row] for row in rows])
         return LexicalIndex(instances, self._label_words)
 
 

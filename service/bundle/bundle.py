@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from service.bundle.arrays import map_array, map_offsets, map_positions
 from service.bundle.components import Components
@@ -41,6 +41,10 @@ class LabelTable:
 
     def __len__(self) -> int:
         return len(self.uids)
+
+    def present(self) -> Bool[np.ndarray, " label"]:
+        """Whether each label is present: all labels of a bundle are."""
+        return np.ones(len(self), dtype=bool)
 
     def position(self, uid: str) -> int | None:
         return self.uids.find(uid, self.order)
@@ -67,6 +71,18 @@ class Bundle:
     labels: LabelTable
     instance_uids: StringTable
     instance_texts: StringTable
+
+    def require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        """Check the shape of a component.
+
+        Raises:
+            BundleError: If it is not the one that the manifest states.
+        """
+        if found != expected:
+            raise BundleError(
+                f"{self.folder / name}: the manifest states the shape {expected}, found {found}; "
+                "rebuild with `recollect build`"
+            )
 
 
 def open_bundle(

@@ -18,9 +18,15 @@ from service.bundle.files import table_files
 
 
 class StringTable:
-    """A read-only sequence of strings over mapped arrays."""
+    """A read-only sequence of strings over mapped arrays.
+
+    Attributes:
+        utf8: The joined UTF-8 of all strings.
+        offsets: The start of each string in it, then its end.
+    """
 
     def __init__(self, utf8: UInt8[np.ndarray, " byte"], offsets: Int[np.ndarray, " offset"]) -> None:
+        self.utf8, self.offsets = utf8, offsets
         self._utf8, self._offsets = utf8.data, offsets.data  # items of a memoryview are read faster
 
     @classmethod

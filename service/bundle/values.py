@@ -1,4 +1,4 @@
-"""Values: the labels that each instance votes for, as a compressed sparse matrix."""
+"""Values: the labels that each instance votes for, and their transpose, as compressed sparse matrices."""
 
 from __future__ import annotations
 
@@ -27,12 +27,38 @@ class Values:
     def instances(self) -> int:
         return len(self.indptr) - 1
 
+    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
+        return gather_rows(self.indptr, self.indices, rows)
+
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
         """The logarithm of the count of each key. The key of a label, and the missing key -1, have the count 1."""
         if self.log_counts is None:
             return 0.0
         is_instance = (keys >= 0) & (keys < self.instances)
         return np.where(is_instance, self.log_counts[np.where(is_instance, keys, 0)], 0.0)
+
+
+@dataclass(frozen=True)
+class Voters:
+    """The instances that vote for each label: label l gets votes of `indices[indptr[l] : indptr[l + 1]]`."""
+
+    indptr: Int[np.ndarray, " offset"]
+    indices: Int[np.ndarray, " pair"]
+
+    @property
+    def pairs(self) -> int:
+        """The number of votes of all instances, or more."""
+        return len(self.indices)
+
+    def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        """The number of instances that vote for each label."""
+        counts: np.ndarray = self.indptr[labels + 1] - self.indptr[labels]
+        return counts
+
+    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
+        return gather_rows(self.indptr, self.indices, labels)
 
 
 def gather_rows(

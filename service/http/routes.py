@@ -127,7 +127,7 @@ class Routes:
     async def label(self, uid: str, response: Response) -> LabelResponse:
         """Return a label's text, and the number of training instances with this label."""
         with self.versions.lease() as predictor:
-            labels, version = predictor.bundle.labels, predictor.version
+            labels, version = predictor.memory.labels, predictor.version
             position = labels.position(uid)
             if position is None:
                 raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {version}", "unknown_label")

@@ -19,7 +19,10 @@ FileOpener = Callable[..., Any]
 
 
 class FoundByWords(NamedTuple):
-    """The rows of the most similar texts of one kind. Places without a row have row -1 and similarity -inf."""
+    """The keys of the most similar texts of one kind: rows of instances, or positions of labels.
+
+    Places without a key have key -1 and similarity -inf.
+    """
 
     similarities: Float[np.ndarray, "query top"]
     rows: Int[np.ndarray, "query top"]
@@ -37,7 +40,7 @@ class FoundByWords(NamedTuple):
 
 
 class LexicalIndex:
-    """Finds instances and labels by their words; thread-safe.
+    """Finds instances and labels by their words; immutable.
 
     Attributes:
         instances: Index of the instance texts.

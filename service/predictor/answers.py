@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reason:
-    """One term of a score; `by` is "words" if the key was found by its words, and None if by its vector."""
+    """One term of a score; `by` is "words" if the key was found by its words, and None if by its vector.
+
+    The kind is `instance`, `label` or `correction`. The share of a correction is negative.
+    """
 
     kind: str
     uid: str
@@ -81,10 +84,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one request, and the milliseconds that each stage of the computation took."""
+    """The answers to one request.
+
+    Attributes:
+        answers: The answers.
+        milliseconds: The milliseconds that each stage of the computation took.
+        sequence: Sequence number of the memory that answered.
+    """
 
     answers: list[Answer]
     milliseconds: dict[str, float]
+    sequence: int = 0
 
 
 class Stopwatch:

@@ -15,15 +15,20 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.values import Values, gather_rows
+from service.bundle.manifest import MOST_KEYS
+from service.bundle.values import Values, Voters
 from service.errors import QueryError
+from service.options import AnswerOptions
+from service.predictor.answers import Stopwatch
 from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Votes, key_weights
+from service.predictor.scoring import Ranking, Votes, cast_votes, key_weights, rank
 from service.predictor.searcher import Neighbours, Searcher
 from service.predictor.words import mix
 
 # Up to this number of votes for the admitted labels, exhaustive ranking costs less than a search for many keys.
 MAX_CHEAP_VOTES = 16_384
+# A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
+_TOP_B_GROWTH = 4
 # Number of votes that are in memory at the same time.
 _BLOCK_VOTES = 1 << 20
 
@@ -31,30 +36,71 @@ _BLOCK_VOTES = 1 << 20
 class ExhaustiveRanker:
     """Ranks labels by all keys that vote for them, not only by the keys that a search finds.
 
-    Label l gets a vote from the instances `indices[indptr[l] : indptr[l + 1]]` and from its own key.
+    A label gets a vote from its voters and from its own key.
     """
 
-    def __init__(
+    def __init__(self, voters: Voters, searcher: Searcher, values: Values) -> None:
+        self._voters, self._searcher, self._values = voters, searcher, values
+
+    def rank_admitted(
         self,
-        indptr: Int[np.ndarray, " offset"],
-        indices: Int[np.ndarray, " pair"],
-        searcher: Searcher,
-        values: Values,
-    ) -> None:
-        self._indptr, self._indices, self._searcher, self._values = indptr, indices, searcher, values
+        vector: Float[np.ndarray, "1 dim"],
+        nearest: Neighbours,
+        votes: Votes,
+        by_words: Votes | None,
+        options: AnswerOptions,
+        label_filter: LabelFilter,
+        watch: Stopwatch,
+    ) -> tuple[Ranking, Votes]:
+        """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively.
+
+        Args:
+            vector: The query.
+            nearest: The keys that a search found for the query.
+            votes: Their votes.
+            by_words: Votes by words of the query; None means that words have no share in the score.
+            options: The options of the query.
+            label_filter: The filter.
+            watch: Measures the stages.
+        """
+        top_b, max_top_b = options.top_b, min(self._searcher.keys, MOST_KEYS)
+        enough = min(options.top_k, self.count_rankable(label_filter, options.lambda_))
+        exhaustive_is_cheap = self.is_cheap(label_filter, options.lambda_)
+        while not exhaustive_is_cheap:
+            all_votes = votes if by_words is None else mix(votes, by_words, options.word_weight)
+            ranking = label_filter.apply(rank(all_votes, self._values))
+            watch.lap("combine")
+            if len(ranking.label) >= enough:
+                return ranking, all_votes
+            if top_b >= max_top_b:
+                break
+            top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
+            found = self._searcher.search(vector, top_b, options.lambda_)
+            votes = cast_votes(found, options.temperature, options.lambda_, self._values)
+            watch.lap("search")
+        return self.rank(
+            vector[0],
+            nearest,
+            label_filter.labels,
+            options.temperature,
+            options.lambda_,
+            options.top_k if options.explain else 0,
+            by_words,
+            options.word_weight,
+        )
 
     def is_cheap(self, label_filter: LabelFilter, lambda_: float) -> bool:
         """Whether the admitted labels have so few votes that exhaustive ranking is faster than a search."""
         if not label_filter.allows_all:
             return self._count_votes(label_filter.labels, lambda_) <= MAX_CHEAP_VOTES
-        all_votes = len(self._indices) * (lambda_ > 0) + len(label_filter.admits) * (lambda_ < 1)
+        all_votes = self._voters.pairs * (lambda_ > 0) + len(label_filter.admits) * (lambda_ < 1)
         denied = np.flatnonzero(~label_filter.admits)
         return all_votes - self._count_votes(denied, lambda_) <= MAX_CHEAP_VOTES
 
     def count_rankable(self, label_filter: LabelFilter, lambda_: float) -> int:
         """The number of admitted labels that get a vote from at least one key. At lambda 1, label keys have no vote."""
-        admits = label_filter.admits
-        return int(np.count_nonzero(admits & (np.diff(self._indptr) > 0) if lambda_ == 1 else admits))
+        labels = label_filter.labels
+        return int(np.count_nonzero(self._voters.counts(labels))) if lambda_ == 1 else len(labels)
 
     def rank(
         self,
@@ -90,9 +136,9 @@ class ExhaustiveRanker:
         weight = self._key_weights(vector, nearest, labels, temperature, lambda_)
         score, has_vote = np.zeros(len(labels)), np.full(len(labels), lambda_ < 1)
         for block in self._blocks(labels, lambda_):
-            row, key = gather_rows(self._indptr, self._indices, labels[block])
+            row, key = self._voters.gather(labels[block])
             score[block] = lambda_ * np.bincount(row, weights=weight[key], minlength=len(labels[block]))
-            has_vote[block] |= self._count_instances(labels[block]) > 0
+            has_vote[block] |= self._voters.counts(labels[block]) > 0
         if lambda_ < 1:
             score += (1 - lambda_) * weight[self._label_keys(labels)]
         if by_words is not None and len(by_words.label):
@@ -132,7 +178,7 @@ class ExhaustiveRanker:
         """The keys that vote for at least one of the labels, in rising order."""
         votes = np.zeros(self._searcher.instances.keys, dtype=bool)
         for block in self._blocks(labels, lambda_):
-            votes[gather_rows(self._indptr, self._indices, labels[block])[1]] = True
+            votes[self._voters.gather(labels[block])[1]] = True
         label_keys = self._label_keys(labels) if lambda_ < 1 else labels[:0]
         return np.concatenate([np.flatnonzero(votes), label_keys])
 
@@ -143,7 +189,7 @@ class ExhaustiveRanker:
                 f"explain: expected at most {MAX_CHEAP_VOTES:,} keys that vote for the labels found, found {votes:,}; "
                 "set a smaller top_k, or set explain to false"
             )
-        row, key = gather_rows(self._indptr, self._indices, labels if lambda_ > 0 else labels[:0])
+        row, key = self._voters.gather(labels if lambda_ > 0 else labels[:0])
         label_keys = self._label_keys(labels) if lambda_ < 1 else labels[:0]
         return Votes(
             query=np.zeros(len(key) + len(label_keys), dtype=np.int64),
@@ -155,14 +201,9 @@ class ExhaustiveRanker:
     def _label_keys(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
         return labels + self._searcher.instances.keys
 
-    def _count_instances(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
-        """The number of instances that vote for each label."""
-        counts: np.ndarray = self._indptr[labels + 1] - self._indptr[labels]
-        return counts
-
     def _count_votes(self, labels: Int[np.ndarray, " label"], lambda_: float) -> int:
         """The number of votes for the labels, without votes that lambda gives the weight 0."""
-        from_instances = int(self._count_instances(labels).sum()) if lambda_ > 0 else 0
+        from_instances = int(self._voters.counts(labels).sum()) if lambda_ > 0 else 0
         return from_instances + (len(labels) if lambda_ < 1 else 0)
 
     def _blocks(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Iterator[slice]:
@@ -172,7 +213,7 @@ class ExhaustiveRanker:
         """
         if lambda_ == 0:
             return
-        block = np.cumsum(self._count_instances(labels)) // _BLOCK_VOTES
+        block = np.cumsum(self._voters.counts(labels)) // _BLOCK_VOTES
         starts = np.flatnonzero(np.diff(block, prepend=-1))
         for start, stop in itertools.pairwise([*starts.tolist(), len(labels)]):
             yield slice(start, stop)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Bool, Int
 
-from service.bundle.bundle import LabelTable
+from service.memory.layers import Labels
 from service.predictor.scoring import Ranking
 
 
@@ -18,17 +18,18 @@ class LabelFilter:
     Args:
         allow: Label uids; None allows every label.
         deny: Label uids.
-        labels: Labels of the bundle. Unknown uids are ignored, because a client's list of labels can be older than the
+        labels: Labels of the memory. Unknown uids are ignored, because a client's list of labels can be older than the
             version that answers.
 
     Attributes:
-        admits: Whether each label is admitted.
+        admits: Whether each label is admitted; removed labels are not.
         allows_all: Whether `allow` is None.
     """
 
-    def __init__(self, allow: Iterable[str] | None, deny: Iterable[str], labels: LabelTable) -> None:
-        self.admits: Bool[np.ndarray, " label"] = np.full(len(labels), allow is None)
+    def __init__(self, allow: Iterable[str] | None, deny: Iterable[str], labels: Labels) -> None:
+        self.admits: Bool[np.ndarray, " label"] = labels.present()
         if allow is not None:
+            self.admits = np.zeros_like(self.admits)
             self.admits[labels.positions(allow)] = True
         self.admits[labels.positions(deny)] = False
         self.allows_all = allow is None

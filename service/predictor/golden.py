@@ -76,11 +76,16 @@ def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) 
 
 
 def agreement(predictor: Predictor, golden: list[GoldenQuery], pause: Callable[[], None] | None = None) -> float:
-    """The fraction of all golden labels that the answers contain; 1 if the bundle has no golden queries."""
+    """The fraction of all golden labels that the answers contain; 1 if the bundle has no golden queries.
+
+    The memory of the bundle answers, because live entries may remove or change golden labels.
+    """
     answered = 0
     for each in golden:
         options = resolve_options(predictor.defaults, top_k=len(each.labels))
-        (answer,) = predictor.answer(predictor.encoder.encode_known(each.query), options)
+        (answer,) = predictor.answer(
+            predictor.encoder.encode_known(each.query), options, memory=predictor.bundle_memory
+        )
         answered += len({*each.labels} & {label.uid for label in answer.labels})
         if pause is not None:
             pause()

@@ -6,6 +6,7 @@ The service, the command line and the evaluation use the predictor.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,32 +15,29 @@ import numpy as np
 from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
-from service.bundle.manifest import MOST_KEYS, Defaults
-from service.bundle.values import Values
+from service.bundle.manifest import Defaults
 from service.errors import BundleError
-from service.lexical.index import LexicalIndex
+from service.memory.entries import LoggedEntry
 from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
-from service.predictor.answers import Answer, Answers, Reason, ScoredLabel, Stopwatch
+from service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
 from service.predictor.encoder import QueryEncoder
-from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.filters import LabelFilter
-from service.predictor.reranking import Reranker
-from service.predictor.scoring import Ranking, Votes, cast_votes, rank, sort_votes
-from service.predictor.searcher import Neighbours, Searcher
-from service.predictor.words import WordVoter, mix
+from service.predictor.memory import LiveMemory, Memory
+from service.predictor.scoring import Ranking, Votes, cast_votes, correct, rank, sort_votes
+from service.predictor.searcher import Neighbours
+from service.predictor.words import mix
 from service.ranking.assign import assigned_counts
 from service.ranking.calibration import calibrate, log_odds
-from service.ranking.ranker import RankedCandidates, Ranker
+from service.ranking.ranker import RankedCandidates
 from service.settings import Device
-
-# A filtered search that finds too few labels is repeated with top_b multiplied by this factor, up to `MOST_KEYS` keys.
-_TOP_B_GROWTH = 4
 
 
 class Predictor:
     """An open bundle that answers queries; thread-safe.
 
     Attributes:
+        memory: The memory that answers; `apply` replaces it.
+        bundle_memory: The memory of the bundle, without live entries.
         block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
             and the time between two checkpoints.
     """
@@ -51,18 +49,10 @@ class Predictor:
         self.bundle = bundle
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
-        self.searcher = Searcher(bundle, device)
-        self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
-        self.words: WordVoter | None = None
-        if bundle.manifest.has_lexical_index:
-            counts = bundle.manifest.counts
-            index = LexicalIndex.open_with(bundle.components.open, counts.instances, counts.labels)
-            self.words = WordVoter(index, self.values)
-        self.reranker: Reranker | None = None
-        if bundle.manifest.has_ranker:
-            self.reranker = Reranker(Ranker.open(bundle, self.values), self.values)
-        self._check_shapes()
-        self.exhaustive = ExhaustiveRanker(bundle.voter_indptr, bundle.voter_indices, self.searcher, self.values)
+        bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
+        self.memory = self.bundle_memory = Memory.open(bundle, device)
+        self._live: LiveMemory | None = None
+        self._write = threading.Lock()
         bundle.components.release_unused()
 
     @classmethod
@@ -87,7 +77,7 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components = self.bundle.components
-        del self.bundle, self.encoder, self.searcher, self.values, self.words, self.reranker, self.exhaustive
+        del self.bundle, self.encoder, self.memory, self.bundle_memory, self._live
         components.close()
 
     @property
@@ -111,20 +101,19 @@ class Predictor:
     @property
     def cpu_reasons(self) -> list[str]:
         """The reasons why the encoder or an index does not use the requested GPU."""
-        return [reason for reason in (self.encoder.cpu_reason, *self.searcher.cpu_reasons) if reason]
+        return [reason for reason in (self.encoder.cpu_reason, *self.bundle_memory.searcher.cpu_reasons) if reason]
 
-    def _check_shapes(self) -> None:
-        folder, manifest = self.bundle.folder, self.manifest
-        for name, found, expected in (
-            ("encoder.onnx", (self.encoder.dim,), (manifest.dim,)),
-            ("instance_keys.faiss", self.searcher.instances.shape, (manifest.counts.instances, manifest.dim)),
-            ("label_keys.faiss", self.searcher.labels.shape, (manifest.counts.labels, manifest.dim)),
-        ):
-            if found != expected:
-                raise BundleError(
-                    f"{folder / name}: the manifest states the shape {expected}, found {found}; "
-                    "rebuild with `recollect build`"
-                )
+    def apply(self, entries: Sequence[LoggedEntry]) -> Memory:
+        """Apply entries of this version's log, in order, and return the memory with them.
+
+        Searches that begin later use this memory. Entries that were applied before change nothing. The first call also
+        builds the tables that find instances by their uids.
+        """
+        with self._write:
+            if self._live is None:
+                self._live = LiveMemory(self.bundle, self.bundle_memory)
+            self.memory = self._live.apply(entries)
+            return self.memory
 
     def warm_up(self, pause: Callable[[], None] | None = None) -> None:
         """Answer some training queries of the bundle, so that the first real query is fast.
@@ -153,13 +142,16 @@ class Predictor:
         vectors: Float[np.ndarray, "query dim"],
         options: AnswerOptions,
         queries: Sequence[str] | None = None,
+        memory: Memory | None = None,
     ) -> list[Answer]:
         """Answer queries that are encoded already, without a filter.
 
         Without the texts of the queries, words have no share in the scores, and the labels are in order of score.
+        Without a memory, the present one answers.
         """
         faiss.omp_set_num_threads(self._threads)
-        return self._answer(queries, vectors, [False] * len(vectors), options, None, Stopwatch())
+        memory = memory or self.memory
+        return self._answer(memory, queries, vectors, [False] * len(vectors), options, None, Stopwatch())
 
     def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
         """Answer the queries of one request."""
@@ -185,10 +177,11 @@ class Predictor:
         watch.lap("tokenize")
         vectors = self.encoder.encode(tokens, checkpoint)
         watch.lap("encode")
+        memory = self.memory
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
         for options, rows in group_by_options(requests):
-            label_filter = LabelFilter(options.allow, options.deny, self.bundle.labels) if options.filtered else None
+            label_filter = LabelFilter(options.allow, options.deny, memory.labels) if options.filtered else None
             # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
             # batch.
             step = 1 if label_filter else max(1, self.block_keys // options.top_b)
@@ -197,17 +190,18 @@ class Predictor:
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
                 texts = [queries[row] for row in part]
-                found = self._answer(texts, vectors[part], truncated, options, label_filter, watch)
+                found = self._answer(memory, texts, vectors[part], truncated, options, label_filter, watch)
                 for row, answer in zip(part, found, strict=True):
                     answers[row] = answer
         ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
         return [
-            Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages)
+            Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages, memory.sequence)
             for start, stop in itertools.pairwise(ends)
         ]
 
     def _answer(
         self,
+        memory: Memory,
         queries: Sequence[str] | None,
         vectors: Float[np.ndarray, "query dim"],
         truncated: list[bool],
@@ -216,13 +210,21 @@ class Predictor:
         watch: Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
-        nearest, votes, by_words, reranked = self._search(queries, vectors, options, label_filter, watch)
+        nearest, votes, by_words, reranked = self._search(memory, queries, vectors, options, label_filter, watch)
         if label_filter is None:
-            ranking, votes = self._rank(votes, by_words, options)
+            votes = votes if by_words is None else mix(votes, by_words, options.word_weight)
+            ranking = rank(votes, memory.values)
         else:
-            ranking, votes = self._rank_filtered(vectors, nearest, votes, by_words, options, label_filter, watch)
-        if self.reranker is not None and reranked is not None:
-            ranking = self.reranker.reorder(ranking, reranked)
+            rank_admitted = memory.exhaustive.rank_admitted
+            ranking, votes = rank_admitted(vectors, nearest, votes, by_words, options, label_filter, watch)
+        if memory.view is not None:
+            corrections, first_key = memory.view.corrections, memory.values.instances + memory.values.labels
+            corrected = corrections.find(vectors, ranking.query, ranking.label, options.temperature)
+            ranking, votes = correct(ranking, votes, corrected, first_key)
+            if memory.reranker is not None and reranked is not None:
+                reranked = memory.reranker.correct(reranked, corrections, vectors, options.temperature)
+        if memory.reranker is not None and reranked is not None:
+            ranking = memory.reranker.reorder(ranking, reranked)
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         sorted_votes = sort_votes(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
@@ -233,7 +235,7 @@ class Predictor:
         answers = []
         for query, (start, count) in enumerate(zip(rows[:-1].tolist(), counts.tolist(), strict=True)):
             labels = [
-                self._describe(query, row, ranking, chances, sorted_votes, reranked)
+                _describe(memory, query, row, ranking, chances, sorted_votes, reranked)
                 for row in range(start, start + count)
                 if ranking.score[row] >= options.threshold
                 and (chances is None or chances[row] >= options.min_probability)
@@ -245,12 +247,17 @@ class Predictor:
     def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
         """The probability of each ranked label; None if the bundle has no probabilities for these options."""
         info = self.manifest.probabilities
-        if info is None or not options.uses_votes_of(self.defaults) or (self.reranker and ranking.logit is None):
+        if (
+            info is None
+            or not options.uses_votes_of(self.defaults)
+            or (self.manifest.has_ranker and ranking.logit is None)
+        ):
             return None
         return calibrate(info.calibration, log_odds(ranking.score) if ranking.logit is None else ranking.logit)
 
     def _search(
         self,
+        memory: Memory,
         queries: Sequence[str] | None,
         vectors: Float[np.ndarray, "query dim"],
         options: AnswerOptions,
@@ -262,89 +269,41 @@ class Predictor:
         The votes by words are None if words have no share in the scores. The candidates are None if the ranker does not
         order the labels.
         """
-        reranker = self.reranker if options.order == "probability" else None
+        reranker = memory.reranker if options.order == "probability" else None
         by_words, words = None, None
-        if self.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
-            words = self.words.search_each(queries)
-            by_words = self.words.votes_of(words, options.lambda_) if options.word_weight > 0 else None
+        if memory.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
+            words = memory.words.search_each(queries)
+            by_words = memory.words.votes_of(words, options.lambda_) if options.word_weight > 0 else None
             watch.lap("words")
         if reranker is None or queries is None:
-            nearest = self.searcher.search(vectors, options.top_b, options.lambda_)
+            nearest = memory.searcher.search(vectors, options.top_b, options.lambda_)
             watch.lap("search")
-            return nearest, self._cast_votes(nearest, options), by_words, None
-        nearest, instances, labels = self.searcher.search_each(vectors, options.top_b, options.lambda_)
+            return nearest, _cast_votes(memory, nearest, options), by_words, None
+        nearest, instances, labels = memory.searcher.search_each(vectors, options.top_b, options.lambda_)
         watch.lap("search")
-        votes = self._cast_votes(nearest, options)
+        votes = _cast_votes(memory, nearest, options)
         candidates = reranker.find(queries, votes, instances, labels, words, options, label_filter)
         watch.lap("rank")
         return nearest, votes, by_words, candidates
 
-    def _cast_votes(self, neighbours: Neighbours, options: AnswerOptions) -> Votes:
-        return cast_votes(neighbours, options.temperature, options.lambda_, self.values)
 
-    def _rank(self, votes: Votes, by_words: Votes | None, options: AnswerOptions) -> tuple[Ranking, Votes]:
-        """Rank the labels that the retrieved keys vote for. Each vote is one term of a score."""
-        if by_words is not None:
-            votes = mix(votes, by_words, options.word_weight)
-        return rank(votes, self.values), votes
+def _cast_votes(memory: Memory, neighbours: Neighbours, options: AnswerOptions) -> Votes:
+    return cast_votes(neighbours, options.temperature, options.lambda_, memory.values)
 
-    def _rank_filtered(
-        self,
-        vector: Float[np.ndarray, "1 dim"],
-        nearest: Neighbours,
-        votes: Votes,
-        by_words: Votes | None,
-        options: AnswerOptions,
-        label_filter: LabelFilter,
-        watch: Stopwatch,
-    ) -> tuple[Ranking, Votes]:
-        """Rank the labels that a filter admits: retrieve more keys until k labels are found, or rank exhaustively."""
-        top_b, max_top_b = options.top_b, min(self.searcher.keys, MOST_KEYS)
-        enough = min(options.top_k, self.exhaustive.count_rankable(label_filter, options.lambda_))
-        exhaustive_is_cheap = self.exhaustive.is_cheap(label_filter, options.lambda_)
-        while not exhaustive_is_cheap:
-            ranking, all_votes = self._rank(votes, by_words, options)
-            ranking = label_filter.apply(ranking)
-            watch.lap("combine")
-            if len(ranking.label) >= enough:
-                return ranking, all_votes
-            if top_b >= max_top_b:
-                break
-            top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
-            votes = self._cast_votes(self.searcher.search(vector, top_b, options.lambda_), options)
-            watch.lap("search")
-        explained = options.top_k if options.explain else 0
-        return self.exhaustive.rank(
-            vector[0],
-            nearest,
-            label_filter.labels,
-            options.temperature,
-            options.lambda_,
-            explained,
-            by_words,
-            options.word_weight,
-        )
 
-    def _describe(
-        self,
-        query: int,
-        row: int,
-        ranking: Ranking,
-        chances: Float[np.ndarray, " row"] | None,
-        votes: Votes | None,
-        reranked: RankedCandidates | None,
-    ) -> ScoredLabel:
-        table, label = self.bundle.labels, int(ranking.label[row])
-        because = None if votes is None else [self._reason(*term) for term in votes.terms(query, label)]
-        probability = None if chances is None else float(chances[row])
-        score, terms = float(ranking.score[row]), None
-        if votes is not None and self.reranker is not None and reranked is not None:
-            terms = self.reranker.explain(query, label, reranked)
-        return ScoredLabel(label, table.uids[label], table.texts[label], score, because, probability, terms)
-
-    def _reason(self, key: int, share: float, by_words: bool) -> Reason:
-        instances, by = self.values.instances, "words" if by_words else None
-        if key < instances:
-            return Reason("instance", self.bundle.instance_uids[key], self.bundle.instance_texts[key], share, by)
-        label = key - instances
-        return Reason("label", self.bundle.labels.uids[label], self.bundle.labels.texts[label], share, by)
+def _describe(
+    memory: Memory,
+    query: int,
+    row: int,
+    ranking: Ranking,
+    chances: Float[np.ndarray, " row"] | None,
+    votes: Votes | None,
+    reranked: RankedCandidates | None,
+) -> ScoredLabel:
+    table, label = memory.labels, int(ranking.label[row])
+    because = None if votes is None else [memory.reason(*term) for term in votes.terms(query, label)]
+    probability = None if chances is None else float(chances[row])
+    score, terms = float(ranking.score[row]), None
+    if votes is not None and memory.reranker is not None and reranked is not None:
+        terms = memory.reranker.explain(query, label, reranked)
+    return ScoredLabel(label, table.uids[label], table.texts[label], score, because, probability, terms)

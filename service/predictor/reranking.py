@@ -5,12 +5,15 @@ The ranker's candidates come first, in order of their logits. The other labels f
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from service.bundle.values import Values
 from service.lexical.index import FoundByWords
+from service.memory.corrections import Corrections
 from service.options import AnswerOptions
 from service.predictor.answers import LogitTerm
 from service.predictor.filters import LabelFilter
@@ -20,12 +23,19 @@ from service.ranking.candidates import Candidates, Searches, Voted
 from service.ranking.evidence import Found
 from service.ranking.ranker import RankedCandidates, Ranker
 
+# The least factor of a correction in a logit, so that the logit is a number.
+_LEAST_FACTOR = 1e-6
+
 
 class Reranker:
-    """Orders rankings of votes with a ranker."""
+    """Orders rankings of votes with a ranker.
+
+    Attributes:
+        ranker: The ranker.
+    """
 
     def __init__(self, ranker: Ranker, values: Values) -> None:
-        self._ranker, self._values = ranker, values
+        self.ranker, self._values = ranker, values
 
     def find(
         self,
@@ -53,7 +63,7 @@ class Reranker:
         by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
         searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits
-        return self._ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.share), admits)
+        return self.ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.share), admits)
 
     def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
         """Put the candidates before all other labels of a ranking, in order of their logits."""
@@ -65,15 +75,30 @@ class Reranker:
         order = np.lexsort((-score, -logit, query))  # stable: equal labels stay sorted by position
         return Ranking(query[order], label[order], score[order], logit[order])
 
+    def correct(
+        self,
+        found: RankedCandidates,
+        corrections: Corrections,
+        vectors: Float[np.ndarray, "query dim"],
+        temperature: float,
+    ) -> RankedCandidates:
+        """Lower the logits of the candidates that have corrections."""
+        candidates, terms = found.candidates, np.zeros(len(found.logit))
+        corrected = corrections.find(vectors, candidates.query, candidates.label, temperature)
+        terms[corrected.place] = np.log(np.maximum(corrected.factor, _LEAST_FACTOR))
+        return dataclasses.replace(found, logit=found.logit + terms, corrections=terms)
+
     def explain(self, query: int, label: int, found: RankedCandidates) -> list[LogitTerm]:
         """The terms of a label's logit, the greatest first; empty for a label that is no candidate."""
         rows = np.flatnonzero((found.candidates.query == query) & (found.candidates.label == label))
         if not len(rows):
             return []
-        model, features = self._ranker.model, found.features[rows]
+        model, features = self.ranker.model, found.features[rows]
         names = (*model.features, "bias")
         values = [None if np.isnan(value) else float(value) for value in features[0]]
-        terms = map(LogitTerm, names, [*values, None], model.contributions(features)[0].tolist())
+        terms = [*map(LogitTerm, names, [*values, None], model.contributions(features)[0].tolist())]
+        if found.corrections is not None:
+            terms.append(LogitTerm("correction", None, float(found.corrections[rows[0]])))
         return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))
 
     def _pairs(self, labels: Ranking | Candidates) -> np.ndarray:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.bundle.values import Values, gather_rows
+from service.bundle.values import Values
+from service.memory.corrections import Corrected
 from service.predictor.searcher import Neighbours
 
 
@@ -108,7 +109,7 @@ def votes_of(
     is_label = key >= values.instances
 
     rows = key[~is_label]
-    voter, labels = gather_rows(values.indptr, values.indices, rows)
+    voter, labels = values.gather(rows)
     return Votes(
         query=np.concatenate([query[~is_label][voter], query[is_label]]),
         key=np.concatenate([rows[voter], key[is_label]]),
@@ -129,3 +130,31 @@ def rank(votes: Votes, values: Values) -> Ranking:
     query, label = np.divmod(pair, values.labels)
     order = np.lexsort((-score, query))  # stable: equal scores stay sorted by label
     return Ranking(query[order], label[order], score[order])
+
+
+def correct(ranking: Ranking, votes: Votes, corrected: Corrected, first_key: int) -> tuple[Ranking, Votes]:
+    """Lower the scores of the labels that have corrections.
+
+    A correction is one more vote with a negative share, so that the shares still add up to the score.
+
+    Args:
+        ranking: The labels that the votes rank.
+        votes: The votes.
+        corrected: The corrections, by the places of the labels in the ranking.
+        first_key: The number that the first correction has as a key.
+    """
+    place = corrected.place
+    if not len(place):
+        return ranking, votes
+    query, label, score = ranking.query[place], ranking.label[place], ranking.score.copy()
+    share = -(1 - corrected.factor) * score[place]
+    score[place] += share
+    order = np.lexsort((ranking.label, -score, ranking.query))
+    by_words = None if votes.by_words is None else np.append(votes.by_words, np.zeros(len(place), dtype=bool))
+    return Ranking(ranking.query[order], ranking.label[order], score[order]), Votes(
+        query=np.append(votes.query, query),
+        key=np.append(votes.key, corrected.row + first_key),
+        label=np.append(votes.label, label),
+        share=np.append(votes.share, share),
+        by_words=by_words,
+    )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import faiss
 import numpy as np
@@ -150,13 +150,41 @@ def refines(index: Any) -> bool:
     return isinstance(index, faiss.IndexRefine) or (isinstance(index, faiss.IndexPreTransform) and refines(index.index))
 
 
+@runtime_checkable
+class Keys(Protocol):
+    """The keys of one kind, which can be searched. The number of a key is its row among them."""
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def cpu_reason(self) -> str: ...
+
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours: ...
+
+    def similarities(
+        self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
+    ) -> Float[np.ndarray, " key"]: ...
+
+
 class Searcher:
     """Searches both kinds of keys: instance keys and label keys."""
 
-    def __init__(self, bundle: Bundle, device: Device = "cpu") -> None:
-        info, components = bundle.manifest.index, bundle.components
-        self.instances = KeyIndex(components.open(OpenIndex, "instance_keys.faiss", device), info.instances)
-        self.labels = KeyIndex(components.open(OpenIndex, "label_keys.faiss", device), info.labels)
+    def __init__(self, instances: Keys, labels: Keys) -> None:
+        self.instances, self.labels = instances, labels
+
+    @classmethod
+    def open(cls, bundle: Bundle, device: Device = "cpu") -> Searcher:
+        """Open the indexes of a bundle.
+
+        Raises:
+            BundleError: If an index does not open, or does not have the shape that the manifest states.
+        """
+        info, counts = bundle.manifest.index, bundle.manifest.counts
+        return cls(
+            _open_keys(bundle, "instance_keys.faiss", info.instances, counts.instances, device),
+            _open_keys(bundle, "label_keys.faiss", info.labels, counts.labels, device),
+        )
 
     @property
     def cpu_reasons(self) -> list[str]:
@@ -191,6 +219,12 @@ class Searcher:
         return np.concatenate(
             [self.instances.similarities(vector, instances), self.labels.similarities(vector, labels)]
         )
+
+
+def _open_keys(bundle: Bundle, name: str, info: IndexInfo, keys: int, device: Device) -> KeyIndex:
+    index = KeyIndex(bundle.components.open(OpenIndex, name, device), info)
+    bundle.require_shape(name, index.shape, (keys, bundle.manifest.dim))
+    return index
 
 
 # Finds the top-b keys among the instance keys or among the label keys; a key is its row number.

@@ -25,18 +25,22 @@ TOP_WORDS, _POWER = 50, 3
 
 
 class WordVoter:
-    """Answers queries by words alone."""
+    """Answers queries by words alone.
+
+    Attributes:
+        index: The word indexes.
+    """
 
     def __init__(self, index: LexicalIndex, values: Values) -> None:
-        self._index, self._values = index, values
+        self.index, self._values = index, values
 
     def search(self, queries: Sequence[str], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
         """The keys that are most similar by words, numbered as in the memory."""
-        return Neighbours(*self._index.search(queries, top, lambda_))
+        return Neighbours(*self.index.search(queries, top, lambda_))
 
     def search_each(self, queries: Sequence[str]) -> tuple[FoundByWords, FoundByWords]:
         """The instances, and the labels, that are most similar by words."""
-        return self._index.search_each(queries, TOP_WORDS)
+        return self.index.search_each(queries, TOP_WORDS)
 
     def votes(self, queries: Sequence[str], lambda_: float) -> Votes:
         return self.votes_of(self.search_each(queries), lambda_)
@@ -44,7 +48,7 @@ class WordVoter:
     def votes_of(self, found: tuple[FoundByWords, FoundByWords], lambda_: float) -> Votes:
         """The votes of the keys that are most similar by words, from the result of `search_each`."""
         instances, labels = (Neighbours(*each) for each in found)
-        count, vectors = len(self._index.instances), found[0].similarities  # search_parts only passes the vectors on
+        count, vectors = len(self.index.instances), found[0].similarities  # search_parts only passes the vectors on
         merged = search_parts(lambda *_: instances, lambda *_: labels, count, vectors, TOP_WORDS, lambda_)
         return word_votes(merged, lambda_, self._values)
 

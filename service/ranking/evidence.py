@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.bundle.values import Values, gather_rows
+from service.bundle.values import Values
 from service.lexical.index import FoundByWords
 
 
@@ -82,7 +82,7 @@ class Pairs:
     @classmethod
     def of_instances(cls, found: Found, values: Values) -> Pairs:
         query, place = np.nonzero(found.keys >= 0)
-        voter, label = gather_rows(values.indptr, values.indices, found.keys[query, place])
+        voter, label = values.gather(found.keys[query, place])
         query, place = query[voter], place[voter]
         pair = query * np.int64(values.labels) + label
         return cls(pair, place, found.similarities[query, place], found.weights[query, place])

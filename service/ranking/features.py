@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,6 +49,12 @@ WORD_FEATURES = (
 )
 
 
+class IntegerArray(Protocol):
+    """Integers by position."""
+
+    def __getitem__(self, positions: Int[np.ndarray, " position"], /) -> Int[np.ndarray, " position"]: ...
+
+
 @dataclass(frozen=True)
 class LabelFacts:
     """Properties of the labels that do not depend on a query.
@@ -57,7 +64,7 @@ class LabelFacts:
         names: The words of each label's text.
     """
 
-    counts: Int[np.ndarray, " label"]
+    counts: IntegerArray
     names: Names
 
 

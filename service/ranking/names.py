@@ -68,6 +68,15 @@ class Names:
         save_array(folder / NAME_WORDS, self.words)
         save_array(folder / NAME_OFFSETS, self.offsets)
 
+    def lengths(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        """The number of words of each name."""
+        lengths: np.ndarray = self.offsets[labels + 1] - self.offsets[labels]
+        return lengths
+
+    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " word"], UInt64[np.ndarray, " word"]]:
+        """The words of some names, in order: the label's place in `labels`, and the word."""
+        return gather_rows(self.offsets, self.words, labels)
+
     def overlap(
         self,
         queries: Sequence[str],
@@ -81,7 +90,7 @@ class Names:
             query: The query of each candidate, in rising order.
             label: The label of each candidate.
         """
-        count = self.offsets[label + 1] - self.offsets[label]
+        count = self.lengths(label)
         share, place = np.full(len(label), np.nan), np.full(len(label), np.nan)
         rows = np.searchsorted(query, np.arange(len(queries) + 1))
         for nth, text in enumerate(queries):
@@ -94,15 +103,16 @@ class Names:
     ) -> tuple[Float[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
         beginning = words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS]
         query = np.fromiter(map(hash_query_word, beginning), dtype=np.uint64)
-        candidate, word = gather_rows(self.offsets, self.words, label)
+        candidate, word = self.gather(label)
         first = _first_places(query, word)
         found = np.bincount(candidate[first < len(query)], minlength=len(label))
         share = np.divide(found, count, out=np.full(len(label), np.nan), where=count > 0)
         place = np.full(len(label), np.nan)
         single = (share == 1) & (count == 1)
         place[single] = first[single[candidate]]
+        ends = np.cumsum(count)
         for whole in np.flatnonzero((share == 1) & (count > 1)).tolist():  # few names are in the query as a whole
-            name = self.words[self.offsets[label[whole]] : self.offsets[label[whole] + 1]]
+            name = word[ends[whole] - count[whole] : ends[whole]]
             starts = np.flatnonzero(_contains_at(query, name))
             if len(starts):
                 place[whole] = starts[0]

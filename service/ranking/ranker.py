@@ -27,11 +27,13 @@ class RankedCandidates:
         candidates: The candidates, by query, then by label.
         features: The features of each candidate, in the order of the model's columns.
         logit: The log-odds of each candidate.
+        corrections: The part of each logit that comes from a correction of the label; None without corrections.
     """
 
     candidates: Candidates
     features: Float[np.ndarray, "candidate feature"]
     logit: Float[np.ndarray, " candidate"]
+    corrections: Float[np.ndarray, " candidate"] | None = None
 
 
 class Ranker:
@@ -44,7 +46,7 @@ class Ranker:
     """
 
     def __init__(self, model: RankerModel, facts: LabelFacts, values: Values) -> None:
-        self.model, self._facts, self._values = model, facts, values
+        self.model, self.facts, self._values = model, facts, values
 
     @classmethod
     def open(cls, bundle: Bundle, values: Values) -> Ranker:
@@ -56,6 +58,10 @@ class Ranker:
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
         return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values)
+
+    def with_memory(self, facts: LabelFacts, values: Values) -> Ranker:
+        """The same model for another memory."""
+        return Ranker(self.model, facts, values)
 
     def rank(
         self,
@@ -73,7 +79,7 @@ class Ranker:
             admits: Whether a label may be a candidate; None admits all labels.
         """
         candidates = find_candidates(searches, voted, self._values, admits)
-        features = feature_matrix(candidates, queries, self._facts, self.model.features)
+        features = feature_matrix(candidates, queries, self.facts, self.model.features)
         return RankedCandidates(candidates, features, self.model.logits(features))
 
 

@@ -68,7 +68,7 @@ def test_filtered_labels_of_an_instance_are_no_answers_to_it(
 def test_change_from_the_encoder_and_change_from_the_index_are_reported_separately(
     memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode, search = predictor.encode, predictor.searcher.search
+    encode, search = predictor.encode, predictor.memory.searcher.search
 
     def encode_badly(texts: list[str]) -> np.ndarray:
         return encode(texts)[::-1]  # each text gets the vector of another text
@@ -82,7 +82,7 @@ def test_change_from_the_encoder_and_change_from_the_index_are_reported_separate
     changes = quality_changes(memory, predictor)
     assert changes["P@1_change_precision"] != 0 == changes["P@1_change_index"]
     monkeypatch.setattr(predictor, "encode", encode)
-    monkeypatch.setattr(predictor.searcher, "search", search_badly)
+    monkeypatch.setattr(predictor.memory.searcher, "search", search_badly)
     changes = quality_changes(memory, predictor)
     assert changes["P@1_change_precision"] == 0 > changes["P@1_change_index"]
 

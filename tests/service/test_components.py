@@ -149,8 +149,8 @@ def opened_parts(predictor: Predictor) -> dict[str, Any]:
     return {
         "session": predictor.encoder._session,
         "tokenizer": predictor.encoder._tokenizer,
-        "instances": predictor.searcher.instances.index,
-        "labels": predictor.searcher.labels.index,
+        "instances": predictor.memory.searcher.instances.index,
+        "labels": predictor.memory.searcher.labels.index,
     }
 
 
@@ -185,7 +185,7 @@ def test_manifest_fields_that_determine_a_component_prevent_sharing(store: Store
     first = opener.open("v3")
     second = opener.open(copied_version(store, shorter_queries), share_with=[first])
     assert shared_parts(first, second) == {"session", "instances", "labels"}
-    assert [each.searcher.instances._info.effort == 999 for each in (first, second)] == [False, True]
+    assert [each.memory.searcher.instances._info.effort == 999 for each in (first, second)] == [False, True]
     long = [" ".join([QUERY] * 5)]
     assert [each.encoder.tokenise(long).truncated for each in (first, second)] == [[False], [True]]
 

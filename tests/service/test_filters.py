@@ -158,13 +158,13 @@ def test_filtered_scores_equal_the_dense_formula_over_all_voting_keys(
 def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the top_b of each search of the small memory."""
     searched_top_b: list[int] = []
-    search = small.predictor.searcher.search
+    search = small.predictor.memory.searcher.search
 
     def record(vectors: np.ndarray, top_b: int, lambda_: float) -> Any:
         searched_top_b.append(top_b)
         return search(vectors, top_b, lambda_)
 
-    monkeypatch.setattr(small.predictor.searcher, "search", record)
+    monkeypatch.setattr(small.predictor.memory.searcher, "search", record)
     return searched_top_b
 
 
@@ -174,7 +174,7 @@ def test_exhaustive_ranking_runs_if_the_largest_search_finds_too_few_labels(
 ) -> None:
     monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     monkeypatch.setattr("service.predictor.exhaustive._BLOCK_VOTES", 10)
-    monkeypatch.setattr("service.predictor.predictor.MOST_KEYS", 5)
+    monkeypatch.setattr("service.predictor.exhaustive.MOST_KEYS", 5)
     answer = ask(small.predictor, deny=uids([0]), lambda_=lambda_, temperature=0.3, top_b=1, top_k=24)
     agrees(answer, small.answer(QUERY, range(1, LABELS), lambda_, 0.3, 1), 24, 1e-5)
     assert searched_top_b == [1, 4, 5]

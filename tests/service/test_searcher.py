@@ -64,7 +64,7 @@ def searcher(
 ) -> Searcher:
     keys, folder = memory[0], tmp_path_factory.mktemp("searcher") / "bundle"
     bundle = write_bundle(folder, instance_keys=keys[:INSTANCES], label_keys=keys[INSTANCES:], votes=[[]] * INSTANCES)
-    return Searcher(open_bundle(bundle))
+    return Searcher.open(open_bundle(bundle))
 
 
 @pytest.mark.parametrize("top_b", [1, 7, 40, 85, 500])

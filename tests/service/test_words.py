@@ -76,13 +76,13 @@ def scores(predictor: Predictor, query: str, **chosen: Any) -> np.ndarray:
 
 def votes_by_words(predictor: Predictor, query: str, lambda_: float) -> np.ndarray:
     """The votes by words by the written formula, with a dense matrix of values."""
-    assert predictor.words is not None
-    values = predictor.values
+    assert predictor.memory.words is not None
+    values = predictor.memory.values
     dense = np.zeros((values.instances + values.labels, values.labels))
     for row in range(values.instances):
         dense[row, values.indices[values.indptr[row] : values.indptr[row + 1]]] = lambda_
     dense[values.instances :] = (1 - lambda_) * np.eye(values.labels)
-    found = predictor.words.search([query], lambda_)
+    found = predictor.memory.words.search([query], lambda_)
     present = found.keys[0] >= 0
     cubes = found.similarities[0, present].astype(float) ** 3
     votes: np.ndarray = cubes / max(cubes.sum(), 1e-300) @ dense[found.keys[0, present]]
@@ -165,8 +165,8 @@ def test_filtered_labels_get_votes_by_words_too(
 
 
 def test_mixing_changes_only_the_queries_with_votes_by_words(worded: Predictor) -> None:
-    assert worded.words is not None
-    by_words = worded.words.votes(["zzz", "tax"], 0.5)
+    assert worded.memory.words is not None
+    by_words = worded.memory.words.votes(["zzz", "tax"], 0.5)
     votes = dataclasses.replace(by_words, query=np.zeros_like(by_words.query))
     mixed = mix(votes, by_words, 0.25)
     kept = ~mixed.by_words if mixed.by_words is not None else None
@@ -188,8 +188,8 @@ def test_versions_share_an_equal_lexical_index(folder: Path) -> None:
     predictor = Predictor(second, threads=1)
     for name in LEXICAL_FILES:
         (other / name).unlink()  # files that are shared are not read again
-    assert predictor.words is not None
-    assert (predictor.words.search(["tax"], 0.5).keys[0, 0]) >= 0
+    assert predictor.memory.words is not None
+    assert (predictor.memory.words.search(["tax"], 0.5).keys[0, 0]) >= 0
 
 
 @pytest.mark.parametrize("name", sorted(LEXICAL_FILES))

@@ -1,0 +1,240 @@
+"""Changes: checks what a user wants to change in a memory, and turns it into entries.
+
+Instances and labels have separate names: an instance and a label may have the same uid. A change is complete or not
+made: if a part of it is wrong, there are no entries.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Float
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from service.errors import ChangeError, UnknownUidError
+from service.memory.entries import (
+    Entry,
+    PutCorrection,
+    PutInstance,
+    PutLabel,
+    RemoveCorrection,
+    RemoveInstance,
+    RemoveLabel,
+)
+from service.memory.view import View
+from service.options import check_query, first_problem, require_words
+
+MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
+# The beginning of the uid of a feedback, so that `forget` removes nothing else.
+FEEDBACK = "feedback-"
+# Number of uids that an error message names.
+_NAMED = 5
+
+# Encodes texts as unit vectors.
+Encode = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
+
+
+def _limit(kind: str, most: int) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        require_words(text, kind)
+        if (size := len(text.encode())) > most:
+            raise ValueError(f"the {kind} has {size:,} bytes of UTF-8; send at most {most:,}")
+        return text
+
+    return check
+
+
+Uid = Annotated[str, AfterValidator(_limit("uid", MAX_UID_BYTES)), Field(min_length=1)]
+Text = Annotated[str, AfterValidator(_limit("text", MAX_TEXT_BYTES)), Field(min_length=1)]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    uid: Uid
+    text: Text
+
+
+class NewLabel(_Row):
+    """A label to insert, or to replace."""
+
+
+class NewInstance(_Row):
+    """An instance to insert, or to replace.
+
+    Attributes:
+        labels: Uids of its labels.
+        weight: It votes as this number of equal instances do.
+    """
+
+    labels: Annotated[list[Uid], Field(min_length=1, max_length=MAX_INSTANCE_LABELS)]
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
+
+
+_INSTANCES, _LABELS = TypeAdapter(list[NewInstance]), TypeAdapter(list[NewLabel])
+_UIDS = TypeAdapter(list[Uid])
+
+
+def read_instances(rows: Iterable[Any]) -> list[NewInstance]:
+    """Check instances that do not come over HTTP.
+
+    Raises:
+        ChangeError: If a field is missing, unknown or wrong.
+    """
+    return _read(_INSTANCES, rows, "instances")
+
+
+def read_labels(rows: Iterable[Any]) -> list[NewLabel]:
+    """Check labels that do not come over HTTP.
+
+    Raises:
+        ChangeError: If a field is missing, unknown or wrong.
+    """
+    return _read(_LABELS, rows, "labels")
+
+
+def read_uids(uids: Iterable[Any], kind: str) -> list[str]:
+    """Check uids that do not come over HTTP.
+
+    Raises:
+        ChangeError: If one of them is not a text, or is empty.
+    """
+    return _read(_UIDS, uids, kind)
+
+
+def added(
+    view: View,
+    encode: Encode,
+    instances: Sequence[NewInstance],
+    labels: Sequence[NewLabel],
+    create_labels: bool = False,
+) -> list[Entry]:
+    """The entries that insert or replace labels and instances.
+
+    Args:
+        view: The memory.
+        encode: Encodes all new texts together.
+        instances: The instances; their labels are in the memory or in `labels`.
+        labels: The labels.
+        create_labels: Whether to create the unknown labels of instances; the text of such a label is its uid.
+
+    Raises:
+        ChangeError: If a uid occurs twice, or a label is unknown.
+    """
+    _require_once("instances", [each.uid for each in instances])
+    _require_once("labels", [each.uid for each in labels])
+    given = {each.uid: each for each in labels}
+    named = dict.fromkeys(uid for each in instances for uid in each.labels if uid not in given)
+    unknown = [uid for uid in named if view.labels.position(uid) is None]
+    if unknown and not create_labels:
+        raise ChangeError(
+            f"labels: expected labels of the memory, found {len(unknown):,} unknown: {_name(unknown)}; "
+            "add them in the same call, or set create_labels"
+        )
+    rows = [*labels, *(NewLabel(uid=uid, text=uid) for uid in unknown)]
+    vectors = iter(encode([each.text for each in (*rows, *instances)]))
+    return [
+        *(PutLabel(each.uid, each.text, next(vectors)) for each in rows),
+        *(
+            PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], next(vectors), each.weight)
+            for each in instances
+        ),
+    ]
+
+
+def removed(view: View, instances: Sequence[str], labels: Sequence[str]) -> list[Entry]:
+    """The entries that remove instances and labels, by their uids.
+
+    Raises:
+        ChangeError: If a uid occurs twice.
+        UnknownUidError: If a uid is not in the memory.
+    """
+    for kind, uids, find in (("instances", instances, view.instance), ("labels", labels, view.labels.position)):
+        _require_once(kind, uids)
+        if unknown := [uid for uid in uids if find(uid) is None]:
+            raise UnknownUidError(
+                f"{kind}: expected uids of the memory, found {len(unknown):,} unknown: {_name(unknown)}"
+            )
+    return [*map(RemoveInstance, instances), *map(RemoveLabel, labels)]
+
+
+def new_feedback() -> str:
+    """A uid for a feedback."""
+    return FEEDBACK + uuid.uuid4().hex
+
+
+def learned(view: View, encode: Encode, uid: str, query: str, label: str, relevant: bool) -> list[Entry]:
+    """The entry of a feedback.
+
+    A label that is relevant to a query becomes the label of a new instance. A label that is not relevant gets a
+    correction.
+
+    Args:
+        view: The memory.
+        encode: Encodes the query.
+        uid: Uid of the feedback.
+        query: The query.
+        label: Uid of the label.
+        relevant: Whether the label is relevant to the query.
+
+    Raises:
+        ChangeError: If the label is unknown.
+        QueryError: If the query is empty.
+    """
+    text = check_query(query)
+    if view.labels.position(label) is None:
+        raise ChangeError(f"label: expected a label of the memory, found {label[:80]!r}; add the label first")
+    (vector,) = encode([text])
+    return [PutInstance(uid, text, [label], vector) if relevant else PutCorrection(uid, text, label, vector)]
+
+
+def forgotten(view: View, uid: str) -> list[Entry]:
+    """The entry that undoes a feedback.
+
+    Raises:
+        UnknownUidError: If there is no such feedback.
+    """
+    if uid.startswith(FEEDBACK):
+        if view.corrections.rows.find(uid) is not None:
+            return [RemoveCorrection(uid)]
+        if view.instance(uid) is not None:
+            return [RemoveInstance(uid)]
+    raise UnknownUidError(f"feedback {uid[:80]!r}: expected the id of a feedback that was not undone before")
+
+
+def _read(adapter: TypeAdapter[Any], rows: Iterable[Any], kind: str) -> Any:
+    if isinstance(rows, str | bytes | Mapping):
+        raise ChangeError(f"{kind}: expected a list, found {rows!r:.80}")
+    try:
+        return adapter.validate_python([*rows])
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = kind + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+        match problem["type"]:
+            case "extra_forbidden":
+                reason = "unknown field; a memory encodes texts itself and takes no vectors"
+            case "missing":
+                reason = "required"
+            case "model_type":
+                reason = f"expected a dict, found {problem['input']!r:.80}"
+            case "value_error":
+                reason = first_problem(error)
+            case "too_short":
+                reason = "expected at least one"
+            case _:
+                reason = f"expected {first_problem(error)}, found {problem['input']!r:.80}"
+        raise ChangeError(f"{where}: {reason}") from None
+
+
+def _require_once(kind: str, uids: Sequence[str]) -> None:
+    if len(set(uids)) < len(uids):
+        twice = [uid for uid, count in Counter(uids).items() if count > 1]
+        raise ChangeError(f"{kind}: expected each uid once, found several times: {_name(twice)}")
+
+
+def _name(uids: Sequence[str]) -> str:
+    return ", ".join(repr(uid[:80]) for uid in uids[:_NAMED]) + (", ..." if len(uids) > _NAMED else "")

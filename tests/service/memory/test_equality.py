@@ -1,0 +1,186 @@
+"""A memory with live entries answers as a bundle that was built from the merged data does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from service.options import AnswerOptions
+from service.predictor import exhaustive
+from service.predictor.answers import Stopwatch
+from service.predictor.filters import LabelFilter
+from service.predictor.predictor import Predictor
+from tests.service.memory.conftest import DIM, Open, random_tables, random_texts, random_vectors
+from tests.service.memory.rebuilt import Tables, largest_difference, logged, random_entries
+
+OPTIONS = AnswerOptions(lambda_=0.3, temperature=0.1, top_b=40, top_k=100, explain=True)
+
+
+def ask(predictor: Predictor, queries: list[str], vectors: np.ndarray, options: AnswerOptions) -> list:
+    if not options.filtered:
+        return predictor.answer(vectors, options, queries)
+    memory = predictor.memory
+    answers = []
+    for nth, query in enumerate(queries):  # a query with a filter is answered alone
+        admitted = LabelFilter(options.allow, options.deny, memory.labels)
+        one = vectors[nth : nth + 1]
+        answers += predictor._answer(memory, [query], one, [False], options, admitted, Stopwatch())
+    return answers
+
+
+def assert_equal(live: Predictor, rebuilt: Predictor, seed: int, options: AnswerOptions) -> None:
+    rng = np.random.default_rng(seed)
+    queries, vectors = random_texts(rng, 25), random_vectors(rng, 25)
+    expected = ask(rebuilt, queries, vectors, options)
+    assert any(answer.labels for answer in expected)
+    assert largest_difference(ask(live, queries, vectors, options), expected) < 1e-6
+
+
+def changed(open_tables: Open, seed: int, count: int, **options: Any) -> tuple[Predictor, Predictor, Tables]:
+    """A memory with random entries, the bundle with the same content, and this content."""
+    rng = np.random.default_rng(seed)
+    tables = random_tables(rng)
+    live = open_tables(tables, **options)
+    entries = logged(random_entries(rng, tables, random_texts(rng, count), random_vectors(rng, count)))
+    start = 0
+    while start < count:  # batches of several sizes
+        stop = start + int(rng.integers(1, 12))
+        assert live.apply(entries[start:stop]).sequence == min(stop, count)
+        start = stop
+    return live, open_tables(tables, **options), tables
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+def test_answers_equal_those_of_a_rebuilt_bundle(open_tables: Open, ranker: str, lambda_: float) -> None:
+    live, rebuilt, tables = changed(open_tables, 1, 250, words=True, ranker=ranker)
+    status = live.memory.view.status  # type: ignore[union-attr]
+    assert (status.instances, status.labels, status.skipped) == (len(tables.instances), len(tables.labels), 0)
+    some = [*tables.labels][::3]
+    for options in (
+        {},
+        {"word_weight": 0.4},
+        {"word_weight": 0.4, "order": "probability"},
+        {"order": "probability", "top_b": 1_000},
+        {"allow": tuple(some), "word_weight": 0.4},
+        {"deny": (*some, "label 1", "unknown"), "order": "probability"},
+        {"top_b": 3, "threshold": 0.05},
+    ):
+        assert_equal(live, rebuilt, 2, dataclasses.replace(OPTIONS, lambda_=lambda_, **options))
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_answers_equal_without_a_lexical_index_and_a_ranker(
+    open_tables: Open, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exhaustive, "MAX_CHEAP_VOTES", 20)  # searches run for filters, too
+    live, rebuilt, tables = changed(open_tables, seed, 150)
+    assert_equal(live, rebuilt, seed, OPTIONS)
+    no_explanation = dataclasses.replace(OPTIONS, explain=False, lambda_=0.5)
+    assert_equal(live, rebuilt, seed, dataclasses.replace(no_explanation, allow=tuple([*tables.labels][:9]), top_k=5))
+    assert_equal(live, rebuilt, seed, dataclasses.replace(no_explanation, deny=tuple([*tables.labels][:9]), top_k=5))
+
+
+def test_search_repeats_if_most_of_the_nearest_keys_were_removed(open_tables: Open) -> None:
+    rng = np.random.default_rng(6)
+    tables = random_tables(rng)
+    live, query = open_tables(tables), random_vectors(rng, 1)
+    near = sorted(tables.instances, key=lambda uid: -float(tables.instances[uid][2] @ query[0]))[:120]
+    entries = [*map(RemoveInstance, near)]
+    for entry in entries:
+        tables.apply(entry)
+    live.apply(logged(entries))
+    rebuilt = open_tables(tables)
+    options = dataclasses.replace(OPTIONS, top_b=5)
+    assert largest_difference(live.answer(query, options), rebuilt.answer(query, options)) < 1e-6
+
+
+def test_weight_counts_as_that_many_equal_instances(open_tables: Open) -> None:
+    rng = np.random.default_rng(7)
+    tables = random_tables(rng)
+    (vector,), query = random_vectors(rng, 1), random_vectors(rng, 3)
+    once, thrice = open_tables(tables), open_tables(tables)
+    once.apply(logged([PutInstance("a", "text", ["label 1", "label 2"], vector, weight=3)]))
+    copies = [PutInstance(f"copy {nth}", "text", ["label 1", "label 2"], vector) for nth in range(3)]
+    thrice.apply(logged(copies))
+    options = dataclasses.replace(OPTIONS, top_b=1_000, explain=False)
+    assert largest_difference(once.answer(query, options), thrice.answer(query, options)) < 1e-9
+
+
+def test_label_that_is_inserted_again_has_no_votes_of_its_earlier_instances(open_tables: Open) -> None:
+    rng = np.random.default_rng(8)
+    tables = random_tables(rng)
+    live = open_tables(tables)
+    position = live.memory.labels.position("label 3")
+    (vector,) = random_vectors(rng, 1)
+    live.apply(logged([RemoveLabel("label 3")]))
+    assert live.memory.labels.position("label 3") is None
+    live.apply(logged([PutLabel("label 3", "again", vector)], after=1))
+    again = live.memory.labels.position("label 3")
+    assert again == len(tables.labels) != position
+    assert live.memory.labels.counts[np.array([again])].tolist() == [0]
+    (answer,) = live.answer(vector[None], dataclasses.replace(OPTIONS, lambda_=1.0, top_b=1_000))
+    assert "label 3" not in {label.uid for label in answer.labels}
+    (answer,) = live.answer(vector[None], OPTIONS)
+    assert (answer.labels[0].uid, answer.labels[0].text) == ("label 3", "again")
+
+
+def test_memory_without_instances_and_labels_gives_no_labels(open_tables: Open) -> None:
+    rng = np.random.default_rng(9)
+    tables = random_tables(rng)
+    live = open_tables(tables, words=True)
+    live.apply(logged([*map(RemoveLabel, tables.labels)]))
+    for lambda_ in (0.0, 0.5, 1.0):
+        options = dataclasses.replace(OPTIONS, lambda_=lambda_, word_weight=0.5)
+        assert [answer.labels for answer in live.answer(random_vectors(rng, 2), options, ["word1", "word2"])] == [
+            [],
+            [],
+        ]
+    assert live.memory.view is not None
+    assert (live.memory.view.status.instances, live.memory.view.status.labels) == (0, 0)
+
+
+def test_entries_that_were_applied_already_change_nothing(open_tables: Open) -> None:
+    rng = np.random.default_rng(10)
+    tables = random_tables(rng)
+    once, twice = open_tables(tables), open_tables(tables)
+    entries = logged(random_entries(rng, tables, random_texts(rng, 40), random_vectors(rng, 40)))
+    once.apply(entries)
+    twice.apply(entries[:25])
+    twice.apply(entries)
+    vectors = random_vectors(rng, 10)
+    assert twice.answer(vectors, OPTIONS) == once.answer(vectors, OPTIONS)
+
+
+def test_entries_with_unknown_labels_are_skipped_and_counted(open_tables: Open) -> None:
+    rng = np.random.default_rng(11)
+    live = open_tables(random_tables(rng))
+    vectors = random_vectors(rng, 2)
+    live.apply(
+        logged(
+            [
+                PutInstance("a", "text", ["gone"], vectors[0]),
+                PutInstance("b", "text", ["gone", "label 1"], vectors[1]),
+                RemoveLabel("gone"),
+                RemoveInstance("gone"),
+            ]
+        )
+    )
+    view = live.memory.view
+    assert view is not None
+    assert (view.status.skipped, view.instance("a"), view.instance("b")) == (2, None, 150)
+
+
+def test_entry_with_a_wrong_vector_is_refused_and_nothing_is_applied(open_tables: Open) -> None:
+    live = open_tables(random_tables(np.random.default_rng(12)))
+    good = PutLabel("a", "text", np.eye(1, DIM, dtype=np.float32)[0])
+    for wrong, message in (
+        (PutLabel("b", "text", np.ones(3, dtype=np.float32)), "expected 384 dimensions"),
+        (PutInstance("b", "text", ["label 1"], good.vector, weight=0), "expected a positive weight"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            live.apply(logged([good, wrong]))
+        assert live.memory.labels.position("a") is None
