@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ class Fold:
         self._puts: dict[int, PutLabel] = {}
         self._next_id = len(label_uids)
         self._removed_ids: set[int] = set()
-        self._instances: dict[str, tuple[PutInstance, list[int]]] = {}
+        self._instances: dict[str, tuple[PutInstance, dict[str, int]]] = {}
         self._corrections: dict[str, tuple[PutCorrection, int]] = {}
 
     def apply(self, entries: Iterable[LoggedEntry]) -> FinalState:
@@ -72,7 +73,7 @@ class Fold:
         for logged in entries:
             match logged.entry:
                 case PutInstance() as put:
-                    if ids := [self._ids[uid] for uid in put.labels if uid in self._ids]:
+                    if ids := {uid: self._ids[uid] for uid in put.labels if uid in self._ids}:
                         self._remove_instance(put.uid)
                         self._instances[put.uid] = put, ids
                 case RemoveInstance(uid):
@@ -109,12 +110,12 @@ class Fold:
         pairs = is_kept[row_of_pair] & is_present[self._sets.indices]
         merged, kept, found = list[PutInstance](), list[Entry](), list[list[int]]()
         for put, ids in self._instances.values():
-            own = sorted({int(positions[each]) for each in ids if is_present[each]})
+            own = {uid: int(positions[label]) for uid, label in ids.items() if is_present[label]}
             if own and put.weight == 1:
                 merged.append(put)
-                found.append(own)
+                found.append(sorted(own.values()))
             elif own:
-                kept.append(put)
+                kept.append(dataclasses.replace(put, labels=[*own]))
         kept += [put for put, label in self._corrections.values() if is_present[label]]
         counts = np.concatenate([left[is_kept], [len(own) for own in found]])
         return FinalState(
