@@ -252,6 +252,7 @@ VERBS = {
     "serve": Verb("service.cli", "serve", "answer queries over HTTP"),
     "memory": Verb("service.cli", "serve", "show the live memory of a store"),
     "extend": Verb("service.cli", "serve", "add instances and labels to a live memory, and remove some"),
+    "compact": Verb("index_builder.cli", "build", "publish a bundle with the live memory of a store"),
     "versions": Verb("service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("service.cli", "serve", "make a version current"),
     "promote": Verb("service.cli", "serve", "make the canary current"),

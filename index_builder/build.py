@@ -27,7 +27,7 @@ from index_builder.lexical import write_lexical
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
 from index_builder.ranking.vote_probabilities import fit_vote_probabilities
-from index_builder.settings import BuildSettings
+from index_builder.settings import BuildSettings, PublishSettings
 from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from service.bundle.bundle import open_bundle
 from service.bundle.files import MANIFEST
@@ -106,7 +106,7 @@ def build(settings: BuildSettings) -> str:
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
-        _require_passed(verification.checks, settings.force)
+        require_passed(verification.checks, settings.force)
         store.publish(folder, manifest.version)
     if settings.activate:
         if signing_key:
@@ -140,7 +140,7 @@ def write_bundle(
     teacher = None if memory.distilled is None else memory.plan.encoder["name"]
     info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
-    indexes, points, curves = _write_indexes(memory, folder, settings, device)
+    indexes, points, curves = write_indexes(memory, folder, settings, device)
     write_golden(folder, golden_queries(memory, sample))
     ranker = choose_ranker(memory, settings)
     lexical = lexical_for(ranker, settings.lexical)
@@ -152,7 +152,7 @@ def write_bundle(
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    manifest = _manifest(memory, folder, info, indexes, curves, defaults, probabilities, measured)
+    manifest = describe_bundle(memory, folder, info, indexes, curves, defaults, probabilities, measured)
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -161,7 +161,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
 
 
-def usable_device(settings: BuildSettings) -> Device:
+def usable_device(settings: PublishSettings) -> Device:
     """The device that builds the indexes: a GPU if one is requested and present, otherwise the CPU."""
     try:
         if settings.device != "cpu":
@@ -186,8 +186,8 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
         )
 
 
-def _write_indexes(
-    memory: Memory, folder: Path, settings: BuildSettings, device: Device
+def write_indexes(
+    memory: Memory, folder: Path, settings: PublishSettings, device: Device
 ) -> tuple[Indexes, dict[str, Point], dict[str, list[Point]]]:
     """Build the index of the label keys, then the index of the instance keys.
 
@@ -224,7 +224,7 @@ def _progress_bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int]
         yield bar.update
 
 
-def _manifest(
+def describe_bundle(
     memory: Memory,
     folder: Path,
     encoder: EncoderInfo,
@@ -233,7 +233,9 @@ def _manifest(
     defaults: Defaults,
     probabilities: Probabilities | None,
     metrics: dict[str, float],
+    memory_sequence: int = 0,
 ) -> Manifest:
+    """The manifest of a bundle whose files are written, with a new version."""
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -251,6 +253,7 @@ def _manifest(
         probabilities=probabilities,
         metrics=metrics,
         curves=curves,
+        memory_sequence=memory_sequence,
         files=files,
     )
 
@@ -259,7 +262,7 @@ def _digest(files: dict[str, FileInfo]) -> str:
     return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
 
 
-def _require_passed(checks: list[Check], force: bool) -> None:
+def require_passed(checks: list[Check], force: bool) -> None:
     """Print the checks.
 
     Raises:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from index_builder.settings import BuildSettings, CompareSettings, DemoSettings, EvaluateSettings, RankSettings
+from index_builder.settings import (
+    BuildSettings,
+    CompactSettings,
+    CompareSettings,
+    DemoSettings,
+    EvaluateSettings,
+    RankSettings,
+)
 from trainer.settings import TuneSettings
 from trainer.train_settings import TrainSettings
 
@@ -44,6 +51,12 @@ def build(settings: BuildSettings) -> None:
     from index_builder.build import build as build_bundle
 
     print(build_bundle(settings))  # noqa: T201
+
+
+def compact(settings: CompactSettings) -> None:
+    from index_builder.live_memory.compact import compact as compact_memory
+
+    print(compact_memory(settings))  # noqa: T201
 
 
 def rank(settings: RankSettings) -> None:

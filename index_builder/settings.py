@@ -72,10 +72,9 @@ class BuilderSettings(BaseSettings):
     )
 
 
-class BuildSettings(BuilderSettings):
-    """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
+class PublishSettings(BuilderSettings):
+    """Settings of the verbs that publish a bundle: its indexes, its checks and its signature."""
 
-    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
     store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
     bundle_cache: Path | None = Field(
         None, description="folder that caches bundles of a store at a URL; default: ~/.cache/recollect"
@@ -99,17 +98,6 @@ class BuildSettings(BuilderSettings):
     latency_budget_ms: float | None = Field(
         None, gt=0, description="longest search time of a query on one thread, in milliseconds"
     )
-    precision: Precision = Field(
-        "fp32", description="precision of the query encoder: fp32, fp16 (for GPUs) or int8 (for CPUs)"
-    )
-    lexical: Lexical = Field(
-        "auto",
-        description="index of words, whose votes are added to those of the vectors: on, off, or auto (on if it gains "
-        "nDCG@5 on left-out instances)",
-    )
-    rank: Literal["auto", "off"] = Field(
-        "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
-    )
     sign: Path | None = Field(
         None,
         description="Ed25519 private key (PEM, no passphrase) that signs the bundle, and with --activate its "
@@ -122,7 +110,6 @@ class BuildSettings(BuilderSettings):
     max_drop: float = Field(
         0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
     )
-    report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
     force: CliImplicitFlag[bool] = Field(
         False, description="publish even if a check fails; the manifest records the failure"
     )
@@ -130,6 +117,42 @@ class BuildSettings(BuilderSettings):
     threads: int = Field(0, ge=0, description="threads that build; 0: one for each core")
     device: Device = Field(
         "cpu", description="device that trains and fills indexes: cpu, cuda, or auto (cuda if there is a GPU)"
+    )
+
+
+class BuildSettings(PublishSettings):
+    """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
+
+    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
+    precision: Precision = Field(
+        "fp32", description="precision of the query encoder: fp32, fp16 (for GPUs) or int8 (for CPUs)"
+    )
+    lexical: Lexical = Field(
+        "auto",
+        description="index of words, whose votes are added to those of the vectors: on, off, or auto (on if it gains "
+        "nDCG@5 on left-out instances)",
+    )
+    rank: Literal["auto", "off"] = Field(
+        "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
+    )
+    report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
+
+
+class CompactSettings(PublishSettings):
+    """Publish a bundle with the live memory of a store: the current version's memory, and all live entries.
+
+    Nothing is encoded again. Entries that are written meanwhile stay live. The last line of the output is the version.
+    """
+
+    store: CliPositionalArg[Location] = Field(description="bundle store: a folder, or a URL such as s3://bucket/store")
+    run: Path = Field(
+        description="run folder from which the current version was built, or --out of the compaction that built it"
+    )
+    out: Path = Field(description="folder for the new memory, which the next compaction needs as --run; must be absent")
+    verify_key: Path | None = Field(
+        None,
+        description="Ed25519 public keys (PEM), one of which must verify the signatures of the bundle and of the live "
+        "entries; default: no check",
     )
 
 

@@ -17,7 +17,7 @@ from index_builder.evaluation.evaluate import default_metrics
 from index_builder.fidelity import METRICS, exact_search, quality_changes
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from index_builder.recall import MIN_REACHABLE
-from index_builder.settings import BuildSettings
+from index_builder.settings import PublishSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import Check, Point, Precision
 from service.bundle.values import Values
@@ -89,7 +89,7 @@ def _encode_and_compare(
     return vectors
 
 
-def current_metrics(store: Store, settings: BuildSettings, threads: int) -> dict[str, float]:
+def current_metrics(store: Store, settings: PublishSettings, threads: int) -> dict[str, float]:
     """Metrics of the store's current version on the gate dataset.
 
     The result is empty if the store has no current version, or no gate dataset is given.
@@ -111,7 +111,7 @@ def verify(
     before: dict[str, float],
     sample: Sample,
     points: dict[str, Point],
-    settings: BuildSettings,
+    settings: PublishSettings,
     threads: int,
     device: Device,
 ) -> Verification:

@@ -17,12 +17,11 @@ from service.bundle.bundle import Bundle
 from service.bundle.signing_key import SigningKey
 from service.command_settings import ExtendSettings
 from service.errors import InputError, SettingsError
+from service.memory.changes import NewInstance, NewLabel
 from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
 from service.memory_log.additions import (
     Addition,
     Line,
-    NewInstance,
-    NewLabel,
     Removal,
     Subject,
     read_additions,
@@ -170,7 +169,7 @@ def _additions(additions: dict[Subject, Line[Addition]], encoder: QueryEncoder) 
         for block in _blocks([each for each in contents if isinstance(each, kind)]):
             vectors = encoder.encode(encoder.tokenise([each.text for each in block]))
             yield [
-                PutInstance(each.uid, each.text, each.labels, vector, each.weight)
+                PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, each.weight)
                 if isinstance(each, NewInstance)
                 else PutLabel(each.uid, each.text, vector)
                 for each, vector in zip(block, vectors, strict=True)

@@ -9,63 +9,21 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from service.errors import InputError, QueryError
-from service.options import check_query, first_problem
+from service.errors import InputError
+from service.memory.changes import NewInstance, NewLabel, Uid
+from service.options import first_problem
 
-MAX_TEXT_BYTES = 1 << 20
 _MAX_LINE_BYTES = 16 << 20
-_MOST_LABELS = 10_000
 
 
-def _check_text(text: str) -> str:
-    try:
-        check_query(text)
-    except QueryError:
-        raise ValueError("a text with words, in valid Unicode") from None
-    if len(text.encode()) > MAX_TEXT_BYTES:
-        raise ValueError(f"a text of at most {MAX_TEXT_BYTES:,} bytes")
-    return text
-
-
-def _check_labels(uids: list[str]) -> list[str]:
-    if not 0 < len(set(uids)) == len(uids) <= _MOST_LABELS:
-        raise ValueError(f"1 to {_MOST_LABELS:,} different labels")
-    return uids
-
-
-Uid = Annotated[str, Field(min_length=1, max_length=1_000)]
-Text = Annotated[str, AfterValidator(_check_text)]
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-_Model = TypeVar("_Model", bound=_Line)
-
-
-class NewInstance(_Line):
-    """An instance to insert or replace."""
-
-    uid: Uid
-    text: Text
-    labels: Annotated[list[Uid], AfterValidator(_check_labels)]
-    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-
-
-class NewLabel(_Line):
-    """A label to insert or replace."""
-
-    uid: Uid
-    text: Text
-
-
-class Removal(_Line):
+class Removal(BaseModel):
     """An instance or a label to remove."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     instance: Uid | None = None
     label: Uid | None = None
@@ -75,6 +33,7 @@ Addition = NewInstance | NewLabel
 # The kind of a subject, "instance" or "label", and its uid.
 Subject = tuple[str, str]
 _Parsed = TypeVar("_Parsed")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Line(NamedTuple, Generic[_Parsed]):
@@ -171,6 +130,8 @@ def _parse(model: type[_Model], fields: dict[str, Any], where: str) -> _Model:
         if problem["type"] == "extra_forbidden":
             known = ", ".join(model.model_fields)
             raise InputError(f"{where}: expected only the fields {known}, found {name}") from None
+        if problem["type"] == "value_error":  # the message names the rule and the next step
+            raise InputError(f"{where}: {name}: {first_problem(error)}") from None
         raise InputError(
             f"{where}: {name}: expected {first_problem(error)}, found {_shown(problem['input'])}"
         ) from None

@@ -1,0 +1,1 @@
+"""Publish a bundle with the entries of a live memory."""

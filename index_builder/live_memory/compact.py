@@ -1,0 +1,179 @@
+"""`recollect compact`: the memory of the current version and all live entries become the memory of a new version.
+
+Nothing is encoded or fitted again: encoder, ranker, probabilities and default options are those of the current version.
+Entries that a bundle cannot contain, and entries that are written meanwhile, stay live.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from index_builder.build import describe_bundle, require_passed, usable_device, write_indexes, write_manifest
+from index_builder.bundle_tables import read_field, write_bundle_tables
+from index_builder.choose_index import evenly_spaced_rows
+from index_builder.console import print_status
+from index_builder.errors import BuildError
+from index_builder.lexical import write_lexical_index
+from index_builder.live_memory.final_state import FinalState, Fold
+from index_builder.live_memory.merged_memory import write_merged_memory
+from index_builder.onnx_export import WORST_COSINE, Sample, cosines
+from index_builder.settings import CompactSettings
+from index_builder.verify import current_metrics, golden_queries, verify
+from service.bundle.bundle import Bundle, open_bundle
+from service.bundle.files import RANKER
+from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
+from service.memory_log.log import MemoryLog, number
+from service.predictor.encoder import QueryEncoder
+from service.predictor.golden import write_golden
+from service.ranking.names import Names
+from service.store.locations import open_store
+from service.store.store import Store
+from service.threads import threads_or_cores
+from trainer.memory import Memory, open_memory
+
+_SAMPLE_TEXTS = 256
+
+
+def compact(settings: CompactSettings) -> str:
+    """Publish a bundle with the memory of the current version and all live entries.
+
+    Returns:
+        The new version.
+
+    Raises:
+        BuildError: If the run is not that of the current version, `--out` exists, or there are no live entries.
+        CheckFailed: If a check fails and `--force` is not set.
+        MemoryFolderError: If the run's memory cannot be read.
+        StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
+    """
+    signing = read_signing_key(settings.sign) if settings.sign else None
+    threads = threads_or_cores(settings.threads)
+    faiss.omp_set_num_threads(threads)
+    if settings.out.exists():
+        raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
+    memory = open_memory(settings.run / "memory")
+    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    bundle = store.open(store.require_current())
+    _check_run(memory, bundle, settings.run)
+    encoder = QueryEncoder.of(bundle, threads)
+    sample = _sample(memory)
+    _check_encoder(encoder, sample, bundle, settings.run)
+    state, sequence = _final_state(store, bundle, memory, encoder, signing)
+    print_status(
+        f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
+        f"added, {memory.plan.instances - len(state.rows):,} and {memory.plan.labels - len(state.label_rows):,} "
+        f"removed; {len(state.kept):,} entries stay live"
+    )
+    before = current_metrics(store, settings, threads)
+    try:
+        merged = write_merged_memory(memory, state, sequence, settings.out / "memory")
+        version = _publish(store, bundle, merged, sample, sequence, before, settings, signing, threads)
+    except BaseException:
+        shutil.rmtree(settings.out, ignore_errors=True)
+        raise
+    if settings.activate:
+        if signing:
+            store.sign_activations(signing)
+        store.activate(version)
+    return version
+
+
+def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
+    """Check that a bundle has the instances and labels of a run, row by row."""
+    for name, uids in (("instances", bundle.instance_uids), ("labels", bundle.labels.uids)):
+        rows = list(read_field(memory.folder / f"{name}.jsonl", "uid"))
+        if len(rows) != len(uids) or any(uids[row] != uid for row, uid in enumerate(rows)):
+            raise BuildError(
+                f"--run: expected the {name} of version {bundle.manifest.version}, found others in {run}; name the run "
+                "from which the version was built, or --out of the compaction that built it"
+            )
+
+
+def _sample(memory: Memory) -> Sample:
+    """Texts of instances, and their vectors as queries."""
+    rows = evenly_spaced_rows(memory.plan.instances, _SAMPLE_TEXTS)
+    wanted = set(rows.tolist())
+    texts = [text for row, text in enumerate(read_field(memory.folder / "instances.jsonl", "text")) if row in wanted]
+    return Sample(texts, np.asarray(memory.query_vectors[rows], dtype=np.float32))
+
+
+def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: Path) -> None:
+    found, least = cosines(sample.vectors, encoder.encode(encoder.tokenise(sample.texts))), WORST_COSINE
+    if not found.min() >= least[bundle.manifest.encoder.precision]:
+        raise BuildError(
+            f"--run: expected keys of the encoder of version {bundle.manifest.version}, found keys of another one in "
+            f"{run} (cosine {found.min():.4f}); name the run from which the version was built"
+        )
+
+
+def _final_state(
+    store: Store, bundle: Bundle, memory: Memory, encoder: QueryEncoder, signing: SigningKey | None
+) -> tuple[FinalState, int]:
+    """The final state after all entries of the log, and the sequence number of the last one.
+
+    The entries that a bundle cannot contain are appended again, after this sequence number. This happens under the lock
+    of the log, so that they cannot undo a later change.
+    """
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        return encoder.encode(encoder.tokenise(texts))
+
+    log = MemoryLog.of(store, bundle.manifest, encode, signing)
+    fold = Fold(_strings(bundle.instance_uids), _strings(bundle.labels.uids), memory.label_sets)
+    with log.exclusive() as section:
+        if not section.others:
+            raise BuildError(
+                f"{store.name}: expected live entries, found none after version {bundle.manifest.version}; there is "
+                "nothing to compact"
+            )
+        state, sequence = fold.apply(section.others), log.sequence
+        section.append(number(state.kept, section.next_sequence))
+    return state, sequence
+
+
+def _strings(table: Sequence[str]) -> list[str]:
+    return [table[row] for row in range(len(table))]
+
+
+def _publish(
+    store: Store,
+    bundle: Bundle,
+    memory: Memory,
+    sample: Sample,
+    sequence: int,
+    before: dict[str, float],
+    settings: CompactSettings,
+    signing: SigningKey | None,
+    threads: int,
+) -> str:
+    """Write, check and publish the bundle of a merged memory; return its version."""
+    device, old = usable_device(settings), bundle.manifest
+    with store.incoming() as folder:
+        write_bundle_tables(memory, folder)
+        for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
+            shutil.copyfile(bundle.folder / name, folder / name)
+        indexes, points, curves = write_indexes(memory, folder, settings, device)
+        write_golden(folder, golden_queries(memory, sample))
+        if old.has_ranker:
+            Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+        if old.has_lexical_index:
+            write_lexical_index(
+                folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
+            )
+        manifest = describe_bundle(
+            memory, folder, old.encoder, indexes, curves, old.defaults, old.probabilities, {}, sequence
+        )
+        write_manifest(folder, manifest)
+        checked = verify(folder, memory, before, sample, points, settings, threads, device)
+        manifest = manifest.model_copy(update={"checks": checked.checks, "metrics": checked.metrics})
+        write_manifest(folder, manifest)
+        if signing:
+            open_bundle(folder, sign_manifest(folder, signing))
+        require_passed(checked.checks, settings.force)
+        store.publish(folder, manifest.version)
+    return manifest.version

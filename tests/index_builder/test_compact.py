@@ -1,0 +1,147 @@
+"""`recollect compact`: a bundle with all live entries answers as the live memory does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recollect
+from service.memory.entries import (
+    Entry,
+    PutCorrection,
+    PutInstance,
+    PutLabel,
+    RemoveInstance,
+    RemoveLabel,
+)
+from service.memory_log.log import MemoryLog, number
+from service.model import Model, open_model
+from service.store.store import Store
+from tests.conftest import TOPICS, Built
+
+QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
+
+
+@pytest.fixture
+def store(built: Built, tmp_path: Path) -> Store:
+    shutil.copytree(built.store, tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def compact(
+    built: Built, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Compact the store with a run; return status, output and errors."""
+
+    def compact(out: str, *flags: object, run: Path = built.run) -> tuple[int, str, str]:
+        arguments = ("compact", store.root, "--run", run, "--out", tmp_path / out, "--index", "flat", *flags)
+        status = recollect.main([str(each) for each in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out.strip(), captured.err
+
+    return compact
+
+
+def live_model(store: Store, version: str) -> Model:
+    """A version with all entries of the log that its bundle does not contain."""
+    model = open_model(store.root, version)
+    model.predictor.apply(MemoryLog.of(store, model.manifest).read())
+    return model
+
+
+def write(store: Store, *entries: Entry) -> None:
+    log = MemoryLog.of(store, store.manifest(store.require_current()))
+    with log.exclusive() as section:
+        section.append(number(entries, section.next_sequence))
+
+
+def changes(encode: Callable[[list[str]], np.ndarray]) -> list[Entry]:
+    def vector(text: str) -> np.ndarray:
+        return encode([text])[0]
+
+    def instance(uid: str, text: str, *labels: str, weight: float = 1.0) -> PutInstance:
+        return PutInstance(uid, text, labels, vector(text), weight)
+
+    def label(uid: str, text: str) -> PutLabel:
+        return PutLabel(uid, text, vector(text))
+
+    return [
+        label("Animals", "Animals and pets"),
+        instance("dog", "The dog sleeps in the garden", "Animals", "Law"),
+        instance("cat", "A cat hunts mice", "Animals"),
+        instance("Law/0", "The contract with the dog is void", "Law", "Animals"),
+        label("Medicine", "Medicine and nursing"),
+        RemoveLabel("Cooking"),
+        instance("gone", "Bread", "Football"),
+        RemoveInstance("gone"),
+        RemoveInstance("Football/1"),
+        RemoveLabel("Taxation"),
+        label("Taxation", "Taxes, again"),
+        instance("tax", "A tax on dogs", "Taxation"),
+        instance("heavy", "Two judges and a dog", "Law", "Taxation", weight=2.5),
+        PutCorrection("no", "How doctors treat high blood pressure", "Medicine", vector("How doctors treat it")),
+    ]
+
+
+def assert_same_answers(one: Model, other: Model) -> None:
+    for options in ({}, {"lambda_": 1.0}, {"lambda_": 0.0}, {"top_b": 3}):
+        for first, second in zip(
+            one.predict(QUERIES, explain=True, top_k=20, **options),  # type: ignore[arg-type]
+            other.predict(QUERIES, explain=True, top_k=20, **options),  # type: ignore[arg-type]
+            strict=True,
+        ):
+            assert [each.uid for each in first] == [each.uid for each in second]
+            for a, b in zip(first, second, strict=True):
+                assert a.score == pytest.approx(b.score, abs=1e-6)
+                shares = [{(each.uid, each.kind): each.share for each in label.because or []} for label in (a, b)]
+                assert shares[0] == pytest.approx(shares[1], abs=1e-6)
+
+
+def test_compacted_version_answers_as_the_live_memory_and_can_be_compacted_again(
+    store: Store, compact: Callable[..., tuple[int, str, str]], tmp_path: Path, built: Built
+) -> None:
+    base = open_model(store.root)
+    entries = changes(lambda texts: base.predictor.encode(texts))
+    write(store, *entries)
+    status, version, errors = compact("first")
+    assert status == 0, errors
+    manifest = store.manifest(version)
+    assert manifest.memory_sequence == len(entries)
+    assert manifest.encoder == base.manifest.encoder
+    assert (manifest.counts.instances, manifest.counts.labels) == (28 - 4 - 3 - 2 + 4, 8)
+    kept = [logged.entry for logged in MemoryLog.of(store, manifest).read()]
+    assert [entry.uid for entry in kept] == ["heavy", "no"]
+    assert_same_answers(live_model(store, version), live_model(store, built.version))
+    write(store, PutInstance("late", "A late dog", ["Law"], base.predictor.encode(["A late dog"])[0]))
+    assert_same_answers(live_model(store, version), live_model(store, built.version))
+
+    status, _, errors = compact("first", "--force")
+    assert status == 2
+    assert "--out: expected a folder that does not exist" in errors
+    store.activate(version)
+    status, _, errors = compact("other")
+    assert status == 2
+    assert f"--run: expected the instances of version {version}, found others" in errors
+    status, second, errors = compact("second", "--activate", run=tmp_path / "first")
+    assert status == 0, errors
+    assert store.current() == second
+    assert_same_answers(live_model(store, second), live_model(store, built.version))
+
+
+def test_compaction_without_live_entries_or_with_another_run_changes_nothing(
+    store: Store, compact: Callable[..., tuple[int, str, str]], tmp_path: Path, built: Built
+) -> None:
+    status, _, errors = compact("out")
+    assert status == 2
+    assert "expected live entries, found none after version" in errors
+    assert "cannot be opened" not in errors
+    status, _, errors = compact("out", run=tmp_path / "missing")
+    assert status == 2
+    assert "missing/memory: expected a memory, found none" in errors
+    assert store.versions() == [built.version]
+    assert not (tmp_path / "out").exists()
