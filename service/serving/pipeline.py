@@ -150,7 +150,7 @@ class AnswerPipeline:
             start = time.perf_counter()
             try:
                 async with asyncio.timeout(seconds):
-                    if request.quota is not None:
+                    if request.quota is not None and request.quota.rate:
                         await self.charge(request.quota, request_cost(request.queries, options))
                     await _wait_for(request.min_sequence, predictor)
                     found = await self._look_up_or_compute(lease, options, request)
