@@ -61,7 +61,7 @@ def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
     if len(held_out) < LEAST_TEXTS or not held_out.hit.any():
         return None
     crossed = {fit: _cross_fitted(held_out, fit) for fit in _FITS}
-    scores = {fit: brier(found, held_out.hit, held_out.sizes) for fit, found in crossed.items()}
+    scores = {fit: float(brier(found, held_out.hit, held_out.sizes).mean()) for fit, found in crossed.items()}
     fit = min(_FITS, key=lambda each: scores[each])
     calibration = fit(held_out)
     final = held_out.probabilities(calibration)
