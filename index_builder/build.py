@@ -56,7 +56,7 @@ from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.encoder import Encoder
 from trainer.memory import Memory, open_memory
 from trainer.progress_bar import progress_bar
-from trainer.query_encoder import load_query_encoder
+from trainer.static.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
 

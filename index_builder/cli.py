@@ -71,15 +71,15 @@ def rank(settings: RankSettings) -> None:
 
 def evaluate(settings: EvaluateSettings) -> None:
     from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
-    from index_builder.evaluation.evaluate import format_table
     from index_builder.evaluation.probability_report import format_coverage
+    from index_builder.evaluation.table import format_table
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
         print(json.dumps(vars(evaluation)))  # noqa: T201
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
-    for line in (*format_table(evaluation), *format_coverage(evaluation.coverage)):
+    for line in (*format_table(evaluation, settings.intervals), *format_coverage(evaluation.coverage)):
         print(line)  # noqa: T201
 
 

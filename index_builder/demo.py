@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from index_builder.build import build
 from index_builder.console import print_status
-from index_builder.evaluation.evaluate import evaluate, format_table
+from index_builder.evaluation.evaluate import evaluate
+from index_builder.evaluation.table import format_table
 from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
 from service.model import open_model
 from trainer.data.sample import write_sample

@@ -202,6 +202,9 @@ class EvaluateSettings(BuilderSettings):
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     report: Path | None = Field(None, description="folder for a reliability diagram; default: no diagram")
+    intervals: CliImplicitFlag[bool] = Field(
+        False, description="also print the 95% confidence intervals (bootstrap over the test texts)"
+    )
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
 

@@ -133,15 +133,28 @@ def psp_at(
         weights: Propensity weight of each label.
         k: Cut-off, at least 1.
     """
+    gained, ideal = (sums.sum() for sums in propensity_gains(predictions, hit, truth, weights, k))
+    return float(gained / ideal) if ideal else 0.0
+
+
+def propensity_gains(
+    predictions: Int[np.ndarray, "query top_k"],
+    hit: Bool[np.ndarray, "query top_k"],
+    truth: csr_matrix | csr_array,
+    weights: Float[np.ndarray, " label"],
+    k: int,
+) -> tuple[Float[np.ndarray, " query"], Float[np.ndarray, " query"]]:
+    """For each query, the weight of the true labels in the top k, and in an ideal top k. Arguments as of `psp_at`."""
     truth = _to_sets(truth)
-    sizes = np.diff(truth.indptr)
-    gained = weights[predictions[:, :k][hit[:, :k]]].sum()
+    queries, sizes = truth.shape[0], np.diff(truth.indptr)
+    found = np.where(hit[:, :k], weights[predictions[:, :k]], 0.0).sum(axis=1)
     true_weights = weights[truth.indices]
     # Sort the true labels of each query by weight, heaviest first: the offset within the query is the ideal rank.
-    heaviest_first = np.lexsort((-true_weights, np.repeat(np.arange(len(sizes)), sizes)))
+    query = np.repeat(np.arange(queries), sizes)
+    heaviest_first = true_weights[np.lexsort((-true_weights, query))]
     ranks = np.arange(truth.nnz) - np.repeat(truth.indptr[:-1], sizes)
-    ideal = true_weights[heaviest_first][ranks < k].sum()
-    return float(gained / ideal) if truth.nnz else 0.0
+    ideal = np.bincount(query[ranks < k], heaviest_first[ranks < k], minlength=queries)
+    return found, ideal.astype(np.float64)  # without true labels, bincount returns integers
 
 
 def macro_f1_at(

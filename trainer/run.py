@@ -26,11 +26,11 @@ from trainer.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, differ
 from trainer.memory_check import explain_out_of_memory, require_memory
 from trainer.memory_writer import write_memory
 from trainer.methods import METHODS
-from trainer.query_encoder import check_query_encoder, write_query_encoder
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.settings import STATIC, TuneSettings
 from trainer.static.pretrained import make_static
+from trainer.static.query_encoder import check_query_encoder, write_query_encoder
 from trainer.stopwatch import Stopwatch, peak_memory_bytes
 from trainer.tokens import VectorTable
 from trainer.train import Machine, Task, train

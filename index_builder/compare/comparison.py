@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from index_builder.compare.plots import draw_plots
 from index_builder.compare.results import ContestantResults
-from index_builder.compare.significance import PairedTest, paired_test, verdict
+from index_builder.compare.significance import PairedTest, paired_tests, verdict
 from index_builder.compare.tables import Table, plain_table, quality_table, ranked_table, significance_table
 
 _FORMAT_VERSION = 1
@@ -105,8 +105,7 @@ class Comparison:
             provenance: Facts needed to repeat the comparison.
         """
         first, second = sorted(results, key=lambda each: -each.tuned(metric))[:2]
-        first_scores, second_scores = first.scores(sizes), second.scores(sizes)
-        tests = [paired_test(name, first_scores[name], second_scores[name]) for name in first_scores]
+        tests = paired_tests(first.scores(sizes), second.scores(sizes))
         return cls(title, metric, results, (first.name, second.name), tests, provenance)
 
     @property

@@ -1,4 +1,6 @@
-"""Paired t-test over queries: whether one contestant is significantly better than another (RAE-XMC, B.3)."""
+"""Whether one contestant is significantly better than another: paired over queries, a t-test (RAE-XMC, B.3) and the
+confidence interval of the difference.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp
+
+from index_builder.evaluation.bootstrap import bootstrap, means
 
 _LEVEL = 0.05
 # Differences below this are rounding errors, because the smallest possible difference of P@5 or nDCG@5 is far larger.
@@ -23,36 +27,48 @@ class PairedTest:
         difference: Mean of the first contestant minus mean of the second, in percentage points.
         t: Student's t statistic; None if the difference is equal for all queries, or there is only one query.
         p: Probability of at least this difference by chance; None if there is only one query.
+        interval: The ends of the 95% confidence interval of the difference (bootstrap over queries), in points.
     """
 
     metric: str
     difference: float
     t: float | None
     p: float | None
+    interval: tuple[float, float]
 
     @property
     def significant(self) -> bool:
         return self.p is not None and self.p < _LEVEL
 
 
-def paired_test(metric: str, first: Float[np.ndarray, " query"], second: Float[np.ndarray, " query"]) -> PairedTest:
-    """Test the difference between two contestants.
+def paired_tests(
+    first: dict[str, Float[np.ndarray, " query"]], second: dict[str, Float[np.ndarray, " query"]]
+) -> list[PairedTest]:
+    """Test the difference between two contestants by each metric.
 
     Args:
-        metric: Name of the metric.
-        first: Scores of the first contestant, one for each query, as fractions.
+        first: For each metric the scores of the first contestant, one for each query, as fractions.
         second: Scores of the second contestant, in the same form.
     """
-    differences = first - second
-    mean = 100 * float(differences.mean())
-    if np.abs(differences).max() < _ROUNDING:
-        return PairedTest(metric, 0.0, 0.0, 1.0)
+    differences = {metric: first[metric] - second[metric] for metric in first}
+    differences = {metric: np.where(np.abs(each) < _ROUNDING, 0.0, each) for metric, each in differences.items()}
+    (sampled,) = bootstrap([[means({metric: 100 * each for metric, each in differences.items()})]])
+    return [
+        PairedTest(metric, sampled[metric].value, *_t_test(each), sampled[metric].interval)
+        for metric, each in differences.items()
+    ]
+
+
+def _t_test(differences: Float[np.ndarray, " query"]) -> tuple[float | None, float | None]:
+    """Student's t statistic, and the probability of at least this difference by chance."""
+    if not differences.any():
+        return 0.0, 1.0
     if len(differences) < 2:
-        return PairedTest(metric, mean, None, None)
+        return None, None
     if np.ptp(differences) < _ROUNDING:
-        return PairedTest(metric, mean, None, 0.0)
-    t, p = ttest_rel(first, second)
-    return PairedTest(metric, mean, float(t), float(p))
+        return None, 0.0
+    t, p = ttest_1samp(differences, 0.0)
+    return float(t), float(p)
 
 
 def verdict(first: str, second: str, tests: Sequence[PairedTest]) -> str:

@@ -101,19 +101,22 @@ def ranked_table(results: Sequence[ContestantResults]) -> Table:
 
 
 def significance_table(first: str, second: str, tests: Sequence[PairedTest]) -> Table:
-    """The table of paired t-tests between two contestants."""
+    """The table of differences between two contestants, with confidence intervals and paired t-tests."""
     rows = [
         [
             Cell(test.metric),
             Cell(f"{test.difference:+.2f}"),
+            Cell("{:+.2f} to {:+.2f}".format(*test.interval)),
             Cell("-" if test.t is None else f"{test.t:.2f}"),
             Cell("-" if test.p is None else f"{test.p:.2g}"),
             Cell("yes" if test.significant else "no"),
         ]
         for test in tests
     ]
-    caption = f"Paired t-test over the test queries: {first} minus {second}, in points"
-    return Table(caption, ["metric", "difference", "t", "p", "significant at .05"], rows)
+    caption = (
+        f"Differences over the test queries: {first} minus {second}, in points, with a bootstrap and a paired t-test"
+    )
+    return Table(caption, ["metric", "difference", "95% interval", "t", "p", "significant at .05"], rows)
 
 
 def _table(caption: str, results: Sequence[ContestantResults], columns: Sequence[_Column]) -> Table:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from index_builder.errors import BuildError
+from index_builder.evaluation.bootstrap import Sampled, bootstrap
 from index_builder.evaluation.predictions import Setting, align_labels, predict_top
+from index_builder.evaluation.statistics import probability_statistics, ranking_statistics
 from index_builder.settings import EvaluateSettings
 from service.model import open_model
 from service.predictor.predictor import Predictor
 from trainer.data.dataset import open_dataset
 from trainer.files import write_text
 from trainer.metrics import report
-
-# Metrics that are fractions; all others are in percent.
-_FRACTIONS = ("ECE@1", "ECE@5", "Brier")
 
 
 @dataclass(frozen=True)
@@ -30,14 +28,18 @@ class Evaluation:
         version: The measured version.
         queries: Number of test texts.
         rows: Each row has a setting, its order, and its metrics in percent; an undefined metric is None. Rows with
-            probabilities also have `ECE@1`, `ECE@5` and `Brier`, which are fractions.
+            probabilities also have `ECE@1`, `ECE@5` and `Brier`, which are fractions. `intervals` has the ends of the
+            95% confidence interval of each metric.
         coverage: The coverage statements of the bundle, and the shares found here; empty without probabilities.
+        differences: For each setting with both orders, each metric by probability minus the metric by score, and the
+            ends of the 95% confidence interval of this difference.
     """
 
     version: str
     queries: int
     rows: list[dict[str, Any]]
     coverage: list[dict[str, float]]
+    differences: list[dict[str, Any]]
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
@@ -62,20 +64,42 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         raise BuildError(f"--report: expected a version with probabilities, found none in {predictor.version}")
     grid = _grid(settings, predictor)
     predictions = predict_top(predictor, test, truth, grid)
-    instances = predictor.manifest.counts.instances
-    rows, judged = [], None
+    instances, with_words = predictor.manifest.counts.instances, predictor.memory.words is not None
+    rows, judged, statistics = [], None, []
     for setting, found in zip(grid, predictions, strict=True):
-        metrics = report(found.labels, truth.relevance, truth.label_counts, instances, settings.propensity)
-        rows.append(setting.to_dict(predictor.memory.words is not None) | dict[str, Any](metrics))
+        measured = found.labels, truth.relevance, truth.label_counts, instances, settings.propensity
+        rows.append(setting.to_dict(with_words) | dict[str, Any](report(*measured)))
+        statistics.append(ranking_statistics(*measured))
         if (with_probabilities := found.judge(truth.relevance)) is not None:
             judged = with_probabilities
             rows[-1] |= judged.metrics()
+            statistics[-1] += probability_statistics(judged)
+    sampled = bootstrap(statistics)
+    for row, metrics in zip(rows, sampled, strict=True):
+        row["intervals"] = {name: list(metric.interval) for name, metric in metrics.items()}
     if settings.report and judged is not None:
         settings.report.mkdir(parents=True, exist_ok=True)
         write_text(settings.report / "reliability.svg", judged.diagram())
     info = predictor.manifest.probabilities
     coverage = judged.coverage(info.coverage) if info is not None and judged is not None else []
-    return Evaluation(predictor.version, len(test), rows, coverage)
+    return Evaluation(predictor.version, len(test), rows, coverage, _differences(grid, sampled, with_words))
+
+
+def _differences(grid: list[Setting], sampled: list[dict[str, Sampled]], with_words: bool) -> list[dict[str, Any]]:
+    """Compare the two orders of each setting that has both."""
+    by_score = {setting: metrics for setting, metrics in zip(grid, sampled, strict=True) if setting.order == "score"}
+    differences = []
+    for setting, metrics in zip(grid, sampled, strict=True):
+        if setting.order == "probability":
+            others = by_score[dataclasses.replace(setting, order="score")]
+            gains = {name: metrics[name] - other for name, other in others.items() if name in metrics}
+            differences.append(
+                setting.to_dict(with_words)
+                | {"order": "probability - score"}
+                | {name: gain.value for name, gain in gains.items()}
+                | {"intervals": {name: list(gain.interval) for name, gain in gains.items()}}
+            )
+    return differences
 
 
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
@@ -111,32 +135,3 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
     by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))
     return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]
-
-
-def format_table(evaluation: Evaluation) -> Iterator[str]:
-    """Format the result rows as aligned lines. The headings are short, so that the lines fit a terminal."""
-    short = {
-        "temperature": "tau",
-        "top_b": "b",
-        "word_weight": "words",
-        "F1@5 extreme tail": "xtail",
-        "F1@5 torso": "torso",
-        "F1@5 tail": "tail",
-        "F1@5 unseen": "unseen",
-    }
-    names = list(dict.fromkeys(name for row in evaluation.rows for name in row))
-    cells = [[short.get(name, name) for name in names]]
-    cells += [[_format_cell(name, row.get(name)) for name in names] for row in evaluation.rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-
-
-def _format_cell(name: str, value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    if name in ("lambda", "temperature", "top_b", "word_weight", "best k"):
-        return f"{value:g}"
-    return f"{value:.3f}" if name in _FRACTIONS else f"{value:.2f}"

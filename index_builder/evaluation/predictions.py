@@ -143,9 +143,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 ranking = rank(mixed, predictor.memory.values)
                 if setting.order == "probability" and predictor.memory.reranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
-                blocks.append(
-                    _best_allowed(ranking, predictor.probabilities(ranking, options), len(vectors), start, truth)
-                )
+                ranking = _allowed(ranking, start, truth)
+                blocks.append(_best(ranking, predictor.probabilities(ranking, options), len(vectors)))
             bar.update(len(vectors))
     return [Predictions.of(blocks) for blocks in predictions]
 
@@ -215,16 +214,16 @@ def pick(
     return np.asarray(np.append(column, np.array(missing, dtype=column.dtype))[rows])  # -1 picks the last value
 
 
-def _best_allowed(
-    ranking: Ranking,
-    probabilities: Float[np.ndarray, " row"] | None,
-    queries: int,
-    first_query: int,
-    truth: GroundTruth,
-) -> Predictions:
-    """The best 100 labels of each query. Filtered labels are removed first, so 100 other labels remain."""
+def _allowed(ranking: Ranking, first_query: int, truth: GroundTruth) -> Ranking:
+    """A ranking without filtered labels, so that 100 other labels remain."""
     codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
-    kept = np.flatnonzero(~np.isin(codes, truth.filtered_codes))
-    rows = best_rows(ranking.query[kept], queries)
-    chances = None if probabilities is None else pick(probabilities[kept], rows, 0.0)
-    return Predictions(pick(ranking.label[kept], rows, -1), chances)
+    kept = ~np.isin(codes, truth.filtered_codes)
+    logit = None if ranking.logit is None else ranking.logit[kept]
+    return Ranking(ranking.query[kept], ranking.label[kept], ranking.score[kept], logit)
+
+
+def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> Predictions:
+    """The best 100 labels of each query."""
+    rows = best_rows(ranking.query, queries)
+    chances = None if probabilities is None else pick(probabilities, rows, 0.0)
+    return Predictions(pick(ranking.label, rows, -1), chances)

@@ -2,7 +2,8 @@
 
 Common arguments: `probabilities` holds the probability of each predicted label, and `hit` marks the true labels among
 the predictions, both in order of falling probability. A missing prediction has the probability 0 and no hit. `sizes`
-holds the number of true labels of each query. All results are fractions.
+holds the number of true labels of each query. All results are fractions. `brier` and `example_f1` return one for each
+query.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 # Number of equal bins of the calibration error (Guo et al., ICML 2017).
-_BINS = 15
+BINS = 15
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,21 @@ class Reliability:
         return float(np.average(np.abs(self.probability - self.true_share), weights=self.predictions))
 
 
+def bin_of(probability: Float[np.ndarray, " prediction"]) -> Int[np.ndarray, " prediction"]:
+    """The bin of each probability."""
+    return np.asarray(np.minimum((probability * BINS).astype(np.int64), BINS - 1))
+
+
 def reliability(
     probabilities: Float[np.ndarray, "query label"], hit: Bool[np.ndarray, "query label"], k: int
 ) -> Reliability:
     """Group the first k predictions of each query by their probability, in 15 bins of equal width."""
     predicted = probabilities[:, :k] > 0
     probability, true = probabilities[:, :k][predicted], hit[:, :k][predicted]
-    bins = np.minimum((probability * _BINS).astype(np.int64), _BINS - 1)
-    counts = np.bincount(bins, minlength=_BINS)
+    bins = bin_of(probability)
+    counts = np.bincount(bins, minlength=BINS)
     used = counts > 0
-    sums, hits = np.bincount(bins, probability, _BINS), np.bincount(bins, true, _BINS)
+    sums, hits = np.bincount(bins, probability, BINS), np.bincount(bins, true, BINS)
     return Reliability(sums[used] / counts[used], hits[used] / counts[used], counts[used])
 
 
@@ -55,19 +61,19 @@ def brier(
     probabilities: Float[np.ndarray, "query label"],
     hit: Bool[np.ndarray, "query label"],
     sizes: Int[np.ndarray, " query"],
-) -> float:
-    """Brier score (Brier, 1950): sum over all labels of the squared error of the probability, averaged over queries.
+) -> Float[np.ndarray, " query"]:
+    """Brier score of each query (Brier, 1950): sum over all labels of the squared error of the probability.
 
     A true label that is not predicted has the probability 0, so it counts 1.
     """
     errors = np.square(probabilities - hit).sum(axis=1)
-    return float((errors + sizes - hit.sum(axis=1)).mean())
+    return np.asarray(errors + sizes - hit.sum(axis=1))
 
 
 def example_f1(
     hit: Bool[np.ndarray, "query label"], sizes: Int[np.ndarray, " query"], assigned: Int[np.ndarray, " query"] | int
-) -> float:
-    """Example-based F1: 2 |S ∩ Y| / (|S| + |Y|), averaged over queries; 0 if both sets are empty.
+) -> Float[np.ndarray, " query"]:
+    """Example-based F1 of each query: 2 |S ∩ Y| / (|S| + |Y|); 0 if both sets are empty.
 
     Args:
         hit: Marks the true labels among the predictions.
@@ -76,12 +82,11 @@ def example_f1(
     """
     counts = np.broadcast_to(np.asarray(assigned), sizes.shape)
     found = np.where(np.arange(hit.shape[1]) < counts[:, None], hit, False).sum(axis=1)
-    return float((2 * found / np.maximum(counts + sizes, 1)).mean())
+    return np.asarray(2 * found / np.maximum(counts + sizes, 1))
 
 
-def best_fixed_size(hit: Bool[np.ndarray, "query label"], sizes: Int[np.ndarray, " query"]) -> tuple[int, float]:
-    """The number k of labels with the highest example-based F1, if every query gets its first k, and this F1."""
+def best_fixed_size(hit: Bool[np.ndarray, "query label"], sizes: Int[np.ndarray, " query"]) -> int:
+    """The number k of labels with the highest mean example-based F1, if every query gets its first k."""
     found = np.cumsum(hit, axis=1)
     scores = (2 * found / (np.arange(1, hit.shape[1] + 1) + sizes[:, None])).mean(axis=0)
-    best = int(scores.argmax())
-    return best + 1, float(scores[best])
+    return int(scores.argmax()) + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from service.ranking.assign import best_set_sizes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DEPTHS = (1, 5)
+DEPTHS = (1, 5)
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,18 @@ class JudgedProbabilities:
 
     def metrics(self) -> dict[str, float]:
         """ECE and Brier score as fractions; the F1 of the assigned sets and of the best fixed k in percent."""
-        errors = {f"ECE@{k}": reliability(self.probabilities, self.hit, k).expected_error for k in _DEPTHS}
-        size, fixed = best_fixed_size(self.hit, self.sizes)
-        return errors | {
+        errors = {f"ECE@{k}": reliability(self.probabilities, self.hit, k).expected_error for k in DEPTHS}
+        means = {name: float(scores.mean()) for name, scores in self.scores.items()}
+        return errors | means | {"best k": best_fixed_size(self.hit, self.sizes)}
+
+    @cached_property
+    def scores(self) -> dict[str, Float[np.ndarray, " query"]]:
+        """The metrics that are means over the queries, for each query."""
+        best = best_fixed_size(self.hit, self.sizes)
+        return {
             "Brier": brier(self.probabilities, self.hit, self.sizes),
             "F1 assigned": 100 * example_f1(self.hit, self.sizes, best_set_sizes(self.probabilities)),
-            "F1 best k": 100 * fixed,
-            "best k": size,
+            "F1 best k": 100 * example_f1(self.hit, self.sizes, best),
         }
 
     def coverage(self, statements: Sequence[Coverage]) -> list[dict[str, float]]:
@@ -81,7 +86,7 @@ def format_coverage(coverage: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _draw(figure: Figure, judged: JudgedProbabilities) -> None:
     curves, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     curves.plot((0, 1), (0, 1), color="grey", linestyle="dashed", label="ideal")
-    for k in _DEPTHS:
+    for k in DEPTHS:
         bins = reliability(judged.probabilities, judged.hit, k)
         name = f"first {k} labels" if k > 1 else "first label"
         label = f"{name}: ECE {bins.expected_error:.3f}"

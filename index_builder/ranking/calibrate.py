@@ -1,12 +1,14 @@
 """Calibration: fit probabilities to the logits of held-out texts, and measure them.
 
-Platt scaling and isotonic regression are compared by their Brier score on texts that took no part in the fit.
+Platt scaling and isotonic regression, each with and without a calibration of its own for the first labels, are compared
+by their Brier score on texts that took no part in the fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -14,7 +16,7 @@ from scipy import optimize
 
 from index_builder.evaluation.probability_metrics import brier, reliability
 from service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
-from service.ranking.calibration import calibrate
+from service.ranking.calibration import calibrate_answers
 
 # Fewer texts give no reliable calibration.
 LEAST_TEXTS = 100
@@ -23,6 +25,13 @@ _FOLDS = 5
 _LEAST_POOL = 50
 # Shares of the true labels for which the least probability is stated.
 _SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+class Fit(NamedTuple):
+    """The calibration of all labels, and that of the first labels if it is another one."""
+
+    calibration: Platt | Isotonic
+    first_calibration: Platt | Isotonic | None = None
 
 
 @dataclass(frozen=True)
@@ -45,31 +54,35 @@ class HeldOut:
     def __getitem__(self, texts: Bool[np.ndarray, " text"]) -> HeldOut:
         return HeldOut(self.logit[texts], self.hit[texts], self.sizes[texts])
 
-    def probabilities(self, calibration: Platt | Isotonic) -> Float[np.ndarray, "text label"]:
+    def ranks(self, ranks: slice) -> HeldOut:
+        """The predictions of some ranks."""
+        return HeldOut(self.logit[:, ranks], self.hit[:, ranks], self.sizes)
+
+    def probabilities(self, fit: Fit) -> Float[np.ndarray, "text label"]:
         found = np.isfinite(self.logit)
         result = np.zeros(self.logit.shape)
-        result[found] = calibrate(calibration, self.logit[found])
+        result[found] = calibrate_answers(*fit, self.logit[found], np.nonzero(found)[0])
         return result
 
 
 def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
-    """Fit Platt scaling and isotonic regression, choose the better one, and measure it.
+    """Fit all forms of calibration, choose the best one, and measure it.
 
     Returns:
         The calibration; None if there are too few texts, or none of their true labels is found.
     """
     if len(held_out) < LEAST_TEXTS or not held_out.hit.any():
         return None
-    crossed = {fit: _cross_fitted(held_out, fit) for fit in _FITS}
-    scores = {fit: brier(found, held_out.hit, held_out.sizes) for fit, found in crossed.items()}
-    fit = min(_FITS, key=lambda each: scores[each])
-    calibration = fit(held_out)
-    final = held_out.probabilities(calibration)
-    errors = {f"ECE@{k}": reliability(crossed[fit], held_out.hit, k).expected_error for k in (1, 5)}
+    crossed = [_cross_fitted(held_out, fit) for fit in _FITS]
+    scores = [float(brier(found, held_out.hit, held_out.sizes).mean()) for found in crossed]
+    best = int(np.argmin(scores))
+    chosen = _FITS[best](held_out)
+    final = held_out.probabilities(chosen)
+    errors = {f"ECE@{k}": reliability(crossed[best], held_out.hit, k).expected_error for k in (1, 5)}
     return Probabilities(
-        calibration=calibration,
+        **chosen._asdict(),
         texts=len(held_out),
-        metrics=errors | {"Brier": scores[fit]},
+        metrics=errors | {"Brier": scores[best]},
         mean_top_probability=float(final[:, 0].mean()),
         coverage=list(_coverage(final[held_out.hit], int(held_out.sizes.sum()))),
     )
@@ -109,8 +122,29 @@ def fit_isotonic(held_out: HeldOut) -> Isotonic:
     return Isotonic(logits=tuple(centres.tolist()), probabilities=tuple(rates.tolist()))
 
 
-# The fits that are compared; the first one wins if both are equally good.
-_FITS: tuple[Callable[[HeldOut], Platt | Isotonic], ...] = (fit_platt, fit_isotonic)
+def _of_all_labels(fit: Callable[[HeldOut], Platt | Isotonic]) -> Callable[[HeldOut], Fit]:
+    return lambda held_out: Fit(fit(held_out))
+
+
+def _with_first(fit: Callable[[HeldOut], Platt | Isotonic]) -> Callable[[HeldOut], Fit]:
+    """Fit the first labels apart from the other labels, if both have predictions and true labels."""
+
+    def fit_both(held_out: HeldOut) -> Fit:
+        first, others = held_out.ranks(slice(1)), held_out.ranks(slice(1, None))
+        if not (first.hit.any() and others.hit.any()):
+            return Fit(fit(held_out))
+        return Fit(fit(others), fit(first))
+
+    return fit_both
+
+
+# The fits that are compared; the first one wins if several are equally good.
+_FITS = (
+    _of_all_labels(fit_platt),
+    _of_all_labels(fit_isotonic),
+    _with_first(fit_platt),
+    _with_first(fit_isotonic),
+)
 
 
 def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logit"]) -> Int[np.ndarray, " pool"]:
@@ -127,7 +161,7 @@ def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logi
     return np.array(merged[::-1])
 
 
-def _cross_fitted(held_out: HeldOut, fit: Callable[[HeldOut], Platt | Isotonic]) -> Float[np.ndarray, "text label"]:
+def _cross_fitted(held_out: HeldOut, fit: Callable[[HeldOut], Fit]) -> Float[np.ndarray, "text label"]:
     """The probabilities of each text from a calibration that was fitted on the other texts."""
     fold = np.arange(len(held_out)) % _FOLDS
     result = np.zeros(held_out.logit.shape)

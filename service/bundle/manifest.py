@@ -163,6 +163,7 @@ class Probabilities(_Section):
 
     Attributes:
         calibration: Converts logits to probabilities.
+        first_calibration: Converts the logit of the first label of an answer instead; None if `calibration` is as good.
         texts: Number of held-out texts.
         metrics: `ECE@1`, `ECE@5` and `Brier` of texts that took no part in the fit of their calibration (cross-fitted).
         mean_top_probability: Mean probability of the most probable label of a text.
@@ -171,6 +172,7 @@ class Probabilities(_Section):
     """
 
     calibration: Annotated[Platt | Isotonic, Field(discriminator="method")]
+    first_calibration: Annotated[Platt | Isotonic | None, Field(discriminator="method")] = None
     texts: int = Field(ge=1)
     metrics: dict[str, float]
     mean_top_probability: Fraction

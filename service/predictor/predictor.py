@@ -29,7 +29,7 @@ from service.predictor.scoring import Ranking, Votes, cast_votes, correct, rank,
 from service.predictor.searcher import Neighbours
 from service.predictor.words import mix
 from service.ranking.assign import assigned_counts
-from service.ranking.calibration import calibrate, log_odds
+from service.ranking.calibration import calibrate_answers, log_odds
 from service.ranking.ranker import RankedCandidates
 from service.settings import Device
 
@@ -243,7 +243,7 @@ class Predictor:
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         sorted_votes = sort_votes(votes) if options.explain else None
         rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
-        chances = self.probabilities(ranking, options)
+        chances = self.probabilities(ranking, options, complete=label_filter is None)
         counts = np.minimum(np.diff(rows), options.top_k)
         if options.assign and chances is not None:
             counts = assigned_counts(chances, rows, options.top_k)
@@ -259,8 +259,16 @@ class Predictor:
         watch.lap("combine")
         return answers
 
-    def probabilities(self, ranking: Ranking, options: AnswerOptions) -> Float[np.ndarray, " row"] | None:
-        """The probability of each ranked label; None if the bundle has no probabilities for these options."""
+    def probabilities(
+        self, ranking: Ranking, options: AnswerOptions, complete: bool = True
+    ) -> Float[np.ndarray, " row"] | None:
+        """The probability of each ranked label; None if the bundle has no probabilities for these options.
+
+        Args:
+            ranking: The ranked labels.
+            options: Options of the queries.
+            complete: Whether the first label of a query is the best one of all labels, because no filter applies.
+        """
         info = self.manifest.probabilities
         if (
             info is None
@@ -268,7 +276,9 @@ class Predictor:
             or (self.manifest.has_ranker and ranking.logit is None)
         ):
             return None
-        return calibrate(info.calibration, log_odds(ranking.score) if ranking.logit is None else ranking.logit)
+        logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
+        first_calibration = info.first_calibration if complete else None
+        return calibrate_answers(info.calibration, first_calibration, logits, ranking.query)
 
     def _search(
         self,

@@ -3,17 +3,48 @@
 Among all labels with the probability p, the share p is true. `index_builder/ranking/calibrate.py` fits the calibration
 on held-out texts. Both forms rise with the logit, so labels in order of their logits are in order of their
 probabilities. Without a ranker, the log-odds of the score take the place of the logit.
+
+The first label of an answer is true more often than another label with the same logit, because all other labels of its
+query have less evidence. So it can have a calibration of its own.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from service.bundle.manifest import Isotonic, Platt
 
 # Scores of exactly 0 and 1 have no finite log-odds.
 _LEAST = 1e-9
+
+
+def calibrate_answers(
+    calibration: Platt | Isotonic,
+    first_calibration: Platt | Isotonic | None,
+    logits: Float[np.ndarray, " row"],
+    query: Int[np.ndarray, " row"],
+) -> Float[np.ndarray, " row"]:
+    """Convert the logits of whole answers to probabilities.
+
+    Args:
+        calibration: The calibration of all labels.
+        first_calibration: The calibration of the first label of each query; None: `calibration`.
+        logits: The logits; those of a query are in falling order.
+        query: The query of each logit, in rising order.
+
+    Returns:
+        The probabilities; those of a query are in falling order.
+    """
+    probabilities = calibrate(calibration, logits)
+    if first_calibration is not None:
+        starts = np.append(True, query[1:] != query[:-1])[: len(query)]
+        first = np.flatnonzero(starts)
+        probabilities[first] = calibrate(first_calibration, logits[first])
+        second = first[first + 1 < len(query)] + 1
+        second = second[~starts[second]]
+        probabilities[second - 1] = np.maximum(probabilities[second - 1], probabilities[second])
+    return probabilities
 
 
 def calibrate(calibration: Platt | Isotonic, logits: Float[np.ndarray, " label"]) -> Float[np.ndarray, " label"]:

@@ -108,7 +108,10 @@ def test_limit_flag_uses_only_the_first_test_texts(built: Any) -> None:
 def test_number_of_queries_in_a_block_does_not_change_the_metrics(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(built)
     monkeypatch.setattr("index_builder.evaluation.predictions._BLOCK_QUERIES", 2)
-    assert measure(built) == [pytest.approx(whole[0])]
+    parts = measure(built)
+    for row in (whole[0], parts[0]):
+        row |= {f"{name} {end}": value for name, ends in row.pop("intervals").items() for end, value in enumerate(ends)}
+    assert parts == [pytest.approx(whole[0])]
 
 
 def test_filtered_labels_are_removed_and_later_labels_move_up(built: Any, dataset: Path) -> None:
@@ -163,10 +166,14 @@ def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: 
     arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["version", "queries", "rows", "coverage"]
+    assert list(printed) == ["version", "queries", "rows", "coverage", "differences"]
     assert (printed["version"], printed["queries"]) == (built.version, 7)
     assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
-    assert list(printed["rows"][0])[:5] == ["lambda", "temperature", "top_b", "order", "P@1"]
+    first = printed["rows"][0]
+    assert list(first)[:5] == ["lambda", "temperature", "top_b", "order", "P@1"]
+    assert list(first)[-1] == "intervals"
+    for name, (low, high) in first["intervals"].items():
+        assert low <= first[name] <= high
 
 
 def test_printed_table_has_aligned_columns_with_headings(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +183,15 @@ def test_printed_table_has_aligned_columns_with_headings(built: Any, capsys: pyt
     assert [row.split()[:3] for row in rows] == [["0", "0.04", "200"], ["1", "0.04", "200"]]
     assert {len(row) for row in rows} == {len(header)}
     assert header.split()[:5] == ["lambda", "tau", "b", "order", "P@1"]
+
+
+def test_intervals_flag_adds_their_ends_below_each_row(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), "--intervals"]) == 0
+    _, header, row, low, high = capsys.readouterr().out.splitlines()
+    assert (low.split()[:2], high.split()[:2]) == (["95%", "from"], ["95%", "to"])
+    assert len(header) == len(row) == len(low) == len(high)
+    (measured,) = measure(built)
+    assert [low.split()[2], high.split()[2]] == [f"{end:.2f}" for end in measured["intervals"]["P@1"]]
 
 
 @pytest.mark.parametrize(
@@ -211,8 +227,11 @@ def with_probabilities(built: Any, tmp_path: Path) -> Path:
 def test_row_with_the_default_votes_measures_probabilities(built: Any, with_probabilities: Path) -> None:
     usual, other = measure(built, store=with_probabilities, **{"lambda": [0.5, 0.25]})
     (plain,) = measure(built)
+    more, intervals = usual.pop("intervals"), plain.pop("intervals")
     assert {name: usual[name] for name in plain} == plain
+    assert {name: more[name] for name in intervals} == intervals
     assert list(usual)[len(plain) :] == ["ECE@1", "ECE@5", "Brier", "F1 assigned", "F1 best k", "best k"]
+    assert list(more)[len(intervals) :] == ["ECE@1", "ECE@5", "Brier", "F1 assigned", "F1 best k"]
     assert "Brier" not in other
     answers = open_model(with_probabilities).answer([row["text"] for row in read(built.dataset / "test.jsonl")])
     errors = 0.0

@@ -44,6 +44,21 @@ def test_probability_of_a_label_is_the_calibrated_log_odds_of_its_score(model: M
         assert label.to_dict()["probability"] == label.probability
 
 
+def test_first_label_has_its_own_calibration_unless_a_filter_applies(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Isotonic(logits=(-9.0, 2.0), probabilities=(0.85, 0.95))
+    info = INFO.model_copy(update={"first_calibration": first})
+    monkeypatch.setattr(predictor, "manifest", predictor.manifest.model_copy(update={"probabilities": info}))
+    model = Model(predictor)
+    best, *others = model.predict(QUERY)
+    (expected,) = calibrate(first, log_odds(np.array([best.score])))
+    assert best.probability == pytest.approx(expected)
+    for label in [*others, *model.predict(QUERY, deny=[best.uid])]:
+        assert label.probability is not None
+        assert label.probability <= 0.8
+
+
 def test_bundle_without_a_calibration_answers_without_probabilities(predictor: Predictor) -> None:
     for label in Model(predictor).predict(QUERY):
         assert label.probability is None

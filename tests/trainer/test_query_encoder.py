@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from scipy import sparse
 
 import recollect
 from tests.trainer.conftest import TinyEncoder, load
 from tests.trainer.helpers import label_sets, random_units
 from tests.trainer.runs import KILLED, Moment, Train, results, run_recollect, texts
 from tests.trainer.test_tune import random_run
-from trainer import query_encoder
 from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.data.split import Entries, Split, no_pairs
 from trainer.encoder import Encoder
@@ -24,11 +24,12 @@ from trainer.errors import EncoderError, TrainingError
 from trainer.label_keys import mix
 from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
 from trainer.memory import QUERY_VECTORS, open_memory
-from trainer.query_encoder import check_query_encoder, load_query_encoder
 from trainer.run_folder import RunFolder
 from trainer.static import distil as distillation
-from trainer.static.distil import Lesson, distil
+from trainer.static import query_encoder
+from trainer.static.distil import Lesson, Target, distil
 from trainer.static.pretrained import make_static
+from trainer.static.query_encoder import check_query_encoder, load_query_encoder
 from trainer.tokens import TokenBags
 from trainer.train_settings import TrainSettings
 from trainer.validation import hold_out
@@ -41,8 +42,9 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 class TestDistillation:
-    """A teacher that is itself a static encoder can be imitated perfectly."""
+    """A teacher that is itself a static encoder can be imitated perfectly. The last two texts are those of labels."""
 
+    TRUTH = sparse.csr_array(np.array([[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [1, 0], [0, 1]], dtype=bool))
     TEXTS = ("quick brown fox", "lazy dog", "red paint", "garden chair", "blue lawn", "fox paint", "dog chair red")
 
     @pytest.fixture
@@ -53,7 +55,7 @@ class TestDistillation:
     def lesson_of(self, student: Encoder) -> Lesson:
         tokens = TokenBags.of(self.TEXTS, student.tokenizer, 32, student.pad_id)
         vectors = random_units(np.random.default_rng(0), len(self.TEXTS), student.dim)
-        return Lesson(tokens, vectors, vectors, np.arange(len(self.TEXTS)))
+        return Lesson(tokens, vectors, vectors, self.TRUTH, np.arange(len(self.TEXTS)))
 
     def test_student_approaches_its_teacher(
         self, student: Encoder, lesson_of: Lesson, monkeypatch: pytest.MonkeyPatch
@@ -64,28 +66,59 @@ class TestDistillation:
         assert cosine(student.encode(self.TEXTS, 32), lesson_of.vectors) > max(0.9, before + 0.5)
 
     def test_rows_that_the_student_may_not_see_have_no_influence(self, student: Encoder, lesson_of: Lesson) -> None:
-        seen, trained = np.array([0, 1, 2, 4, 6]), []
+        seen, trained = np.array([0, 1, 2, 5, 6]), []
         for others in (lesson_of.vectors, -lesson_of.vectors):
             vectors = others.copy()
             vectors[seen] = lesson_of.vectors[seen]
             learner = student.model.__class__(type(student.model.transformer)(student.model.transformer.config), "mean")
             learner.load_state_dict(student.model.state_dict())
-            distil(learner, Lesson(lesson_of.texts, vectors, vectors, seen), 0, "cpu")
+            distil(learner, Lesson(lesson_of.texts, vectors, vectors, self.TRUTH, seen), 0, "cpu")
             trained.append(learner.state_dict())
         assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+    def test_target_has_the_keys_of_the_batch_and_of_a_true_label_of_each_text(
+        self, lesson_of: Lesson, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(distillation, "_RANDOM_KEYS", 0)
+        target = lesson_of.target(np.array([1, 3]), np.random.default_rng(0), "cpu")
+        assert target.keys.tolist() == lesson_of.vectors[[1, 3, 6]].tolist()  # text 6 is the true label of text 1
+        assert target.true.tolist() == [[False, False, True], [False, False, False]]
+        assert target.false.tolist() == [[False, False, False], [False, False, True]]
+        both = {
+            tuple(lesson_of.target(np.array([2]), np.random.default_rng(seed), "cpu").keys[1].tolist())
+            for seed in range(20)
+        }
+        assert both == {tuple(lesson_of.vectors[row].tolist()) for row in (5, 6)}
 
     def test_loss_is_the_written_formula(self) -> None:
         rng = np.random.default_rng(1)
         v, t, keys = (random_units(rng, rows, 5).astype(np.float64) for rows in (3, 3, 7))
+        true, is_label = np.zeros((3, 7), dtype=bool), np.arange(7) >= 3
+        true[0, 3], true[0, 5], true[2, 4] = True, True, True
+        false = is_label & ~true
 
         def softmax(scores: np.ndarray) -> np.ndarray:
             weights: np.ndarray = np.exp(scores / 0.05)
             return weights / weights.sum(axis=1, keepdims=True)
 
         p, q = softmax(t @ keys.T), softmax(v @ keys.T)
-        expected = (1 - (v * t).sum(axis=1) + (p * np.log(p / q)).sum(axis=1)).mean()
-        found = distillation._loss(*(torch.from_numpy(each).float() for each in (v, t, keys)))
-        assert float(found) == pytest.approx(expected, rel=1e-4)
+        odds = np.exp(v @ keys.T / 0.05)
+        missed = -np.log(odds / (odds + (odds * false).sum(axis=1, keepdims=True)))
+        truth = (missed * true).sum(axis=1) / np.array([2, 1, 1])
+        expected = (1 - (v * t).sum(axis=1) + (p * np.log(p / q)).sum(axis=1) + distillation._TRUTH * truth).mean()
+        vectors, *others = (torch.from_numpy(each).float() for each in (v, t, keys))
+        target = Target(*others, torch.from_numpy(true), torch.from_numpy(false))
+        assert float(distillation._loss(vectors, target)) == pytest.approx(expected, rel=1e-4)
+
+    def test_text_without_a_label_and_keys_without_one_have_a_finite_gradient(self) -> None:
+        vectors = torch.from_numpy(random_units(np.random.default_rng(2), 2, 5)).float().requires_grad_()
+        keys = torch.eye(3, 5)
+        nothing = torch.zeros((2, 3), dtype=torch.bool)
+        alone = nothing.clone()
+        alone[0, 1] = True  # a true label, and no other label
+        torch.autograd.backward(distillation._loss(vectors, Target(vectors.detach(), keys, alone, nothing)))
+        assert vectors.grad is not None
+        assert torch.isfinite(vectors.grad).all()
 
 
 class TestRun:
@@ -134,7 +167,7 @@ class TestRun:
 
     def test_killed_distillation_starts_again(self, flags: list[object], run_folder: Path, tmp_path: Path) -> None:
         again = [*flags, "--epochs", 0, *STATIC]
-        moment = Moment("trainer.query_encoder._store_vectors")
+        moment = Moment("trainer.static.query_encoder._store_vectors")
         assert run_recollect(again, tmp_path / "log", moment) == [KILLED]
         memory = open_memory(run_folder / "memory")
         with pytest.raises(EncoderError, match="run the same `recollect train` again"):

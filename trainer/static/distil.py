@@ -1,21 +1,27 @@
 """Distillation: a static encoder learns the vectors that another encoder, its teacher, computes for the same texts.
 
 The loss of a batch compares the student's vectors v with the teacher's vectors t of the same texts, and their
-similarities to some keys K of the memory:
+similarities to some keys K of the memory. The student cannot imitate its teacher everywhere, so a last term ranks the
+true labels l of the text above the set N of labels that are not true for it:
 
-    mean of  1 - v . t  +  KL( softmax(t K^T / tau) || softmax(v K^T / tau) )
+    mean of  1 - v . t  +  KL( softmax(t K^T / tau) || softmax(v K^T / tau) )  +  w mean over l of  -log p(l)
 
-The divergence counts the errors that change the votes. K has the keys of the batch, and random keys. Before the first
-step, the projection is fitted with the least square error.
+    p(l) = s(l) / ( s(l) + sum over n in N of s(n) )  with  s(l) = exp(v . k_l / tau)
+
+The divergence counts the errors that change the votes. K has the keys of the batch, one true label of each of its
+texts, and random keys; l and N are labels whose keys are in K. Before the first step, the projection is fitted with the
+least square error.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from scipy import sparse
 from torch import Tensor, nn
 
 from trainer.encoder import UnitVectorModel
@@ -29,8 +35,26 @@ _EPOCHS, _MOST_STEPS, _BATCH = 12, 10_000, 1_024
 _RATE, _WARM_UP_SHARE, _CLIP = 1e-3, 0.1, 1.0
 # Temperature of the two softmaxes, and the number of random keys.
 _TAU, _RANDOM_KEYS = 0.05, 1_024
+# Weight w of the true labels.
+_TRUTH = 0.3
 # Number of texts that the start is fitted to, and the penalty of large weights, relative to the mean square.
 _FITTED_TEXTS, _RIDGE = 65_536, 1e-3
+
+
+class Target(NamedTuple):
+    """What the student learns in one step.
+
+    Attributes:
+        vectors: The teacher's vectors of the texts.
+        keys: Some keys of the memory.
+        true: Whether each key is that of a true label of each text.
+        false: Whether each key is that of another label.
+    """
+
+    vectors: Float[Tensor, "text dim"]
+    keys: Float[Tensor, "key dim"]
+    true: Bool[Tensor, "text key"]
+    false: Bool[Tensor, "text key"]
 
 
 @dataclass(frozen=True)
@@ -38,24 +62,38 @@ class Lesson:
     """The texts that the student learns from, and the teacher's vectors.
 
     Attributes:
-        texts: Texts of instances and labels.
+        texts: Texts of instances, then those of all labels.
         vectors: The teacher's vectors of these texts as queries.
         keys: The keys of the memory, row by row those of the texts.
+        labels: The true labels of each text. The true label of a label's text is the label itself.
         rows: The rows that the student may see.
     """
 
     texts: Inputs
     vectors: Float[np.ndarray, "text dim"]
     keys: Float[np.ndarray, "key dim"]
+    labels: sparse.csr_array
     rows: Int[np.ndarray, " row"]
 
-    def taught(self, rows: Int[np.ndarray, " row"]) -> Float[Tensor, "row dim"]:
+    def vectors_of(self, rows: Int[np.ndarray, " row"]) -> Float[Tensor, "row dim"]:
         return torch.from_numpy(np.asarray(self.vectors[rows], dtype=np.float32))
 
-    def draw_keys(self, batch: Int[np.ndarray, " row"], rng: np.random.Generator) -> Float[Tensor, "key dim"]:
-        """The keys of a batch, and random keys of other rows that the student may see."""
+    def target(self, batch: Int[np.ndarray, " row"], rng: np.random.Generator, device: str) -> Target:
+        """The target of a batch, with random keys of rows that the student may see."""
+        first_label = self.labels.shape[0] - self.labels.shape[1]
+        true, sizes = self.labels[batch], np.diff(self.labels.indptr)[batch]
+        one_of_each = true.indices[(true.indptr[:-1] + rng.integers(np.maximum(sizes, 1)))[sizes > 0]]
         drawn = rng.choice(self.rows, min(_RANDOM_KEYS, len(self.rows)), replace=False, shuffle=False)
-        return torch.from_numpy(np.asarray(self.keys[np.union1d(batch, drawn)], dtype=np.float32))
+        keys = np.unique(np.concatenate([batch, first_label + one_of_each, drawn]))
+        is_label = keys >= first_label
+        is_true = np.zeros((len(batch), len(keys)), dtype=bool)
+        is_true[:, is_label] = true[:, keys[is_label] - first_label].toarray()
+        return Target(
+            self.vectors_of(batch).to(device),
+            torch.from_numpy(np.asarray(self.keys[keys], dtype=np.float32)).to(device),
+            torch.from_numpy(is_true).to(device),
+            torch.from_numpy(is_label & ~is_true).to(device),
+        )
 
 
 def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> int:
@@ -64,7 +102,7 @@ def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> 
     Args:
         student: A static model without adapter and head.
         lesson: The texts and vectors.
-        seed: Seed of the order of the texts, the random keys and the dropout.
+        seed: Seed of the order of the texts, the drawn keys and the dropout.
         device: Device of the student.
 
     Returns:
@@ -82,8 +120,7 @@ def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, len(batches)))
     student.train()
     for step, rows in enumerate(with_progress(batches, "step", "distil")):
-        taught = lesson.taught(rows).to(device)
-        loss = _loss(student(*lesson.texts.batch(rows, device)), taught, lesson.draw_keys(rows, rng).to(device))
+        loss = _loss(student(*lesson.texts.batch(rows, device)), lesson.target(rows, rng, device))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
@@ -106,18 +143,22 @@ def _fit_projection(student: UnitVectorModel, lesson: Lesson, rows: Int[np.ndarr
         untaught = torch.cat([student(*lesson.texts.batch(chunk, device)).cpu() for chunk in chunks])
         gram = untaught.T @ untaught
         gram += _RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
-        fitted = torch.linalg.solve(gram, untaught.T @ lesson.taught(rows)).T
+        fitted = torch.linalg.solve(gram, untaught.T @ lesson.vectors_of(rows)).T
         static.projection.weight.copy_(fitted.to(device) @ static.projection.weight)
 
 
-def _loss(
-    learnt: Float[Tensor, "text dim"], taught: Float[Tensor, "text dim"], keys: Float[Tensor, "key dim"]
-) -> Float[Tensor, ""]:
-    """The loss of a batch: cosines, and the divergence of the similarities to the keys."""
-    distances = 1 - (learnt * taught).sum(dim=1)
-    student, teacher = (torch.log_softmax(vectors @ keys.T / _TAU, dim=1) for vectors in (learnt, taught))
-    divergence = nn.functional.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)
-    mean: Tensor = (distances + divergence).mean()
+def _loss(learnt: Float[Tensor, "text dim"], target: Target) -> Float[Tensor, ""]:
+    """The loss of a batch: cosines, the divergence of the similarities to the keys, and the ranks of true labels."""
+    distances = 1 - (learnt * target.vectors).sum(dim=1)
+    student, teacher = (vectors @ target.keys.T / _TAU for vectors in (learnt, target.vectors))
+    divergence = nn.functional.kl_div(
+        student.log_softmax(dim=1), teacher.log_softmax(dim=1), reduction="none", log_target=True
+    ).sum(dim=1)
+    # A finite number, because the logarithm of an empty sum would give gradients that are not numbers.
+    others = student.masked_fill(~target.false, torch.finfo(student.dtype).min).logsumexp(dim=1, keepdim=True)
+    missed = (torch.logaddexp(student, others) - student) * target.true
+    truth = missed.sum(dim=1) / target.true.sum(dim=1).clamp_min(1)
+    mean: Tensor = (distances + divergence + _TRUTH * truth).mean()
     return mean
 
 

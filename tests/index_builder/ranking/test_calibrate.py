@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.ranking.calibrate import LEAST_TEXTS, HeldOut, fit_isotonic, fit_platt, fit_probabilities
+from index_builder.ranking.calibrate import LEAST_TEXTS, Fit, HeldOut, fit_isotonic, fit_platt, fit_probabilities
 from index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_probabilities
 from service.bundle.manifest import Isotonic, Platt
 from service.ranking.calibration import calibrate
@@ -67,11 +67,29 @@ def test_calibration_with_the_better_brier_score_is_chosen_and_holds_for_new_tex
     assert isinstance(fitted.calibration, method)
     assert (fitted.texts, fitted.metrics["ECE@5"] < 0.04) == (1_000, True)
     new = held_out(2_000, truth, seed=1)
-    probabilities = new.probabilities(fitted.calibration)
+    probabilities = new.probabilities(Fit(fitted.calibration, fitted.first_calibration))
     assert probabilities[:, 0].mean() == pytest.approx(fitted.mean_top_probability, abs=0.02)
     for each in fitted.coverage:
         reached = (probabilities >= each.probability) & new.hit
         assert reached.sum() / new.sizes.sum() == pytest.approx(each.share, abs=0.03)
+
+
+@pytest.mark.parametrize("truth", [logistic, steps])
+def test_first_labels_get_their_own_calibration_if_they_are_true_more_often(truth: object) -> None:
+    def favour_first(logits: np.ndarray) -> np.ndarray:
+        assert callable(truth)
+        true = truth(logits)
+        true[:, 0] = (1 + 2 * true[:, 0]) / 3
+        return true
+
+    fitted = fit_probabilities(held_out(2_000, favour_first))
+    assert fitted is not None
+    assert fitted.first_calibration is not None
+    new = held_out(4_000, favour_first, seed=1)
+    found = new.probabilities(Fit(fitted.calibration, fitted.first_calibration))
+    assert found[:, 0].mean() == pytest.approx(new.hit[:, 0].mean(), abs=0.02)
+    assert found[:, 1:6].mean() == pytest.approx(new.hit[:, 1:6].mean(), abs=0.02)
+    assert (np.diff(found, axis=1) <= 0).all()
 
 
 def test_share_of_true_labels_that_is_not_found_has_no_coverage_statement() -> None:

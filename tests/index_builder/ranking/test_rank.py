@@ -125,6 +125,23 @@ def test_a_ranker_with_words_needs_the_lexical_index(ranked: RankedRun, tmp_path
 
 
 def test_evaluate_measures_both_orders(ranked: RankedRun) -> None:
-    rows = recollect.evaluate(ranked.run.parent / "dataset", store=ranked.store)["rows"]
-    by_order = {row["order"]: row["P@1"] for row in rows}
-    assert by_order["probability"] > by_order["score"]
+    found = recollect.evaluate(ranked.run.parent / "dataset", store=ranked.store)
+    by_order = {row["order"]: row for row in found["rows"]}
+    assert by_order["probability"]["P@1"] > by_order["score"]["P@1"]
+    (gain,) = found["differences"]
+    for name in ("P@1", "PSP@5"):
+        assert gain[name] == pytest.approx(by_order["probability"][name] - by_order["score"][name])
+        low, high = gain["intervals"][name]
+        assert low <= gain[name] <= high
+
+
+def test_table_of_intervals_ends_with_the_gain_of_the_ranker(
+    ranked: RankedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", str(ranked.run.parent / "dataset"), "--store", str(ranked.store), "--intervals"]
+    assert recollect.main(arguments) == 0
+    title, _, *lines = capsys.readouterr().out.splitlines()
+    headings = ("score", "95% from", "95% to", "probability", "95% from", "95% to", "gain", "95% from", "95% to")
+    assert len(lines) >= len(headings), title
+    for line, heading in zip(lines, headings, strict=False):
+        assert heading in line

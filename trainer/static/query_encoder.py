@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
 from trainer.checkpoint import load_checkpoint, save_checkpoint
 from trainer.data.split import Entries, Split
@@ -142,7 +143,8 @@ def _distil(
         for part, length in zip(texts, lengths, strict=True)
     ]
     taught = np.setdiff1d(np.arange(memory.plan.keys), held_out)
-    lesson = Lesson(TokenBags.join(tables), _query_vectors(teacher, memory, labels), memory.keys, taught)
+    truth = sparse.vstack([instances.labels.to_csr(len(labels)), sparse.eye_array(len(labels), dtype=bool)], "csr")
+    lesson = Lesson(TokenBags.join(tables), _query_vectors(teacher, memory, labels), memory.keys, truth, taught)
     return student, distil(student.model, lesson, seed, student.device)
 
 
