@@ -136,7 +136,7 @@ class WordIndex:
         known = known[np.argsort(-query.impacts[known] / np.sqrt(texts[known]), kind="stable")]
         terms = Terms(state.parts, slices, query.weights).take(known)
         chosen = max(1, int(np.searchsorted(np.cumsum(texts[known]), _BUDGET, side="right")))
-        rows, similarities = sum_postings(terms.take(slice(chosen)))
+        rows, similarities = sum_postings(terms.take(slice(chosen)), state.rows)
         if len(state.removed_rows):
             present = ~_contains(state.removed_rows, rows)
             rows, similarities = rows[present], similarities[present]
