@@ -59,6 +59,9 @@ from trainer.progress_bar import progress_bar
 from trainer.static.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
+# Exact search of an index may take at most this long, unless no other index meets the requirements. A transformer takes
+# milliseconds to encode a query, so a faster search would hardly shorten an answer. A static encoder takes 0.03 ms.
+_EXACT_MILLISECONDS = {"transformer": 2.0, "static": 0.2}
 
 
 def build(settings: BuildSettings) -> str:
@@ -140,7 +143,7 @@ def write_bundle(
     teacher = None if memory.distilled is None else memory.plan.encoder["name"]
     info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
-    indexes, points, curves = write_indexes(memory, folder, settings, device)
+    indexes, points, curves = write_indexes(memory, folder, settings, device, info)
     write_golden(folder, golden_queries(memory, sample))
     ranker = choose_ranker(memory, settings)
     lexical = lexical_for(ranker, settings.lexical)
@@ -187,7 +190,7 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
 
 
 def write_indexes(
-    memory: Memory, folder: Path, settings: PublishSettings, device: Device
+    memory: Memory, folder: Path, settings: PublishSettings, device: Device, encoder: EncoderInfo
 ) -> tuple[Indexes, dict[str, Point], dict[str, list[Point]]]:
     """Build the index of the label keys, then the index of the instance keys.
 
@@ -209,7 +212,10 @@ def write_indexes(
         ("labels", instances, memory.label_keys(), memory.plan.labels / memory.plan.keys),
         ("instances", 0, memory.instance_keys, 1.0),
     ):
-        target = Target(settings.recall_target, top_b, size_bytes * share, milliseconds * (1 + share) / 2)
+        most_milliseconds = milliseconds * (1 + share) / 2
+        target = Target(
+            settings.recall_target, top_b, size_bytes * share, most_milliseconds, _EXACT_MILLISECONDS[encoder.kind]
+        )
         path = folder / f"{part[:-1]}_keys.faiss"
         infos[part], points[part], curves[part] = build_chosen_index(
             keys, first_row, path, settings.index, queries, target, functools.partial(_progress_bar, part), device

@@ -28,8 +28,6 @@ from service.settings import Device
 _SAMPLE_KEYS, QUERIES = 50_000, 256
 # With fewer keys, exact search takes a fraction of a millisecond, so other families are not tried.
 _FEW_KEYS = 2_000
-# Exact search that takes at most this long is chosen, even if an approximate index is faster: its recall is always 1.
-_EXACT_MILLISECONDS = 2.0
 # The search effort is raised further only while each step raises the recall by at least this much.
 _GAIN = 0.0005
 # Number of search efforts (nprobe, efSearch) to try between the chosen effort and the next lower effort on the curve.
@@ -38,7 +36,7 @@ _BISECTIONS = 2
 # an index that refines its results: number of candidates for each requested key.
 _GRAPH_EFFORTS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 _LIST_SHARES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1)
-_REFINEMENTS = (2, 4, 8)
+_REFINEMENTS = (2, 3, 4, 8)
 _TIMED_SECONDS = 2.0
 
 
@@ -51,12 +49,15 @@ class Target:
         top_b: Number of keys that each search returns.
         size_bytes: Largest allowed size of the index.
         milliseconds: Longest allowed search time of one query on one thread.
+        exact_milliseconds: Exact search that takes at most this long is chosen, even if an approximate index is
+            faster: its recall is always 1.
     """
 
     recall: float
     top_b: int
     size_bytes: float = np.inf
     milliseconds: float = np.inf
+    exact_milliseconds: float = 2.0
 
 
 # A function that opens a progress bar for an index (its factory string) and its number of keys. The builder calls the
@@ -68,11 +69,13 @@ def candidate_factories(keys: int, dim: int) -> list[str]:
     """The faiss factory strings of the families to compare, with numbers of inverted lists that suit the keys.
 
     `PQx4fs` scores 32 keys at a time in CPU registers, from codes of four bits. `Refine(SQ8)` then scores the best
-    candidates again, with eight bits for each dimension.
+    candidates again, with eight bits for each dimension. With a few ten thousand keys, a search of all these codes is
+    faster than a graph or inverted lists.
     """
     families = ["Flat", "SQ8", "HNSW32,SQ8", f"IVF{lists(keys)},SQ8", f"IVF{lists(keys)},RaBitQ4"]
     if dim % 2 == 0:
-        families.append(f"IVF{lists(keys) // 2},PQ{dim // 2}x4fs,Refine(SQ8)")
+        codes = f"PQ{dim // 2}x4fs,Refine(SQ8)"
+        families += [codes, f"IVF{lists(keys) // 2},{codes}"]
     return families
 
 
@@ -149,7 +152,8 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
         for factory in candidate_factories(*sample.shape):
             info = _build_and_write(sample, factory, first_row, path, progress)
             points += measure_curve(Trial(path, info, sample, queries, target.top_b))
-            if any(map(_exact_and_fast, meeting([_expected(point, *keys.shape) for point in points], target))):
+            expected = meeting([_expected(point, *keys.shape) for point in points], target)
+            if any(_exact_and_fast(point, target) for point in expected):
                 break
     return points
 
@@ -265,7 +269,9 @@ def rank_families(points: list[Point], target: Target, keys: int, dim: int) -> l
     recall within the budgets is returned.
     """
     expected = [_expected(point, keys, dim) for point in points]
-    ranked = sorted(meeting(expected, target), key=_preference) or [choose_point(expected, target)]
+    ranked = sorted(meeting(expected, target), key=lambda point: _preference(point, target)) or [
+        choose_point(expected, target)
+    ]
     return list(dict.fromkeys(point.factory for point in ranked))
 
 
@@ -275,7 +281,7 @@ def choose_point(points: list[Point], target: Target) -> Point:
     If none meets them, choose the measurement with the best recall among the measurements within the budgets.
     """
     if fitting := meeting(points, target):
-        return min(fitting, key=_preference)
+        return min(fitting, key=lambda point: _preference(point, target))
     return max(points, key=lambda point: (_within_budget(point, target), point.recall, -point.milliseconds))
 
 
@@ -307,12 +313,12 @@ def _expected(point: Point, keys: int, dim: int) -> Point:
     return point.model_copy(update={"factory": factory, "keys": keys, "milliseconds": spent})
 
 
-def _preference(point: Point) -> float:
-    return -1 if _exact_and_fast(point) else point.milliseconds
+def _preference(point: Point, target: Target) -> float:
+    return -1 if _exact_and_fast(point, target) else point.milliseconds
 
 
-def _exact_and_fast(point: Point) -> bool:
-    return point.factory == "Flat" and point.milliseconds <= _EXACT_MILLISECONDS
+def _exact_and_fast(point: Point, target: Target) -> bool:
+    return point.factory == "Flat" and point.milliseconds <= target.exact_milliseconds
 
 
 def evenly_spaced_rows(rows: int, wanted: int) -> Int[np.ndarray, " row"]:

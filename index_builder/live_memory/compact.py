@@ -157,7 +157,7 @@ def _publish(
         write_bundle_tables(memory, folder)
         for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
             shutil.copyfile(bundle.folder / name, folder / name)
-        indexes, points, curves = write_indexes(memory, folder, settings, device)
+        indexes, points, curves = write_indexes(memory, folder, settings, device, old.encoder)
         write_golden(folder, golden_queries(memory, sample))
         if old.has_ranker:
             Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)

@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Float16, Int
 
 from service.lexical.postings import Postings
 
+# A table with an item for each text is faster than a sort, if it has at most this number of items for each posting.
+_ITEMS_PER_POSTING = 8
 # Number of items of the table with which `scan` recognises rows: it stays in the processor's cache.
 _MARKS = 1 << 16
 # A term is frequent if more than this share of the texts contains it. Maximum number of items of the table.
@@ -44,8 +46,8 @@ class Terms:
         return Terms(self.parts, self.slices[:, :, terms], self.weights[terms])
 
 
-def sum_postings(terms: Terms) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
-    """The rows that contain a term, in ascending order, and the sum of each row."""
+def sum_postings(terms: Terms, texts: int) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
+    """The rows that contain a term, in ascending order, and the sum of each row; `texts` is the number of all rows."""
     rows, shares = [], []
     for part, (starts, ends) in zip(terms.parts, terms.slices, strict=True):
         counts = ends - starts
@@ -54,11 +56,15 @@ def sum_postings(terms: Terms) -> tuple[Int[np.ndarray, " row"], Float[np.ndarra
         rows.append(part.rows.take(posting))
         shares.append(part.weights.take(posting) * terms.weights.repeat(counts))
     row, share = np.concatenate(rows), np.concatenate(shares)
+    if texts <= _ITEMS_PER_POSTING * len(row):
+        sums = np.bincount(row, weights=share, minlength=texts).astype(np.float32)
+        found = np.flatnonzero(sums > 0)
+        return found.astype(np.int32), sums[found]
     # A sort of numbers that contain the row and the place takes a third of the time of a stable argsort.
     keys = (row.astype(np.int64) << 32) + np.arange(len(row))
     keys.sort()
     row = (keys >> 32).astype(np.int32)
-    first = np.flatnonzero(np.diff(row, prepend=np.int32(-1)))
+    first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
     return row[first], np.add.reduceat(share[keys & 0xFFFF_FFFF], first)
 
 

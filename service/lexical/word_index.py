@@ -129,7 +129,7 @@ class WordIndex:
         known = known[np.argsort(-query.impacts[known] / np.sqrt(texts[known]), kind="stable")]
         terms = Terms(self.parts, slices, query.weights).take(known)
         chosen = max(1, int(np.searchsorted(np.cumsum(texts[known]), _BUDGET, side="right")))
-        rows, similarities = sum_postings(terms.take(slice(chosen)))
+        rows, similarities = sum_postings(terms.take(slice(chosen)), self._rows)
         if self._removed:
             present = ~self._are_removed(rows)
             rows, similarities = rows[present], similarities[present]

@@ -83,10 +83,14 @@ class KeyIndex:
         self.keys: int = self.index.ntotal
         self.shape: tuple[int, int] = (self.index.ntotal, self.index.d)
         self.lists: int = getattr(unwrapped(self.index), "nlist", 0)
+        self._last_parameters: tuple[int, Any] = (0, None)  # most queries have the default b
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         top_b = min(top_b, self.keys)
-        parameters = self._parameters(self.index, top_b)
+        last_top_b, parameters = self._last_parameters
+        if last_top_b != top_b:
+            parameters = self._parameters(self.index, top_b)
+            self._last_parameters = top_b, parameters
         found = self._search_gpu(vectors, top_b, parameters)
         values, keys = found or self.index.search(vectors, top_b, params=parameters)
         return Neighbours(np.where(keys < 0, -np.inf, values), keys)
@@ -263,4 +267,5 @@ def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:
     similarities = np.concatenate([first.similarities, second.similarities], axis=1)
     keys = np.concatenate([first.keys, second.keys], axis=1)
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]
-    return Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
+    query = np.arange(len(order))[:, None]
+    return Neighbours(similarities[query, order], keys[query, order])

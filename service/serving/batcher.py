@@ -2,7 +2,8 @@
 
 A few threads compute answers, so that the event loop stays free. If a thread is idle, a request is computed alone and
 at once. If all threads are busy, requests wait in a queue, and the next free thread takes its share of the waiting
-requests as one batch: their number divided by the number of threads.
+requests as one batch: their number divided by the number of threads. If queries take less time together than apart, it
+takes all waiting requests.
 
 Equal requests are computed once: a request that equals one in the queue or in a running batch waits for its answer.
 Requests whose client disconnected or whose deadline passed are dropped without being computed. A running batch stops
@@ -240,7 +241,7 @@ class Batcher:
         return True
 
     def _take(self, wake_up: threading.Condition) -> _Batch | None:
-        """Wait for requests in the queue and take a fair share of them, without cancelled requests.
+        """Wait for requests in the queue and take a share of them, without cancelled requests.
 
         Return None when the batcher is closed and the queue is empty.
         """
@@ -252,7 +253,8 @@ class Batcher:
                     self._idle.remove(wake_up)
             if not self._queue:
                 return None
-            room = min(self._max_together, math.ceil(self._queries_waiting / len(self._threads)))
+            shares = 1 if self._queue[0].lease.predictor.is_faster_together else len(self._threads)
+            room = min(self._max_together, math.ceil(self._queries_waiting / shares))
             batch = _Batch([])
             while self._queue:
                 queries = len(self._queue[0].queries)

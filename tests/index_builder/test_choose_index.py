@@ -92,12 +92,6 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_index, "_FEW_KEYS", 500)
 
 
-@pytest.fixture
-def slow_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every exact search too slow to be chosen before other families are measured."""
-    monkeypatch.setattr(choose_index, "_EXACT_MILLISECONDS", 0)
-
-
 # The chosen measurement.
 
 
@@ -107,10 +101,12 @@ def test_fastest_measurement_with_enough_recall_is_chosen() -> None:
     assert choose_point(points, Target(0.97, 10)) == points[0]
 
 
-def test_exact_search_is_chosen_only_if_it_is_fast() -> None:
-    quick, slow, graph = point("Flat", 1, 1.9), point("Flat", 1, 2.1), point("HNSW32,SQ8", 0.99, 0.1)
-    assert choose_point([graph, quick], Target(0.98, 10)) == quick
-    assert choose_point([graph, slow], Target(0.98, 10)) == graph
+@pytest.mark.parametrize("limit", [0.2, 2])
+def test_exact_search_is_chosen_only_if_it_is_fast(limit: float) -> None:
+    quick, slow = point("Flat", 1, limit - 0.01), point("Flat", 1, limit + 0.01)
+    target, graph = Target(0.98, 10, exact_milliseconds=limit), point("HNSW32,SQ8", 0.99, 0.1)
+    assert choose_point([graph, quick], target) == quick
+    assert choose_point([graph, slow], target) == graph
 
 
 @pytest.mark.parametrize("choosing", [choose_point, lambda points, target: rank_families(points, target, 1_000, 32)])
@@ -159,9 +155,9 @@ def test_ranked_factory_strings_have_the_number_of_lists_for_all_keys() -> None:
 # The measured families and efforts.
 
 
-def test_few_keys_get_exact_search_without_a_comparison(tmp_path: Path, slow_exact_search: None) -> None:
-    for rows, families in ((1_999, 1), (2_000, 6)):
-        _, _, points = best(clustered_keys(rows), "auto", tmp_path, Target(0.9, 10))
+def test_few_keys_get_exact_search_without_a_comparison(tmp_path: Path) -> None:
+    for rows, families in ((1_999, 1), (2_000, 7)):
+        _, _, points = best(clustered_keys(rows), "auto", tmp_path, Target(0.9, 10, exact_milliseconds=0))
         assert len({each.factory for each in points if each.keys < 2_000}) == families
 
 
@@ -190,8 +186,8 @@ def test_index_with_refinement_is_measured_with_several_candidate_counts_at_ever
     tried = [
         (each.effort, each.refine) for each in measure_curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))
     ]
-    assert tried[:6] == [(effort, refine) for effort in (1, 2) for refine in (2, 4, 8)]
-    assert {refine for _, refine in tried} == {2, 4, 8}
+    assert tried[:8] == [(effort, refine) for effort in (1, 2) for refine in (2, 3, 4, 8)]
+    assert {refine for _, refine in tried} == {2, 3, 4, 8}
 
 
 @pytest.mark.parametrize("top_b", [20, 200])
@@ -219,7 +215,7 @@ def test_measurement_raises_the_effort_even_if_more_candidates_do_not_raise_the_
     )  # random keys without clusters, so that missed keys are in lists that were not searched
     points = list(measure_curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
     few = [each.recall for each in points if each.effort == 1]
-    assert few[0] == few[1] == few[2] < 0.99
+    assert few[0] == few[1] == few[2] == few[3] < 0.99
     assert max(each.recall for each in points) >= 0.99
 
 
@@ -254,9 +250,9 @@ def test_bisection_measures_nothing_if_the_lowest_effort_or_no_effort_reaches_th
 
 
 def test_index_auto_compares_families_on_a_sample_and_builds_the_best_on_all_keys(
-    tmp_path: Path, small_sample: None, slow_exact_search: None
+    tmp_path: Path, small_sample: None
 ) -> None:
-    keys, target = clustered_keys(3_000), Target(0.95, 20)
+    keys, target = clustered_keys(3_000), Target(0.95, 20, exact_milliseconds=0)
     info, chosen, points = best(keys, "auto", tmp_path, target)
     assert {each.factory for each in points if each.keys == 1_000} == set(candidate_factories(1_000, 32))
     whole = [each for each in points if each.keys == 3_000]
@@ -288,8 +284,8 @@ def test_index_auto_stays_within_the_memory_budget(tmp_path: Path, small_sample:
     assert chosen.recall >= 0.9
 
 
-def test_index_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: None, slow_exact_search: None) -> None:
-    info, chosen, _ = best(enriched(3_000), "auto", tmp_path, Target(0.9, 20))
+def test_index_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: None) -> None:
+    info, chosen, _ = best(enriched(3_000), "auto", tmp_path, Target(0.9, 20, exact_milliseconds=0))
     assert chosen.recall >= 0.9
     assert info.keys == 3_000
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from index_builder.build import build
+from index_builder.choose_index import Target, build_chosen_index
 from index_builder.errors import BuildError
 from index_builder.ranking.artefact import fitted_for
 from index_builder.settings import BuildSettings
@@ -41,6 +42,26 @@ def refused(run: Path, folder: Path) -> str:
     with pytest.raises((BuildError, EncoderError)) as error:
         build(BuildSettings(run=run, store=folder / "store", index="flat"))
     return str(error.value)
+
+
+@pytest.mark.parametrize(("distilled", "milliseconds"), [(True, 0.2), (False, 2.0)])
+def test_exact_search_must_be_faster_for_a_static_encoder(
+    distilled_run: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    distilled: bool,
+    milliseconds: float,
+) -> None:
+    targets: list[Target] = []
+
+    def choose(*arguments: Any) -> Any:
+        targets.append(arguments[5])
+        return build_chosen_index(*arguments)
+
+    monkeypatch.setattr("index_builder.build.build_chosen_index", choose)
+    build(BuildSettings(run=distilled_run if distilled else tiny_run, store=tmp_path))
+    assert [target.exact_milliseconds for target in targets] == [milliseconds] * 2
 
 
 def test_bundle_serves_the_student_with_the_teachers_keys(distilled_run: Path, tmp_path: Path) -> None:

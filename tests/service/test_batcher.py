@@ -33,7 +33,8 @@ class Gate:
     version = "v1"
     manifest = SimpleNamespace(probabilities=None)
 
-    def __init__(self) -> None:
+    def __init__(self, is_faster_together: bool = False) -> None:
+        self.is_faster_together = is_faster_together
         self.batches: list[list[str]] = []
         self.closed = False
         self.checkpoints = 0
@@ -127,6 +128,24 @@ def test_threads_share_the_queued_requests_and_no_batch_exceeds_its_maximum_size
         assert sizes[0] == MAX_TOGETHER
         assert len(sizes) > 3
         assert sizes[-1] < MAX_TOGETHER
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("together", "size"), [(True, 20), (False, 10)])
+def test_thread_takes_all_queued_requests_if_queries_are_faster_together(
+    start_batcher: Any, together: bool, size: int
+) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(is_faster_together=together), start_batcher(threads=2)
+        busy = [batcher.submit(gate.lease(), ["one"], OPTIONS, best_uids)]
+        await gate.busy()
+        busy.append(batcher.submit(gate.lease(), ["two"], OPTIONS, best_uids))
+        await gate.busy()
+        waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(20)]
+        gate.open.set()
+        await asyncio.gather(*busy, *waiting)
+        assert len(gate.batches[2]) == size
 
     asyncio.run(ask())
 
