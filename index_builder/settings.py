@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from index_builder.compaction.methods import check_flag
 from service.bundle.manifest import Precision
 from service.options import Lambda, Temperature, TopB, WordWeight
 from service.settings import NO_WORD, Device, Location
@@ -110,6 +111,12 @@ class BuildSettings(BuilderSettings):
     rank: Literal["auto", "off"] = Field(
         "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
     )
+    compact: Annotated[list[str], AfterValidator(check_flag), *Listed] = Field(
+        [],
+        description="fewer or smaller keys: merge[:SIMILARITY] (near-duplicates with equal labels become one key), "
+        "prune[:FLOOR] (leave out instances that the others answer; each label keeps FLOOR), pca:D (D dimensions), or "
+        "several with commas; default: all keys. See --max-drop",
+    )
     sign: Path | None = Field(
         None,
         description="Ed25519 private key (PEM, no passphrase) that signs the bundle, and with --activate its "
@@ -120,7 +127,10 @@ class BuildSettings(BuilderSettings):
         description="dataset folder; the bundle and the current version are compared on its test split; see --max-drop",
     )
     max_drop: float = Field(
-        0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
+        0.5,
+        ge=0,
+        description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset, and points of "
+        "P@1, R@100 and PSP@5 that --compact may lose on left-out texts",
     )
     report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
     force: CliImplicitFlag[bool] = Field(

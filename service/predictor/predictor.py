@@ -15,7 +15,6 @@ from jaxtyping import Float
 
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import MOST_KEYS, Defaults
-from service.bundle.values import Values
 from service.errors import BundleError
 from service.lexical.index import LexicalIndex
 from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
@@ -52,7 +51,7 @@ class Predictor:
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
         self.searcher = Searcher(bundle, device)
-        self.values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
+        self.values = bundle.values
         self.words: WordVoter | None = None
         if bundle.manifest.has_lexical_index:
             counts = bundle.manifest.counts
