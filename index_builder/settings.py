@@ -114,8 +114,8 @@ class BuildSettings(BuilderSettings):
     compact: Annotated[list[str], AfterValidator(check_flag), *Listed] = Field(
         [],
         description="fewer or smaller keys: merge[:SIMILARITY] (near-duplicates with equal labels become one key), "
-        "prune[:FLOOR] (leave out instances that the others answer; each label keeps FLOOR), pca:D (D dimensions), or "
-        "several with commas; default: all keys. See --max-drop",
+        "prune[:FLOOR] (instances that the others answer hand their votes over; each label keeps FLOOR), pca:D (D "
+        "dimensions), or several with commas; default: all keys. See --max-drop",
     )
     sign: Path | None = Field(
         None,

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from index_builder.compaction.measure import measure_step, print_steps
 from index_builder.compaction.merge import find_leaders
 from index_builder.compaction.methods import Methods
-from index_builder.compaction.prune import find_kept
+from index_builder.compaction.prune import Pruning
 from index_builder.compaction.rotation import fit_rotation, rotate_memory
 from index_builder.compaction.served_memory import ServedMemory
 from service.bundle.manifest import Compaction
@@ -52,7 +52,7 @@ def compact(memory: Memory, run: Path, methods: Methods, folder: Path) -> Served
             case "merge":
                 served = _merged(served, methods.similarity or 1.0, folder / "merged")
             case "prune":
-                served = _select(served, find_kept(served, methods.floor or 1), folder / "pruned")
+                served = _pruned(served, methods.floor or 1, folder / "pruned")
         steps.append(measure_step(name, served, run))
     print_steps(steps)
     return dataclasses.replace(served, compaction=Compaction(instances=memory.plan.instances, steps=steps))
@@ -70,10 +70,17 @@ def _merged(served: ServedMemory, similarity: float, folder: Path) -> ServedMemo
     return _select(led, leaders == np.arange(len(leaders)), folder)
 
 
+def _pruned(served: ServedMemory, floor: int, folder: Path) -> ServedMemory:
+    pruning = Pruning(served, floor)
+    pruning.run()
+    handed_over = dataclasses.replace(served, own=pruning.heirs[served.own], counts=pruning.counts.astype(np.float32))
+    return _select(handed_over, pruning.kept, folder)
+
+
 def _select(served: ServedMemory, kept: Bool[np.ndarray, " instance"], folder: Path) -> ServedMemory:
     """Keep only some instances of the served memory, and write their keys and texts to a folder."""
     folder.mkdir()
-    memory, places = served.memory, np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)  # the last place is of -1
+    memory, places = served.memory, np.cumsum(kept) - 1
     rows, filtered = np.flatnonzero(kept), memory.filtered_pairs[kept[memory.filtered_pairs[:, 0]]]
     label_sets = LabelSets.of(memory.label_sets.to_csr(memory.plan.labels)[rows])
     _keep_lines(memory.folder / "instances.jsonl", kept, folder / "instances.jsonl")

@@ -1,7 +1,7 @@
 """The methods of `recollect build --compact`, read from the flag.
 
 merge[:SIMILARITY]   near-duplicates with equal labels become one key, which votes with their count
-prune[:FLOOR]        instances that the other keys answer are left out; each label keeps FLOOR instances
+prune[:FLOOR]        instances that the other keys answer hand their votes over; each label keeps FLOOR instances
 pca:D                vectors are rotated, and only the D dimensions with the largest variance are kept
 """
 

@@ -1,20 +1,25 @@
-"""`prune`: instances that the other keys answer are left out.
+"""`prune`: instances that the other keys answer hand their votes to a similar instance.
 
-Each instance is a query to the other keys that are left. If its labels get the highest scores, and the least of these
-is above the scores of all other labels by a margin, the instance is left out. A label always keeps a number of
-instances, so that rare labels lose none.
+Each instance is a query to the other keys that are left. It is answered if each of its labels gets at least a fiftieth
+of the score of the best other label. Its count then goes to its heir: the nearest instance that shares at least a third
+of the labels of both. An instance without an heir stays, and each label keeps a number of instances.
+
+Without heirs, the labels of dense regions would lose votes, and other labels would get better ranks: on library records
+(GND), 17% fewer instances cost 3.5 points of P@1. With heirs, the same instances gained a point.
 
 Blocks of instances are answered one after the other: a block gets no votes from keys that a block before it left out.
-The instances of a block are far apart in the memory, so they are hardly ever neighbours of each other.
+The instances of a block are far apart in the dataset.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import faiss
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.sparse import csr_matrix
 
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.faiss_index import Keys, build_index, lists
@@ -23,60 +28,105 @@ from service.predictor.scoring import Ranking, cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
 from trainer.data.split import LabelSets
 
-# Least difference between the scores of the last true label and the first other one, as a share of the former.
-MARGIN = 0.1
+# Least score of a label of an answered instance, as a share of the score of the best other label.
+_LEAST_SHARE = 0.02
+# Least share of common labels among all labels of an instance and its heir (Jaccard index), and number of nearest
+# instances among which the heir is.
+_COMMON_LABELS, _HEIRS = 1 / 3, 50
 _BLOCK_INSTANCES = 512
 # More keys than this are searched approximately, because the time of exact search for all keys grows with the square of
 # their number. Such a search compares one inverted list in 16.
 _MOST_EXACT, _LISTS_PER_PROBE = 60_000, 16
 
 
-def find_kept(served: ServedMemory, floor: int) -> Bool[np.ndarray, " instance"]:
-    """Mark the instances that stay in the memory.
+class Pruning:
+    """Decides block by block which instances stay.
 
     Args:
-        served: The memory. Each query of the search is an instance, so its own key is left out.
+        served: The memory.
         floor: Number of instances that each label keeps, if it has that many.
+
+    Attributes:
+        kept: Marks the instances that stay.
+        heirs: The heir of each instance; an instance that stays is its own.
+        counts: Number of instances that each instance stands for.
     """
-    memory, values = served.memory, served.values
-    instances, defaults = memory.plan.instances, memory.defaults
-    lambda_, temperature, top_b = defaults["lambda"], defaults["temperature"], int(defaults["top_b"])
-    search_instances, search_labels = _searcher(memory.instance_keys), _searcher(memory.label_keys())
-    kept = np.ones(instances, dtype=bool)
-    left = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-    truth = memory.label_sets
-    blocks = -(-instances // _BLOCK_INSTANCES)
-    for first in range(blocks):
-        rows = np.arange(first, instances, blocks)
 
-        def search_others(vectors: np.ndarray, top_b: int, rows: np.ndarray = rows) -> Neighbours:
-            found = search_instances(vectors, top_b + 1)
-            out = (found.keys < 0) | (found.keys == rows[:, None]) | ~kept[found.keys]
-            return Neighbours(np.where(out, -np.inf, found.similarities), np.where(out, -1, found.keys))
+    def __init__(self, served: ServedMemory, floor: int) -> None:
+        self._memory, self._values, self._floor = served.memory, served.values, floor
+        instances, labels = self._memory.plan.instances, self._memory.plan.labels
+        self.kept, self.heirs = np.ones(instances, dtype=bool), np.arange(instances)
+        self.counts = np.ones(instances) if served.counts is None else served.counts.astype(np.float64)
+        self._label_sets = self._memory.label_sets.to_csr(labels)
+        self._left = np.bincount(self._memory.value_indices, minlength=labels)
+        label_keys = self._memory.label_keys()
+        self._search_instances = _searcher(self._memory.instance_keys)
+        self._search_labels = _searcher(label_keys.filled() if label_keys.alpha else label_keys)
 
-        vectors = np.asarray(memory.query_vectors[rows], dtype=np.float32)
-        found = search_parts(search_others, search_labels, instances, vectors, top_b, lambda_)
-        ranking = rank(cast_votes(found, temperature, lambda_, values), values)
-        for row in rows[_answered(ranking, truth, rows, values.labels)].tolist():
-            labels = truth.indices[truth.indptr[row] : truth.indptr[row + 1]]
-            if (left[labels] > floor).all():
-                left[labels] -= 1
-                kept[row] = False
-    return kept
+    def run(self) -> None:
+        instances = len(self.kept)
+        blocks = -(-instances // _BLOCK_INSTANCES)
+        for first in range(blocks):
+            self._prune(np.arange(first, instances, blocks))
+        while (self.heirs[self.heirs] != self.heirs).any():  # an heir can be left out later
+            self.heirs = self.heirs[self.heirs]
+
+    def _prune(self, rows: Int[np.ndarray, " row"]) -> None:
+        defaults = self._memory.defaults
+        vectors = np.asarray(self._memory.query_vectors[rows], dtype=np.float32)
+        others = self._find_others(rows, vectors, int(defaults["top_b"]))
+        found = search_parts(
+            lambda *_: others,
+            self._search_labels,
+            len(self.kept),
+            vectors,
+            int(defaults["top_b"]),
+            defaults["lambda"],
+        )
+        values = dataclasses.replace(self._values, log_counts=np.log(self.counts))
+        ranking = rank(cast_votes(found, defaults["temperature"], defaults["lambda"], values), values)
+        for place in np.flatnonzero(_answered(ranking, self._label_sets[rows])).tolist():
+            self._hand_over(int(rows[place]), others.keys[place])
+
+    def _find_others(
+        self, rows: Int[np.ndarray, " row"], vectors: Float[np.ndarray, "row dim"], top_b: int
+    ) -> Neighbours:
+        """The nearest instances of each row that are left, without the row itself."""
+        found = self._search_instances(vectors, top_b + 1)
+        out = (found.keys < 0) | (found.keys == rows[:, None]) | ~self.kept[found.keys]
+        return Neighbours(np.where(out, -np.inf, found.similarities), np.where(out, -1, found.keys))
+
+    def _hand_over(self, row: int, others: Int[np.ndarray, " other"]) -> None:
+        """Leave out an instance, if it has an heir and its labels have enough other instances."""
+        labels = self._labels_of(row)
+        if (self._left[labels] <= self._floor).any():
+            return
+        near = others[others >= 0]
+        near = near[self.kept[near]][:_HEIRS]  # this block can have left some out
+        sets = self._label_sets[near]
+        common = np.add.reduceat(np.append(np.isin(sets.indices, labels), 0), sets.indptr[:-1])
+        sizes = np.diff(sets.indptr)
+        common = np.where(sizes, common, 0)  # `reduceat` gives no 0 for an empty row
+        fitting = near[common >= _COMMON_LABELS * (sizes + len(labels) - common)]
+        if len(fitting):
+            self.kept[row], self.heirs[row] = False, fitting[0]
+            self.counts[fitting[0]] += self.counts[row]
+            self._left[labels] -= 1
+
+    def _labels_of(self, row: int) -> Int[np.ndarray, " label"]:
+        labels: np.ndarray = self._label_sets.indices[self._label_sets.indptr[row] : self._label_sets.indptr[row + 1]]
+        return labels
 
 
-def _answered(
-    ranking: Ranking, truth: LabelSets, rows: Int[np.ndarray, " row"], labels: int
-) -> Bool[np.ndarray, " row"]:
-    """Mark the rows that have labels, all of them ranked above all other labels by the margin."""
-    own = truth.to_csr(labels)[rows]
-    sizes = np.diff(own.indptr)
-    true = np.isin(ranking.query * np.int64(labels) + ranking.label, LabelSets.of(own).codes(labels))
-    least, most_other = np.full(len(rows), np.inf), np.zeros(len(rows))
+def _answered(ranking: Ranking, truth: csr_matrix) -> Bool[np.ndarray, " row"]:
+    """Mark the rows that have labels, each with at least the least share of the best other label's score."""
+    rows, labels = truth.shape
+    true = np.isin(ranking.query * np.int64(labels) + ranking.label, LabelSets.of(truth).codes(labels))
+    least, most_other = np.full(rows, np.inf), np.zeros(rows)
     np.minimum.at(least, ranking.query[true], ranking.score[true])
     np.maximum.at(most_other, ranking.query[~true], ranking.score[~true])
-    found = np.bincount(ranking.query[true], minlength=len(rows))
-    answered: np.ndarray = (sizes > 0) & (found == sizes) & (most_other <= (1 - MARGIN) * least)
+    sizes, found = np.diff(truth.indptr), np.bincount(ranking.query[true], minlength=rows)
+    answered: np.ndarray = (sizes > 0) & (found == sizes) & (least >= _LEAST_SHARE * most_other)
     return answered
 
 

@@ -20,7 +20,7 @@ class ServedMemory:
     Attributes:
         memory: The memory that the bundle serves.
         full: All instances of the run, with vectors of the same dimensions. Measurements take their queries from it.
-        own: The row in `memory` of the key that stands for each instance of `full`; -1 if there is none.
+        own: The row in `memory` of the key that stands for each instance of `full`.
         counts: Number of instances that each key of `memory` stands for; None means one each.
         rotation: The projection of the run's vectors to the served dimensions; None means no projection.
         compaction: Manifest entry of the compaction; None without compaction.

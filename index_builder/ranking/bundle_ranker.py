@@ -29,8 +29,8 @@ def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:
         return None
     if settings.compact:
         raise BuildError(
-            f"{settings.run}: --compact {','.join(settings.compact)}: the ranker of this run was fitted to the votes of "
-            "all keys; build with --rank off"
+            f"{settings.run}: --compact {','.join(settings.compact)}: the ranker of this run was fitted to the votes "
+            "of all keys; build with --rank off"
         )
     ranker = read_ranker(memory)
     if settings.lexical == "off" and needs_words(ranker):

@@ -135,8 +135,8 @@ def _check_voters(bundle: Bundle) -> None:
     """Check the offsets of the voters of each label; voters are the instances that vote for the label.
 
     Raises:
-        BundleError: If a label's number of voters is not its number of training instances. In a compacted memory, it may
-            be less.
+        BundleError: If a label's number of voters is not its number of training instances. In a compacted memory, it
+            may be less.
     """
     offsets, counts = bundle.voter_indptr, bundle.labels.counts
     compacted = bundle.manifest.compaction is not None

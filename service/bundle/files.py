@@ -47,8 +47,8 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 )
 
 
-# Files of the lexical index, files of the ranker, and the file of the instances' counts. A bundle has all files of such a
-# part or none.
+# Files of the lexical index, files of the ranker, and the file of the instances' counts. A bundle has all files of such
+# a part or none.
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"

@@ -3,8 +3,9 @@
     score = (1 - w) p + w p_words,    p_words = softmax(3 ln s) [lambda Y; (1 - lambda) I]
 
 p is the score of the vectors (`service.predictor.scoring`). s are the similarities by words of the 50 keys that are
-most similar by words, so the weight of such a key is proportional to s^3, and to the key's count. p_words uses the same lambda, and the same
-votes of each key. w is the option `word_weight`. If no key shares a word with the query, the score is p.
+most similar by words, so the weight of such a key is proportional to s^3, and to its count. p_words uses the same
+lambda, and the same votes of each key. w is the option `word_weight`. If no key shares a word with the query, the score
+is p.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.build import build
+from index_builder.build import build, write_manifest
 from index_builder.compaction.compact import compact
 from index_builder.compaction.methods import Methods
 from index_builder.compaction.rotation import fit_rotation, rotate
@@ -21,6 +21,8 @@ from index_builder.evaluation.evaluate import evaluate
 from index_builder.left_out_votes import left_out_votes
 from index_builder.settings import BuildSettings, EvaluateSettings
 from service.bundle.bundle import open_bundle
+from service.bundle.files import INSTANCE_COUNTS
+from service.bundle.integrity import describe_files
 from service.bundle.manifest import CompactionStep
 from service.errors import BundleError
 from service.model import Model, open_model
@@ -36,15 +38,16 @@ QUERY = "The court hears the goalkeeper"
 
 
 @pytest.fixture(scope="module")
-def repetitive(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The topics, whose sentences occur one to three times. The store has a bundle of all keys."""
+def repetitive(built: Built, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The topics, whose sentences occur one to three times, with a tiny BERT. The store has a bundle of all keys."""
     folder = tmp_path_factory.mktemp("repetitive")
     dataset, run, store = folder / "dataset", folder / "run", folder / "store"
     shutil.copytree(built.dataset, dataset)
     rows = [json.loads(line) for line in (dataset / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     repeated = [row | {"uid": f"{row['uid']}+{copy}"} for nth, row in enumerate(rows) for copy in range(1 + nth % 3)]
     (dataset / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in repeated), encoding="utf-8")
-    write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
+    encoder = str(tiny_run.parent / "encoder")
+    write_run(TrainSettings(epochs=0, dataset=dataset, out=run, encoder=encoder, max_length=64))
     return Built(dataset, run, store, build_compact(run, store))
 
 
@@ -95,7 +98,7 @@ def test_merged_duplicates_lose_no_quality_on_left_out_texts(
     before, after = steps(memory, repetitive.run, tmp_path, "merge:1")
     assert after.metrics == pytest.approx(before.metrics)
     assert after.instances < before.instances
-    assert re.search(rf"merge:1 +{after.instances} +384 +[\d.]+ +{after.metrics['P@1']:.2f}", capsys.readouterr().err)
+    assert re.search(rf"merge:1 +{after.instances} +32 +[\d.]+ +{after.metrics['P@1']:.2f}", capsys.readouterr().err)
 
 
 def test_left_out_instance_of_a_merged_key_leaves_the_other_instances(
@@ -127,6 +130,8 @@ def test_merged_instances_have_equal_labels_and_similar_vectors(
 def test_prune_leaves_each_label_its_floor(repetitive: Built, memory: Memory, tmp_path: Path) -> None:
     served = compact(memory, repetitive.run, Methods.of(["prune:2"]), tmp_path)
     left = np.bincount(served.memory.value_indices, minlength=memory.plan.labels)
+    assert served.counts is not None
+    assert served.counts.sum() == memory.plan.instances
     assert served.memory.plan.instances < memory.plan.instances
     assert (left >= np.minimum(served.label_counts, 2)).all()
 
@@ -152,11 +157,11 @@ def test_rotation_of_rank_many_dimensions_keeps_all_similarities(memory: Memory)
 
 
 def test_all_methods_together_build_a_bundle_with_all_its_parts(repetitive: Built, tmp_path: Path) -> None:
-    version = build_compact(repetitive.run, tmp_path, "prune:2", "merge:0.9", "pca:32", lexical="on", precision="int8")
+    version = build_compact(repetitive.run, tmp_path, "prune:2", "merge:0.9", "pca:16", lexical="on")
     model = open_model(tmp_path)
     compaction = model.manifest.compaction
     assert compaction is not None
-    assert [step.method for step in compaction.steps] == ["none", "pca:32", "merge:0.9", "prune:2"]
+    assert [step.method for step in compaction.steps] == ["none", "pca:16", "merge:0.9", "prune:2"]
     assert compaction.steps[-1].instances == model.manifest.counts.instances
     assert any(label.because for label in model.predict(QUERY, explain=True))
     assert [check.name for check in model.manifest.checks if not check.passed] == []
@@ -195,15 +200,11 @@ def test_wrong_method_is_refused(flag: str, message: str) -> None:
 
 
 def test_more_dimensions_than_the_keys_have_are_refused(repetitive: Built, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="pca:384: expected fewer than the 384 dimensions"):
-        build_compact(repetitive.run, tmp_path, "pca:384")
+    with pytest.raises(BuildError, match="pca:32: expected fewer than the 32 dimensions"):
+        build_compact(repetitive.run, tmp_path, "pca:32")
 
 
 def test_count_that_is_not_positive_is_refused(merged: Path, tmp_path: Path) -> None:
-    from service.bundle.files import INSTANCE_COUNTS
-    from service.bundle.integrity import describe_files
-    from index_builder.build import write_manifest
-
     store = Store(merged)
     folder = tmp_path / "bundle"
     shutil.copytree(store.path(store.require_current()), folder)
