@@ -56,6 +56,7 @@ SERVICE_ORDER = (
     "memory",
     "predictor",
     "model",
+    "export",
     "bulk",
     "redis_client",
     "versions",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SIMILARITY, FLOOR = 0.95, 4
+SIMILARITY, FLOOR = 0.95, 1
 
 
 @dataclass(frozen=True)
