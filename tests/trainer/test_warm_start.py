@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import recollect
 from tests.trainer.runs import Train, training, weights
 from trainer.errors import TrainingError
 from trainer.train_settings import TrainSettings
@@ -22,10 +23,9 @@ def earlier(train: Train, run_folder: Path) -> Path:
     return run_folder
 
 
-def test_run_starts_from_the_adapter_of_the_earlier_run(train: Train, earlier: Path) -> None:
+def test_run_starts_from_the_adapter_of_the_earlier_run(lesson: Path, earlier: Path) -> None:
     new = earlier.with_name("new")
-    outcome = train("--from", earlier, "--out", new, "--max-steps", 1, "--learning-rate", 1e-12, encoder=None)
-    assert outcome.status == 0
+    recollect.train(lesson, out=new, from_=earlier, max_steps=1, learning_rate=1e-12)
     before, after = weights(earlier), weights(new)
     assert before.keys() == after.keys()
     for name in before:

@@ -128,3 +128,10 @@ def test_evaluate_measures_both_orders(ranked: RankedRun) -> None:
     rows = recollect.evaluate(ranked.run.parent / "dataset", store=ranked.store)["rows"]
     by_order = {row["order"]: row["P@1"] for row in rows}
     assert by_order["probability"] > by_order["score"]
+
+
+def test_compaction_is_refused_for_a_run_with_a_ranker(ranked: RankedRun, tmp_path: Path) -> None:
+    memory, settings = open_memory(ranked.run / "memory"), {"run": ranked.run, "store": tmp_path, "compact": ["merge"]}
+    with pytest.raises(BuildError, match="--compact merge: the ranker of this run .* build with --rank off"):
+        choose_ranker(memory, BuildSettings(**settings))  # type: ignore[arg-type]
+    assert choose_ranker(memory, BuildSettings(**settings, rank="off")) is None  # type: ignore[arg-type]
