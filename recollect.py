@@ -35,7 +35,19 @@ if TYPE_CHECKING:
 
     ERRORS: tuple[type[Exception], ...]
 
-__all__ = ["ERRORS", "UsageError", "build", "evaluate", "main", "open", "predict_file", "rank", "train", "tune"]
+__all__ = [
+    "ERRORS",
+    "UsageError",
+    "build",
+    "evaluate",
+    "export",
+    "main",
+    "open",
+    "predict_file",
+    "rank",
+    "train",
+    "tune",
+]
 
 _PACKAGES = ("trainer", "index_builder", "service")
 
@@ -174,6 +186,20 @@ def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[st
         return vars(evaluate_bundle(settings))
 
 
+def export(store: str | Path, *, out: str | Path, **flags: Any) -> Path:
+    """Write the memory of a version as a dataset folder, which `train` reads.
+
+    Returns:
+        The dataset folder.
+    """
+    with _require_extra("serve"):
+        settings = _from_keywords("export", {"store": store, "out": out, **flags})
+        from service.export import export_version
+
+        export_version(settings)
+    return Path(out)
+
+
 def _load_errors() -> tuple[type[Exception], ...]:
     """The base classes of all errors that a user can correct, for `except recollect.ERRORS as error`.
 
@@ -259,6 +285,7 @@ VERBS = {
     "rollback": Verb("service.cli", "serve", "remove the canary, or make the previous version current again"),
     "log": Verb("service.cli", "serve", "list all activations and rollbacks of a store"),
     "verify": Verb("service.cli", "serve", "check the files of a version and its golden queries"),
+    "export": Verb("service.cli", "serve", "write the memory of a version as a dataset"),
     "copy": Verb("service.cli", "serve", "copy a version to another store"),
     "prune": Verb("service.cli", "serve", "remove old versions from a store"),
     "protect": Verb("service.cli", "serve", "protect a version against prune"),

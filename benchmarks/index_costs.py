@@ -27,6 +27,7 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.synthetic_memory import SyntheticMemory
 from index_builder.build import usable_device, write_bundle
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.faiss_index import check_factory, factory_string
@@ -118,7 +119,9 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     bundle.mkdir()
     start = time.perf_counter()
     with _peak_memory() as peak:
-        manifest, _ = write_bundle(memory, encoder, sample, bundle, settings, usable_device(settings))
+        manifest, _ = write_bundle(
+            ServedMemory.whole(memory), encoder, sample, bundle, settings, usable_device(settings)
+        )
     built = time.perf_counter() - start
     print_status("open and query")
     start = time.perf_counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,10 @@ import torch
 
 from index_builder.bundle_tables import write_bundle_tables
 from index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
+from index_builder.compaction.compact import compact
+from index_builder.compaction.methods import Methods
+from index_builder.compaction.rotation import add_rotation
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
@@ -96,13 +101,14 @@ def build(settings: BuildSettings) -> str:
     before = current_metrics(store, settings, threads)
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
-    with store.incoming() as folder:
+    with store.incoming() as folder, tempfile.TemporaryDirectory() as scratch:
         sample = encode_sample(memory, encoder, query_encoder)
-        manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device)
+        served = compact(memory, settings.run, Methods.of(settings.compact), Path(scratch))
+        manifest, points = write_bundle(served, query_encoder, sample, folder, settings, device)
         if settings.report:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        verification = verify(folder, memory, before, sample, points, settings, threads, device)
+        verification = verify(folder, served, before, project(served, sample), points, settings, threads, device)
         manifest = manifest.model_copy(
             update={"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         )
@@ -119,12 +125,12 @@ def build(settings: BuildSettings) -> str:
 
 
 def write_bundle(
-    memory: Memory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings, device: Device
+    served: ServedMemory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings, device: Device
 ) -> tuple[Manifest, dict[str, Point]]:
     """Write all files of a bundle. The caller verifies them afterwards.
 
     Args:
-        memory: The memory of the run.
+        served: The memory of the bundle.
         encoder: The encoder of queries.
         sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
         folder: An existing folder.
@@ -138,24 +144,27 @@ def write_bundle(
         BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss rejects the requested
             index.
     """
-    write_bundle_tables(memory, folder)
+    memory = served.memory
+    write_bundle_tables(served, folder)
     print_status(f"export: {encoder.config.name}, {settings.precision}")
     teacher = None if memory.distilled is None else memory.plan.encoder["name"]
     info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
+    if served.rotation is not None:
+        add_rotation(folder / "encoder.onnx", served.rotation)
     indexes, points, curves = write_indexes(memory, folder, settings, device, info)
-    write_golden(folder, golden_queries(memory, sample))
+    write_golden(folder, golden_queries(served, project(served, sample)))
     ranker = choose_ranker(memory, settings)
     lexical = lexical_for(ranker, settings.lexical)
-    word_weight, measured = write_lexical(memory, folder, settings.run, lexical)
+    word_weight, measured = write_lexical(served, folder, settings.run, lexical)
     if ranker is None:
-        probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
+        probabilities = fit_vote_probabilities(served, settings.run, folder, word_weight)
     else:
         probabilities = write_bundle_ranker(memory, folder, ranker)
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    manifest = describe_bundle(memory, folder, info, indexes, curves, defaults, probabilities, measured)
+    manifest = describe_bundle(served, folder, info, indexes, curves, defaults, probabilities, measured)
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -174,6 +183,11 @@ def usable_device(settings: PublishSettings) -> Device:
         if settings.device == "cuda":
             print_status(f"--device cuda: expected a GPU, found none; building on the CPU: {error}")
     return "cpu"
+
+
+def project(served: ServedMemory, sample: Sample) -> Sample:
+    """The sample with its vectors in the served dimensions."""
+    return Sample(sample.texts, served.project(sample.vectors))
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
@@ -231,7 +245,7 @@ def _progress_bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int]
 
 
 def describe_bundle(
-    memory: Memory,
+    served: ServedMemory,
     folder: Path,
     encoder: EncoderInfo,
     indexes: Indexes,
@@ -242,6 +256,7 @@ def describe_bundle(
     memory_sequence: int = 0,
 ) -> Manifest:
     """The manifest of a bundle whose files are written, with a new version."""
+    memory = served.memory
     files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -257,6 +272,7 @@ def describe_bundle(
         index=indexes,
         defaults=defaults,
         probabilities=probabilities,
+        compaction=served.compaction,
         metrics=metrics,
         curves=curves,
         memory_sequence=memory_sequence,

@@ -9,26 +9,30 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.errors import BuildError
 from service.bundle.arrays import save_array
+from service.bundle.files import INSTANCE_COUNTS
 from service.bundle.strings import write_table
 from trainer.data.split import LabelSets
-from trainer.memory import Memory
 
 
-def write_bundle_tables(memory: Memory, folder: Path) -> None:
+def write_bundle_tables(served: ServedMemory, folder: Path) -> None:
     """Write the tables into a bundle folder.
 
     Raises:
         BuildError: If the memory's texts are damaged.
     """
+    memory = served.memory
     instances, labels = memory.plan.instances, memory.plan.labels
+    if served.counts is not None:
+        save_array(folder / INSTANCE_COUNTS, served.counts.astype(np.float32))
     save_array(folder / "value_indptr.npy", memory.value_indptr)
     save_array(folder / "value_indices.npy", memory.value_indices)
     voters = transpose(memory.label_sets, labels)
     save_array(folder / "voter_indptr.npy", voters.indptr)
     save_array(folder / "voter_indices.npy", voters.indices)
-    save_array(folder / "label_counts.npy", np.bincount(memory.value_indices, minlength=labels).astype(np.int32))
+    save_array(folder / "label_counts.npy", served.label_counts.astype(np.int32))
     for part, rows in (("label", labels), ("instance", instances)):
         source = memory.folder / f"{part}s.jsonl"
         for field in ("uid", "text"):

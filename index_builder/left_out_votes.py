@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from scipy.sparse import csr_matrix
 
 from index_builder.bundle_tables import read_field
+from index_builder.compaction.served_memory import ServedMemory
+from index_builder.recall import exact_neighbours
 from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
-from service.predictor.scoring import Ranking, Votes, cast_votes
+from service.predictor.scoring import Ranking, Votes, key_weights, votes_of
 from service.predictor.searcher import Neighbours, search_parts
 from service.predictor.words import word_votes
 from trainer.data.split import LabelSets
-from trainer.left_out import instance_neighbours, label_neighbours
+from trainer.left_out import label_neighbours
 from trainer.memory import Memory
 
 _BLOCK_QUERIES = 256
@@ -24,30 +26,34 @@ _SEARCHED = 64
 
 
 def left_out_votes(
-    memory: Memory, rows: Int[np.ndarray, " query"], index: LexicalIndex | None
+    served: ServedMemory, rows: Int[np.ndarray, " query"], index: LexicalIndex | None
 ) -> Iterator[tuple[slice, Votes, Votes | None]]:
     """Yield the votes for blocks of instances with the memory's default options, without the instances themselves.
 
+    An instance whose key stands for n instances leaves n - 1 of them in the memory.
+
     Args:
-        memory: The memory.
+        served: The memory that votes, and all instances.
         rows: The instances, in rising order.
         index: The lexical index; None leaves out the votes by words.
 
     Yields:
         The places of the block in `rows`, the votes by vectors, and the votes by words.
     """
-    lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
-    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
-    found = _nearest_keys(memory, rows)
-    texts = [] if index is None else _texts_of(memory, rows)
+    lambda_, temperature = served.memory.defaults["lambda"], served.memory.defaults["temperature"]
+    values = served.values
+    found = _nearest_keys(served, rows)
+    texts = [] if index is None else _texts_of(served.full, rows)
     for start in range(0, len(rows), _BLOCK_QUERIES):
         block = slice(start, start + _BLOCK_QUERIES)
+        own = served.own[rows[block]]
         nearest = Neighbours(found.similarities[block], found.keys[block])
+        weights = key_weights(nearest.similarities, temperature, _log_counts(served, values, nearest, own))
         by_words = None
         if index is not None:
-            shared = Neighbours(*index.search(texts[block], _SEARCHED, lambda_))
-            by_words = word_votes(_leave_out(shared, rows[block]), lambda_, values)
-        yield block, cast_votes(nearest, temperature, lambda_, values), by_words
+            shared = _leave_out(served, Neighbours(*index.search(texts[block], _SEARCHED, lambda_)), own)
+            by_words = word_votes(shared, lambda_, values, _log_counts(served, values, shared, own))
+        yield block, votes_of(nearest.keys, weights, lambda_, values), by_words
 
 
 def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:
@@ -58,19 +64,20 @@ def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:
     return Ranking(ranking.query[kept], ranking.label[kept], ranking.score[kept])
 
 
-def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:
+def _nearest_keys(served: ServedMemory, rows: Int[np.ndarray, " query"]) -> Neighbours:
     """The top-b keys of the queries with the memory's default options, without the queries themselves."""
+    memory, full = served.memory, served.full
     defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
 
-    def search_instances(_: np.ndarray, top_b: int) -> Neighbours:
-        found = instance_neighbours(memory, rows, top_b)
-        return Neighbours(found.similarities, found.keys)
+    def search_instances(vectors: np.ndarray, top_b: int) -> Neighbours:
+        found = _leave_out(served, exact_neighbours(memory.instance_keys, vectors, top_b + 1), served.own[rows])
+        return Neighbours(found.similarities[:, :top_b], found.keys[:, :top_b])
 
     def search_labels(_: np.ndarray, top_b: int) -> Neighbours:
-        found = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
+        found = label_neighbours(full, rows, full.defaults["label_key_alpha"], top_b)
         return Neighbours(found.similarities, found.keys)
 
-    vectors = np.asarray(memory.query_vectors[rows], dtype=np.float32)
+    vectors = np.asarray(full.query_vectors[rows], dtype=np.float32)
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
 
 
@@ -80,9 +87,25 @@ def _texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:
     return [text for row, text in enumerate(texts) if row in wanted]
 
 
-def _leave_out(found: Neighbours, rows: Int[np.ndarray, " query"]) -> Neighbours:
-    """The found keys without the query's own key, which moves to the end as a missing key."""
-    own = found.keys == rows[:, None]
-    order = np.argsort(own, axis=1, kind="stable")
-    similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
+def _leave_out(served: ServedMemory, found: Neighbours, own: Int[np.ndarray, " query"]) -> Neighbours:
+    """The found keys without the query's own key, which moves to the end as a missing key.
+
+    A key that also stands for other instances stays.
+    """
+    alone = True if served.counts is None else served.counts[own] == 1
+    out = (found.keys == own[:, None]) & np.reshape(alone, (-1, 1))
+    order = np.argsort(out, axis=1, kind="stable")
+    similarities, keys = np.where(out, -np.inf, found.similarities), np.where(out, -1, found.keys)
     return Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
+
+
+def _log_counts(
+    served: ServedMemory, values: Values, found: Neighbours, own: Int[np.ndarray, " query"]
+) -> Float[np.ndarray, "query found"] | float:
+    """The logarithm of the count of each found key, without the query itself."""
+    if served.counts is None:
+        return 0.0
+    is_own = found.keys == own[:, None]
+    others = np.where(is_own, served.counts[np.where(is_own, found.keys, 0)] - 1, 1)
+    log_counts: np.ndarray = np.where(is_own, np.log(others), values.log_counts_of(found.keys))
+    return log_counts

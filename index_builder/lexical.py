@@ -14,19 +14,18 @@ import numpy as np
 from jaxtyping import Float
 
 from index_builder.bundle_tables import read_field
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.evaluation.predictions import best_rows, pick
 from index_builder.left_out_votes import left_out_votes, remove_filtered
 from index_builder.ranking.gains import is_certain
 from index_builder.settings import Lexical
 from service.bundle.files import LEXICAL_FILES
-from service.bundle.values import Values
 from service.lexical.index import LexicalIndex, write_lexical_index
 from service.predictor.scoring import rank
 from service.predictor.words import mix
 from trainer.errors import TrainingError
 from trainer.left_out import choose_queries
-from trainer.memory import Memory
 from trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
@@ -62,7 +61,7 @@ class Gain:
         )
 
 
-def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> tuple[float, dict[str, float]]:
+def write_lexical(served: ServedMemory, folder: Path, run: Path, lexical: Lexical) -> tuple[float, dict[str, float]]:
     """Write the lexical index into a bundle folder, unless `lexical` is off, or is auto and the index gains nothing.
 
     Returns:
@@ -73,10 +72,10 @@ def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> 
     """
     if lexical == "off":
         return 0.0, {}
-    instances, labels = (read_field(memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
+    instances, labels = (read_field(served.memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
     write_lexical_index(folder, instances, labels)
     try:
-        gain = measure_gain(memory, folder, run)
+        gain = measure_gain(served, folder, run)
     except TrainingError:  # no instance has a label
         print_status("lexical: no instance has a label, so there is nothing to tune the word weight on")
         return _without_gain(folder, lexical), {}
@@ -103,13 +102,14 @@ def _without_gain(folder: Path, lexical: Lexical) -> float:
     return 0.0
 
 
-def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
+def measure_gain(served: ServedMemory, folder: Path, run: Path) -> Gain:
     """Measure each weight on left-out instances with the memory's default options, and choose the best one.
 
     Raises:
         TrainingError: If no instance has a label.
     """
-    rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
+    full, memory, values = served.full, served.memory, served.values
+    rows, trained_on = choose_queries(full, run, _QUERIES, _SEED)
     if trained_on:
         print_status(
             f"lexical: {run} held out no instances, so the word weight is tuned on training instances, for which the "
@@ -117,9 +117,8 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
         )
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
-    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
-    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
-    for block, votes, by_words in left_out_votes(memory, rows, index):
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (full.label_sets, full.filtered_labels))
+    for block, votes, by_words in left_out_votes(served, rows, index):
         for weight, score in scores.items():
             ranking = rank(mix(votes, by_words, weight) if weight and by_words else votes, values)
             ranking = remove_filtered(ranking, filtered[block])

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from index_builder.compaction.methods import check_flag
 from service.bundle.manifest import Precision
 from service.options import Lambda, Temperature, TopB, WordWeight
 from service.settings import NO_WORD, Device, Location
@@ -108,7 +109,10 @@ class PublishSettings(BuilderSettings):
         description="dataset folder; the bundle and the current version are compared on its test split; see --max-drop",
     )
     max_drop: float = Field(
-        0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
+        0.5,
+        ge=0,
+        description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset, and points of "
+        "P@1, R@100 and PSP@5 that --compact may lose on left-out texts",
     )
     force: CliImplicitFlag[bool] = Field(
         False, description="publish even if a check fails; the manifest records the failure"
@@ -134,6 +138,12 @@ class BuildSettings(PublishSettings):
     )
     rank: Literal["auto", "off"] = Field(
         "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
+    )
+    compact: Annotated[list[str], AfterValidator(check_flag), *Listed] = Field(
+        [],
+        description="fewer or smaller keys: merge[:SIMILARITY] (near-duplicates with equal labels become one key), "
+        "prune[:FLOOR] (instances that the others answer hand their votes over; each label keeps FLOOR), pca:D (D "
+        "dimensions), or several with commas; default: all keys. See --max-drop",
     )
     report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
 

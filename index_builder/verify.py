@@ -12,6 +12,8 @@ from jaxtyping import Float, Int
 
 from index_builder.bundle_tables import read_field
 from index_builder.choose_index import evenly_spaced_rows
+from index_builder.compaction.measure import points_lost
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.errors import BuildError
 from index_builder.evaluation.evaluate import default_metrics
 from index_builder.fidelity import METRICS, exact_search, quality_changes
@@ -20,7 +22,6 @@ from index_builder.recall import MIN_REACHABLE
 from index_builder.settings import PublishSettings
 from service.bundle.bundle import open_bundle
 from service.bundle.manifest import Check, Point, Precision
-from service.bundle.values import Values
 from service.model import open_model
 from service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from service.predictor.predictor import Predictor
@@ -107,7 +108,7 @@ def current_metrics(store: Store, settings: PublishSettings, threads: int) -> di
 
 def verify(
     folder: Path,
-    memory: Memory,
+    served: ServedMemory,
     before: dict[str, float],
     sample: Sample,
     points: dict[str, Point],
@@ -119,9 +120,9 @@ def verify(
 
     Args:
         folder: The bundle, not yet published.
-        memory: The memory of the bundle.
+        served: The memory of the bundle.
         before: Metrics of the current version on the gate dataset.
-        sample: Texts, and their vectors from the trained encoder.
+        sample: Texts, and their vectors from the trained encoder, projected to the served dimensions.
         points: The chosen measurement of the index, by `labels` and `instances`.
         settings: Bounds of the checks.
         threads: Threads that search and encode.
@@ -152,11 +153,14 @@ def verify(
         check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
     )
     checks.append(check("open, seconds", opened))
-    changes = quality_changes(memory, predictor)
+    changes = quality_changes(served.memory, predictor)
     checks.append(check(f"worst cosine on left-out texts ({precision})", changes["left_out_worst_cosine"]))
     for metric in METRICS:
         checks.append(check(f"{metric}, points won by {precision}", changes[f"{metric}_change_precision"]))
         checks.append(check(f"{metric}, points won by the indexes", changes[f"{metric}_change_index"]))
+    if served.compaction is not None:
+        for metric, lost in points_lost(served.compaction.steps):
+            checks.append(check(f"{metric} on left-out texts, points lost by --compact", lost, most=settings.max_drop))
     if settings.gate_dataset and before:
         checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
     return Verification(checks, metrics | changes)
@@ -185,14 +189,14 @@ def format_checks(checks: list[Check]) -> Iterator[str]:
         yield f"{each.name:{width}}  {found:>10}  {' and '.join(bounds) or 'no limit':14}  {verdict}"
 
 
-def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
+def golden_queries(served: ServedMemory, sample: Sample) -> list[GoldenQuery]:
     """Choose some texts as golden queries, and answer them by exact search over the memory with the default options."""
+    memory, values = served.memory, served.values
     chosen = evenly_spaced_rows(len(sample.texts), _GOLDEN_QUERIES)
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
     defaults = memory.defaults
     lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
     found = exact_search(memory, vectors, top_b, lambda_)
-    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
     ranking = rank(cast_votes(found, defaults["temperature"], lambda_, values), values)
     uids = list(read_field(memory.folder / "labels.jsonl", "uid"))
     most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from service.command_settings import (
     ActivateSettings,
     CopySettings,
+    ExportSettings,
     ExtendSettings,
     LogSettings,
     MemorySettings,
@@ -254,6 +255,13 @@ def copy(settings: CopySettings) -> None:
     if not copy_version(store, version, target):
         _print_error(f"{target.name} contains the same bundle already")
     _print_line(version)
+
+
+def export(settings: ExportSettings) -> None:
+    from service.export import export_version
+
+    instances, labels = export_version(settings)
+    _print_line(f"{settings.out}: {instances:,} instances, {labels:,} labels")
 
 
 def _store(settings: ServiceSettings) -> Store:

@@ -214,6 +214,16 @@ class VerifySettings(ServiceSettings):
     )
 
 
+class ExportSettings(ServiceSettings):
+    """Write the memory of a version as a dataset folder, which `recollect train` reads."""
+
+    store: CliPositionalArg[Location] = Field(
+        description="Bundle store: a folder, or a URL such as s3://bucket/store", repr=False
+    )
+    out: Path = Field(description="Dataset folder to write; must be absent or empty")
+    version: str = Field("current", description="Version to export")
+
+
 class PruneSettings(RedisSettings):
     """Remove old versions from a store.
 

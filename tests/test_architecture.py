@@ -57,6 +57,7 @@ SERVICE_ORDER = (
     "memory_log",
     "predictor",
     "model",
+    "export",
     "bulk",
     "extend",
     "redis_client",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Float
 
@@ -18,6 +19,7 @@ from trainer.distributed import ALONE, Ranks
 from trainer.encoder import Encoder, embed
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from trainer.reuse import ReusableKeys
 from trainer.tokens import Inputs, VectorTable
 
 
@@ -84,12 +86,21 @@ class KeyMaker:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Keys that the whole encoder makes from texts."""
+    """Keys that the whole encoder makes from texts.
+
+    Attributes:
+        encoder: The encoder.
+        labels: The labels.
+        instances: The instances.
+        ranks: The processes that share the work.
+        reusable: Keys of an earlier run, which are not computed again.
+    """
 
     encoder: Encoder
     labels: Entries
     instances: Entries
     ranks: Ranks
+    reusable: ReusableKeys | None = None
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         config, first_label = self.encoder.config, len(self.instances)
@@ -102,10 +113,29 @@ class EncodedTexts:
             self.ranks,
             len(texts),
             self.encoder.device,
-            lambda own: self.encoder.encode(
-                texts[own].to_pylist(), max_length, progress, side, start - first_label + own.start
-            ),
+            lambda own: self._encode_share(texts[own], start + own.start, max_length, side, progress),
         )
+
+    def _encode_share(
+        self,
+        texts: pa.LargeStringArray,
+        start: int,
+        max_length: int,
+        side: Side,
+        progress: Callable[[int], object],
+    ) -> Float[np.ndarray, "row dim"]:
+        """Encode the texts of the rows from `start` on, except those with a reusable key."""
+        first = start - len(self.instances)
+        if self.reusable is None:
+            return self.encoder.encode(texts.to_pylist(), max_length, progress, side, first)
+        rows = self.reusable.rows[start : start + len(texts)]
+        known = rows >= 0
+        vectors = np.empty((len(texts), self.encoder.dim), dtype=np.float32)
+        vectors[known] = self.reusable.memory.keys[rows[known]]
+        new = texts.filter(pa.array(~known)).to_pylist()
+        if new:
+            vectors[~known] = self.encoder.encode(new, max_length, progress, side, first)
+        return vectors
 
 
 @dataclass(frozen=True)

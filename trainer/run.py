@@ -22,11 +22,12 @@ from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
 from trainer.keys import AdaptedKeys, EncodedTexts, KeySource
 from trainer.label_keys import LabelInputs
-from trainer.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, differences, is_complete, open_memory
+from trainer.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
 from trainer.memory_check import explain_out_of_memory, require_memory
 from trainer.memory_writer import write_memory
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
+from trainer.reuse import ReusableKeys, find_reusable, open_earlier
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.settings import STATIC, TuneSettings
 from trainer.static.pretrained import make_static
@@ -58,8 +59,25 @@ class Run:
     def plan(self, encoder: Encoder, key_dtype: KeyDtype) -> MemoryPlan:
         return MemoryPlan.of(self.dataset.labels, self.instances, encoder, encoder_digest(encoder), key_dtype)
 
-    def texts(self, encoder: Encoder) -> EncodedTexts:
-        return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks)
+    def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
+        return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
+
+    def reusable(self, encoder: Encoder, plan: MemoryPlan) -> ReusableKeys | None:
+        """The keys of --vectors for the texts of this dataset; None without the flag.
+
+        Raises:
+            MemoryFolderError: If the same encoder did not write them.
+        """
+        given = self.settings.vectors
+        if given is None:
+            return None
+        memory = open_earlier(given, encoder, plan.encoder_sha256, plan.key_dtype)
+        found = find_reusable(memory, plan, encoder, self.dataset.labels, self.instances.entries)
+        self.report(
+            f"--vectors {given}: {plan.keys - found.missing:,} of {plan.keys:,} texts are unchanged, "
+            f"{found.missing:,} texts to encode"
+        )
+        return found
 
     def report(self, message: str) -> None:
         """Print a progress line on the first rank."""
@@ -132,7 +150,8 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
             "use --epochs 0 to write a memory without training"
         )
     if settings.vectors is not None:
-        _open_given_vectors(run.plan(run.encoder.without_adapter(), "float32"), settings.vectors)
+        frozen = run.encoder.without_adapter()
+        open_earlier(settings.vectors, frozen, encoder_digest(frozen), "float32")
     held_out = hold_out(run.instances.labels, settings.validation_fraction, settings.seed)
     start = run.plan(run.encoder, "float32")
     recipe = Recipe.of(
@@ -167,11 +186,12 @@ def _check_head(run: Run, recipe: Recipe) -> None:
 def _run_without_training(run: Run) -> None:
     """Save the pretrained encoder and write its memory."""
     folder, plan = run.folder, run.plan(run.encoder, run.settings.key_dtype)
+    reusable = run.reusable(run.encoder, plan)
     if run.ranks.first:
         resumed = folder.begin_untrained(plan, run.settings.overwrite)
         if not resumed or not folder.checkpoint.is_dir():
             save_checkpoint(run.encoder, folder.checkpoint)
-    _write_memory(run, plan, run.texts(run.encoder))
+    _write_memory(run, plan, run.texts(run.encoder, reusable))
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
@@ -254,24 +274,18 @@ def _create_head(run: Run, recipe: Recipe) -> Head | None:
 
 
 def _frozen_vectors(run: Run, frozen: Encoder) -> Memory:
-    """The frozen encoder's vectors of all texts: from --vectors, or computed now."""
-    plan, given = run.plan(frozen, "float32"), run.settings.vectors
-    if given is None:
-        if not _has_intact_memory(run, run.folder.frozen):
-            write_memory(run.folder.frozen, plan, run.dataset.labels, run.instances, run.texts(frozen), run.ranks)
-        return open_memory(run.folder.frozen)
-    return _open_given_vectors(plan, given)
+    """The frozen encoder's vectors of all texts: those of --vectors, and those that are computed now.
 
-
-def _open_given_vectors(plan: MemoryPlan, given: Path) -> Memory:
-    """Open the memory of --vectors and check its plan."""
-    memory = open_memory(given)
-    if differs := differences(plan, memory.plan):
-        raise MemoryFolderError(
-            f"--vectors {given}: expected float32 keys of this encoder and dataset, found a memory that differs in "
-            f"{', '.join(differs)}; omit the flag, or write such a memory with --epochs 0"
-        )
-    return memory
+    If --vectors has exactly the texts of the dataset, its memory is used as it is.
+    """
+    plan = run.plan(frozen, "float32")
+    if not _has_intact_memory(run, run.folder.frozen):
+        reusable = run.reusable(frozen, plan)
+        if reusable is not None and (reusable.rows == np.arange(plan.keys)).all():
+            return reusable.memory
+        source = run.texts(frozen, reusable)
+        write_memory(run.folder.frozen, plan, run.dataset.labels, run.instances, source, run.ranks)
+    return open_memory(run.folder.frozen)
 
 
 def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarray) -> LabelInputs:

@@ -242,7 +242,12 @@ class SharedTrainSettings(TrainerSettings):
     key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(
         None,
-        description="memory/ of a run with --epochs 0; the adapter uses its keys instead of encoding the texts again",
+        description="run with --epochs 0 and the same encoder, whose keys are reused; only other texts are encoded",
+    )
+    from_: Path | None = Field(
+        None,
+        alias="from",
+        description="run to start from: its checkpoint, lengths, pooling and trained part; heads start anew",
     )
     tune: Literal["auto", "yes", "no"] = Field(
         "auto",

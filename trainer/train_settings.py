@@ -18,6 +18,7 @@ from trainer.methods.softtopk import SoftTopKOptions
 from trainer.methods.supcon import SupconOptions
 from trainer.presets.preset import find_preset
 from trainer.settings import STATIC, SharedTrainSettings
+from trainer.warm_start import start_from
 
 # Flags that `--best` passes on; it sets all others itself.
 _DATASET_FLAGS = {"dataset", "format", "text_fields", "empty_texts", "propensity", "validation_fraction", "seed"}
@@ -37,9 +38,13 @@ class TrainSettings(
     ) -> TrainSettings:
         """Use the values of --preset for the flags that the user does not give. These flags do not count as given.
 
+        --from adds the flags of its run first.
+
         Raises:
-            TrainingError: If the preset is unknown, or has another method than --method.
+            TrainingError: If the preset is unknown, or has another method than --method. If a flag contradicts --from.
         """
+        if (run := given.get("from")) is not None:
+            given = given | start_from(Path(run), given)
         settings = validate(given)
         if settings.preset is None:
             return settings
@@ -78,9 +83,9 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
                 f"{flag} {path}: expected a folder outside --out {settings.out}, which this command writes, "
                 "found a folder inside; choose another --out"
             )
-    if settings.vectors is not None and (settings.trained != "adapter" or settings.epochs == 0):
-        found = "--epochs 0" if settings.epochs == 0 else _trained_flag(settings)
-        yield f"--vectors: expected --train adapter, because only an adapter trains on vectors, found {found}"
+    if settings.vectors is not None and settings.trained != "adapter" and settings.epochs != 0:
+        found = _trained_flag(settings)
+        yield f"--vectors: expected --train adapter or --epochs 0, because all vectors change otherwise, found {found}"
     if "label_inputs" in given and settings.trained == "full":
         found = _trained_flag(settings)
         yield f"--label-inputs: expected --train adapter, because an encoder reads label texts, found {found}"
@@ -155,4 +160,4 @@ def _trained_flag(settings: TrainSettings) -> str:
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.rstrip('_').replace('_', '-')}"

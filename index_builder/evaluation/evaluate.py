@@ -64,7 +64,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         raise BuildError(f"--report: expected a version with probabilities, found none in {predictor.version}")
     grid = _grid(settings, predictor)
     predictions = predict_top(predictor, test, truth, grid)
-    instances, with_words = predictor.manifest.counts.instances, predictor.memory.words is not None
+    instances, with_words = predictor.manifest.training_instances, predictor.memory.words is not None
     rows, judged, statistics = [], None, []
     for setting, found in zip(grid, predictions, strict=True):
         measured = found.labels, truth.relevance, truth.label_counts, instances, settings.propensity
@@ -110,7 +110,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     defaults = predictor.manifest.defaults
     setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
     (found,) = predict_top(predictor, test, truth, [setting])
-    metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
+    metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.training_instances)
     return {name: value for name, value in metrics.items() if value is not None}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from index_builder.build import describe_bundle, require_passed, usable_device, write_indexes, write_manifest
 from index_builder.bundle_tables import read_field, write_bundle_tables
 from index_builder.choose_index import evenly_spaced_rows
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.lexical import write_lexical_index
@@ -85,6 +86,11 @@ def compact(settings: CompactSettings) -> str:
 
 def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
     """Check that a bundle has the instances and labels of a run, row by row."""
+    if bundle.manifest.compaction is not None:
+        raise BuildError(
+            f"{bundle.manifest.version}: expected a version with all keys of its run, found one that was built with "
+            "--compact; export it with `recollect export`, and train and build again"
+        )
     for name, uids in (("instances", bundle.instance_uids), ("labels", bundle.labels.uids)):
         rows = list(read_field(memory.folder / f"{name}.jsonl", "uid"))
         if len(rows) != len(uids) or any(uids[row] != uid for row, uid in enumerate(rows)):
@@ -154,11 +160,12 @@ def _publish(
     """Write, check and publish the bundle of a merged memory; return its version."""
     device, old = usable_device(settings), bundle.manifest
     with store.incoming() as folder:
-        write_bundle_tables(memory, folder)
+        served = ServedMemory.whole(memory)
+        write_bundle_tables(served, folder)
         for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
             shutil.copyfile(bundle.folder / name, folder / name)
         indexes, points, curves = write_indexes(memory, folder, settings, device, old.encoder)
-        write_golden(folder, golden_queries(memory, sample))
+        write_golden(folder, golden_queries(served, sample))
         if old.has_ranker:
             Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
         if old.has_lexical_index:
@@ -166,10 +173,10 @@ def _publish(
                 folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
             )
         manifest = describe_bundle(
-            memory, folder, old.encoder, indexes, curves, old.defaults, old.probabilities, {}, sequence
+            served, folder, old.encoder, indexes, curves, old.defaults, old.probabilities, {}, sequence
         )
         write_manifest(folder, manifest)
-        checked = verify(folder, memory, before, sample, points, settings, threads, device)
+        checked = verify(folder, served, before, sample, points, settings, threads, device)
         manifest = manifest.model_copy(update={"checks": checked.checks, "metrics": checked.metrics})
         write_manifest(folder, manifest)
         if signing:

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.evaluation.predictions import best_rows, pick
 from index_builder.left_out_votes import left_out_votes, remove_filtered
 from index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from service.bundle.manifest import Probabilities
-from service.bundle.values import Values
 from service.lexical.index import LexicalIndex
 from service.predictor.scoring import rank
 from service.predictor.words import mix
 from service.ranking.calibration import log_odds
 from trainer.left_out import choose_queries
-from trainer.memory import Memory
 from trainer.metrics import hits
 
 # Maximum number of texts; more texts hardly change the calibration.
@@ -29,23 +28,23 @@ _MOST_TEXTS = 2_000
 _MOST_ERROR = 0.05
 
 
-def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
+def fit_vote_probabilities(served: ServedMemory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
     """Fit and measure a calibration of the scores; None, with the reason as a status message, if that is not possible.
 
     Args:
-        memory: The memory of the run.
+        served: The memory of the bundle.
         run: The run folder, which records the held-out instances.
         folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
         word_weight: Default share of the votes by words in a score.
     """
-    if not len(memory.value_indices):
+    if not len(served.full.value_indices):
         print_status("probabilities: none, because no instance has a label")
         return None
-    rows, trained_on = choose_queries(memory, run, _MOST_TEXTS, seed=0)
+    rows, trained_on = choose_queries(served.full, run, _MOST_TEXTS, seed=0)
     if trained_on:
         print_status("probabilities: none, because training held out no texts (--validation-fraction)")
         return None
-    fitted = fit_probabilities(_held_out_votes(memory, rows, folder, word_weight))
+    fitted = fit_probabilities(_held_out_votes(served, rows, folder, word_weight))
     if fitted is None:
         print_status(f"probabilities: none, because {len(rows):,} held-out texts are too few")
         return None
@@ -58,12 +57,12 @@ def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight:
     return fitted
 
 
-def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
-    values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+def _held_out_votes(served: ServedMemory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
+    full, memory, values = served.full, served.memory, served.values
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
-    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (full.label_sets, full.filtered_labels))
     label, logit = [], []
-    for block, votes, by_words in left_out_votes(memory, rows, index):
+    for block, votes, by_words in left_out_votes(served, rows, index):
         ranking = rank(votes if by_words is None else mix(votes, by_words, word_weight), values)
         ranking = remove_filtered(ranking, filtered[block])
         best = best_rows(ranking.query, len(rows[block]))

@@ -6,6 +6,7 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
           golden.json                           queries with the labels that the bundle must answer
           value_indptr.npy  value_indices.npy   the labels that each instance votes for
           voter_indptr.npy  voter_indices.npy   the transpose: the instances that vote for each label
+          instance_counts.npy                   the instances' counts; absent if each instance counts once
           label_*  instance_*                   uids and texts, as tables of strings
           label_words.*  instance_words.*       the lexical index; a bundle has all of these files or none
           ranker.json  name_*                   the ranker and the words of the labels' names; all of these or none
@@ -13,26 +14,31 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
-from service.bundle.arrays import map_array, map_offsets, map_positions
+from service.bundle.arrays import map_array, map_counts, map_offsets, map_positions
 from service.bundle.components import Components
-from service.bundle.files import table_files
+from service.bundle.files import INSTANCE_COUNTS, table_files
 from service.bundle.integrity import read_manifest
 from service.bundle.manifest import Manifest
 from service.bundle.signing import VerifyKeys
 from service.bundle.strings import StringTable
+from service.bundle.values import Values
 from service.errors import BundleError
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """The labels of a bundle; a label is found by its position or by its uid."""
+    """The labels of a bundle; a label is found by its position or by its uid.
+
+    `counts` are the numbers of training instances. A compacted memory can have fewer instances of a label.
+    """
 
     uids: StringTable
     texts: StringTable
@@ -71,6 +77,13 @@ class Bundle:
     labels: LabelTable
     instance_uids: StringTable
     instance_texts: StringTable
+    instance_counts: Float[np.ndarray, " instance"] | None = None
+
+    @functools.cached_property
+    def values(self) -> Values:
+        """The labels that each instance votes for."""
+        log_counts = None if self.instance_counts is None else np.log(self.instance_counts, dtype=np.float64)
+        return Values(self.value_indptr, self.value_indices, len(self.labels), log_counts)
 
     def require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Check the shape of a component.
@@ -122,6 +135,7 @@ def open_bundle(
         ),
         instance_uids=_open_table(components, "instance_uids", instances),
         instance_texts=_open_table(components, "instance_texts", instances),
+        instance_counts=components.open(map_counts, INSTANCE_COUNTS, instances) if manifest.has_counts else None,
     )
     _check_voters(bundle)
     return bundle
@@ -137,13 +151,16 @@ def _check_voters(bundle: Bundle) -> None:
     """Check the offsets of the voters of each label; voters are the instances that vote for the label.
 
     Raises:
-        BundleError: If a label's number of voters is not its number of training instances.
+        BundleError: If a label's number of voters is not its number of training instances. In a compacted memory, it
+            may be less.
     """
     offsets, counts = bundle.voter_indptr, bundle.labels.counts
-    wrong = np.diff(offsets) != counts
+    compacted = bundle.manifest.compaction is not None
+    wrong = np.diff(offsets) > counts if compacted else np.diff(offsets) != counts
     if wrong.any():
         label = int(wrong.argmax())
         raise BundleError(
-            f"{bundle.folder / 'voter_indptr.npy'}: row {label}: expected {counts[label]:,} voters, the number in "
+            f"{bundle.folder / 'voter_indptr.npy'}: row {label}: expected {'at most ' * compacted}{counts[label]:,} "
+            "voters, the number in "
             f"label_counts.npy, found {offsets[label + 1] - offsets[label]:,}; build the bundle again"
         )

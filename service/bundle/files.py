@@ -47,11 +47,14 @@ BUNDLE_FILES: frozenset[str] = frozenset(
 )
 
 
-# Files of the lexical index, and files of the ranker. A bundle has all files of such a part or none.
+# Files of the lexical index, files of the ranker, and the file of the instances' counts. A bundle has all files of such
+# a part or none.
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
+INSTANCE_COUNTS = "instance_counts.npy"
+_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, frozenset({INSTANCE_COUNTS}))
 
 
 def expected_files(present: Collection[str]) -> frozenset[str]:
@@ -60,7 +63,7 @@ def expected_files(present: Collection[str]) -> frozenset[str]:
     Args:
         present: Names of the files of a bundle, or of a folder with other files too.
     """
-    return BUNDLE_FILES.union(*(part for part in (LEXICAL_FILES, RANKER_FILES) if not part.isdisjoint(present)))
+    return BUNDLE_FILES.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
 
 
 def require_file(path: Path) -> None:

@@ -64,7 +64,7 @@ class Memory:
             BundleError: If a file does not open, or does not fit to the manifest.
         """
         searcher = Searcher.open(bundle, device)
-        values = Values(bundle.value_indptr, bundle.value_indices, len(bundle.labels))
+        values = bundle.values
         words, reranker = None, None
         if bundle.manifest.has_lexical_index:
             counts = bundle.manifest.counts

@@ -3,8 +3,9 @@
     score = (1 - w) p + w p_words,    p_words = softmax(3 ln s) [lambda Y; (1 - lambda) I]
 
 p is the score of the vectors (`service.predictor.scoring`). s are the similarities by words of the 50 keys that are
-most similar by words, so the weight of such a key is proportional to s^3. p_words uses the same lambda, and the same
-votes of each key. w is the option `word_weight`. If no key shares a word with the query, the score is p.
+most similar by words, so the weight of such a key is proportional to s^3, and to its count. p_words uses the same
+lambda, and the same votes of each key. w is the option `word_weight`. If no key shares a word with the query, the score
+is p.
 """
 
 from __future__ import annotations
@@ -53,9 +54,25 @@ class WordVoter:
         return word_votes(merged, lambda_, self._values)
 
 
-def word_votes(found: Neighbours, lambda_: float, values: Values) -> Votes:
-    """The votes of the keys that are most similar by words."""
-    return votes_of(found.keys[:, :TOP_WORDS], _weights(found.similarities[:, :TOP_WORDS]), lambda_, values)
+def word_votes(
+    found: Neighbours,
+    lambda_: float,
+    values: Values,
+    log_counts: Float[np.ndarray, "query found"] | float | None = None,
+) -> Votes:
+    """The votes of the keys that are most similar by words.
+
+    Args:
+        found: The keys.
+        lambda_: Weight of instances against labels.
+        values: The labels of the keys.
+        log_counts: The logarithm of each key's count; None means those of `values`.
+    """
+    log_counts = values.log_counts_of(found.keys) if log_counts is None else log_counts
+    similarities = np.maximum(found.similarities, 0).astype(np.float64)
+    powers = (similarities**_POWER * np.exp(log_counts))[:, :TOP_WORDS]
+    weights = powers / np.maximum(powers.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return votes_of(found.keys[:, :TOP_WORDS], weights, lambda_, values)
 
 
 def mix(votes: Votes, by_words: Votes, weight: float) -> Votes:
@@ -71,10 +88,3 @@ def mix(votes: Votes, by_words: Votes, weight: float) -> Votes:
         share=np.concatenate([np.where(mixed, 1 - weight, 1) * votes.share, weight * by_words.share]),
         by_words=np.repeat([False, True], [len(votes.key), len(by_words.key)]),
     )
-
-
-def _weights(similarities: Float[np.ndarray, "query top"]) -> Float[np.ndarray, "query top"]:
-    """Weights that sum to 1 for every query with at least one key; 0 for a missing key."""
-    powers = np.maximum(similarities, 0).astype(np.float64) ** _POWER
-    weights: np.ndarray = powers / np.maximum(powers.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    return weights

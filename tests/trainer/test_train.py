@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -249,23 +250,62 @@ class TestVectors:
         assert not run_folder.exists()
         return outcome.message
 
-    def test_vectors_of_another_dataset_are_refused(
-        self, train: Train, run_folder: Path, vectors: Path, lesson: Path, tmp_path: Path
+    @pytest.fixture
+    def changed(self, lesson: Path, tmp_path: Path) -> Path:
+        """The dataset with two other texts, one more text, another order, and one more label."""
+        changed = Path(shutil.copytree(lesson, tmp_path / "changed"))
+        rows = (changed / "train.jsonl").read_text("utf-8").splitlines()
+        records = [json.loads(row) for row in reversed(rows)]
+        for record in records[:2]:
+            record["text"] += " anew"
+        records.append({"uid": "new", "text": "a new text", "labels": []})
+        (changed / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+        with (changed / "labels.jsonl").open("a", encoding="utf-8") as labels:
+            labels.write(json.dumps({"uid": "new", "text": "a new label"}) + "\n")
+        return changed
+
+    @pytest.fixture
+    def encoded(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The texts that are encoded from now on."""
+        texts: list[str] = []
+        encode = Encoder.encode
+
+        def record(self: Encoder, batch: list[str], *more: Any, **named: Any) -> np.ndarray:
+            texts.extend(batch)
+            return encode(self, batch, *more, **named)
+
+        monkeypatch.setattr(Encoder, "encode", record)
+        return texts
+
+    @pytest.mark.parametrize("what", [["--epochs", 0], ["--train", "adapter", "--max-steps", 2]], ids=["0", "adapter"])
+    def test_only_new_and_changed_texts_are_encoded(
+        self, train: Train, run_folder: Path, vectors: Path, changed: Path, encoded: list[str], what: list[object]
     ) -> None:
-        other = Path(shutil.copytree(lesson, tmp_path / "other"))
-        changed = (other / "train.jsonl").read_text("utf-8").replace("garden", "lawn")
-        (other / "train.jsonl").write_text(changed, "utf-8")
-        outcome = train("--vectors", vectors, dataset=other)
-        assert outcome.status == 2
-        assert "found a memory that differs in dataset_sha256; omit the flag" in outcome.message
-        assert not run_folder.exists()
+        assert train(*what, dataset=changed).status == 0
+        encoded.clear()
+        outcome = train(*what, "--vectors", vectors.parent, "--out", run_folder.with_name("reused"), dataset=changed)
+        assert outcome.status == 0
+        assert len(encoded) == 4
+        assert all("new" in text for text in encoded)
+        assert "texts are unchanged, 4 texts to encode" in outcome.err
+        keys = [open_memory(folder / "memory").keys for folder in (run_folder, run_folder.with_name("reused"))]
+        np.testing.assert_allclose(*keys, atol=1e-6)
+
+    def test_labels_are_encoded_again_if_the_encoder_has_an_adapter(
+        self, train: Train, run_folder: Path, encoded: list[str]
+    ) -> None:
+        train("--max-steps", 2)
+        encoded.clear()
+        more = ["--encoder", run_folder / "checkpoint", "--vectors", run_folder, "--out", run_folder.with_name("again")]
+        assert train("--epochs", 0, *more).status == 0
+        assert sorted(encoded) == sorted(texts(run_folder, "labels.jsonl"))
 
     def test_vectors_of_another_encoder_are_refused(
         self, train: Train, run_folder: Path, vectors: Path, tiny_distilbert: Any
     ) -> None:
         message = self.refused(train, run_folder, "--vectors", vectors, "--encoder", tiny_distilbert.folder)
-        assert f"--vectors {vectors}: expected float32 keys of this encoder and dataset" in message
-        assert "found a memory that differs in encoder, encoder_sha256; omit the flag" in message
+        assert f"--vectors {vectors}: expected float32 keys of this encoder" in message
+        assert "found a memory that differs in encoder_sha256; omit the flag" in message
 
     def test_vectors_of_another_data_type_are_refused(self, train: Train, run_folder: Path, tmp_path: Path) -> None:
         train("--epochs", 0, "--out", tmp_path / "half", "--key-dtype", "float16")
@@ -278,13 +318,15 @@ class TestVectors:
         message = self.refused(train, run_folder, "--vectors", tmp_path / "none")
         assert f"{tmp_path / 'none'}: expected a memory, found none" in message
 
-    @pytest.mark.parametrize("more", [["--pooling", "cls"], ["--label-max-length", 9]], ids=["pooling", "length"])
+    @pytest.mark.parametrize(
+        ("flag", "value", "name"), [("--pooling", "cls", "pooling"), ("--label-max-length", 9, "label_max_length")]
+    )
     def test_vectors_that_were_written_with_different_settings_are_refused(
-        self, train: Train, run_folder: Path, vectors: Path, more: list[object]
+        self, train: Train, run_folder: Path, vectors: Path, flag: str, value: object, name: str
     ) -> None:
-        message = self.refused(train, run_folder, "--vectors", vectors, *more)
+        message = self.refused(train, run_folder, "--vectors", vectors, flag, value)
         assert (
-            "found a memory that differs in encoder; omit the flag, or write such a memory with --epochs 0" in message
+            f"found a memory that differs in {name}; omit the flag, or write such a memory with --epochs 0" in message
         )
 
     @pytest.mark.parametrize("overwrite", [["--overwrite"], []])

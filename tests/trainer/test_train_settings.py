@@ -19,13 +19,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"resume": True, "overwrite": True},
         "--resume, --overwrite: expected only one of these flags, found both; omit one",
     ),
-    "vectors with epochs 0": (
-        {"vectors": "zero/memory", "epochs": 0},
-        "--vectors: expected --train adapter, because only an adapter trains on vectors, found --epochs 0",
-    ),
     "vectors with train full": (
         {"vectors": "zero/memory", "train": "full"},
-        "--vectors: expected --train adapter, because only an adapter trains on vectors, found --train full",
+        "--vectors: expected --train adapter or --epochs 0, because all vectors change otherwise, found --train full",
     ),
     "label inputs with train full": (
         {"label_inputs": "enriched", "train": "full"},

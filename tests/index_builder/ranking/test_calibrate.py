@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index_builder.compaction.served_memory import ServedMemory
 from index_builder.ranking.calibrate import LEAST_TEXTS, Fit, HeldOut, fit_isotonic, fit_platt, fit_probabilities
 from index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_probabilities
 from service.bundle.manifest import Isotonic, Platt
@@ -129,7 +130,9 @@ def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_scores_of_left_out_instances_get_probabilities(tmp_path: Path, alpha: float) -> None:
-    fitted = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path, tmp_path, 0.0)
+    fitted = fit_vote_probabilities(
+        ServedMemory.whole(memory(tmp_path / "memory", 600, alpha)), tmp_path, tmp_path, 0.0
+    )
     assert fitted is not None
     assert fitted.texts == 600
     assert fitted.metrics["ECE@5"] < 0.05
@@ -143,6 +146,6 @@ def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     nothing = dataclasses.replace(
         few, value_indptr=np.zeros_like(few.value_indptr), value_indices=few.value_indices[:0]
     )
-    assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
-    assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None
+    assert fit_vote_probabilities(ServedMemory.whole(few), tmp_path, tmp_path, 0.0) is None
+    assert fit_vote_probabilities(ServedMemory.whole(nothing), tmp_path, tmp_path, 0.0) is None
     assert "99 held-out texts are too few" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Measure the steps of a compaction on held-out texts, with exact search and the votes of the vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from index_builder.compaction.served_memory import ServedMemory
+from index_builder.console import print_status
+from index_builder.evaluation.predictions import best_rows, pick
+from index_builder.left_out_votes import left_out_votes, remove_filtered
+from service.bundle.manifest import CompactionStep
+from service.predictor.scoring import rank
+from trainer.errors import TrainingError
+from trainer.left_out import choose_queries
+from trainer.metrics import report
+
+METRICS = ("P@1", "R@100", "PSP@5")
+_QUERIES, _SEED = 2_000, 0
+
+
+def measure_step(method: str, served: ServedMemory, run: Path) -> CompactionStep:
+    """Measure the memory after one step. Without labelled instances, the step has no metrics.
+
+    The queries are held-out instances, or other instances if none are held out. Each is left out of its own answer: its
+    key, or one of the instances that the key stands for.
+    """
+    plan = served.memory.plan
+    return CompactionStep(
+        method=method, instances=plan.instances, dim=plan.dim, key_bytes=served.key_bytes, metrics=_quality(served, run)
+    )
+
+
+def print_steps(steps: list[CompactionStep]) -> None:
+    """Print one line for each step, as an aligned table on standard error."""
+    heading = ("compact", "instance keys", "dim", "MB of keys", *METRICS)
+    rows = [heading, *(_cells(step) for step in steps)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print_status("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def points_lost(steps: list[CompactionStep]) -> Iterator[tuple[str, float]]:
+    """Yield the points of each metric that all steps together lost."""
+    for metric in METRICS:
+        if metric in steps[0].metrics:
+            yield metric, steps[0].metrics[metric] - steps[-1].metrics[metric]
+
+
+def _quality(served: ServedMemory, run: Path) -> dict[str, float]:
+    full, values = served.full, served.values
+    try:
+        rows, _ = choose_queries(full, run, _QUERIES, _SEED)
+    except TrainingError:  # no instance has a label
+        return {}
+    truth, filtered = (sets.to_csr(values.labels)[rows] for sets in (full.label_sets, full.filtered_labels))
+    best = []
+    for block, votes, _ in left_out_votes(served, rows, None):
+        ranking = remove_filtered(rank(votes, values), filtered[block])
+        best.append(pick(ranking.label, best_rows(ranking.query, len(rows[block])), -1))
+    measured = report(np.concatenate(best), truth, served.label_counts, full.plan.instances)
+    return {metric: value for metric in METRICS if (value := measured[metric]) is not None}
+
+
+def _cells(step: CompactionStep) -> tuple[str, ...]:
+    metrics = (f"{step.metrics[metric]:.2f}" if metric in step.metrics else "-" for metric in METRICS)
+    return step.method, f"{step.instances:,}", str(step.dim), f"{step.key_bytes / 1e6:,.1f}", *metrics

@@ -1,0 +1,71 @@
+"""`recollect export`: the memory of a version as a dataset folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect
+from service.store.store import Store
+from tests.conftest import Built
+from trainer.data.dataset import open_dataset
+from trainer.data.split import fingerprint
+from trainer.memory import open_memory
+from trainer.run import write_run
+from trainer.train_settings import TrainSettings
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_exported_dataset_is_the_one_that_the_memory_was_made_from(built: Built, tmp_path: Path) -> None:
+    out = recollect.export(built.store, out=tmp_path / "exported")
+    original, exported = open_dataset(built.dataset), open_dataset(out)
+    assert fingerprint(exported.labels, exported.read_split("train")) == fingerprint(
+        original.labels, original.read_split("train")
+    )
+    assert rows(out / "labels.jsonl") == rows(built.dataset / "labels.jsonl")
+
+
+def test_training_on_an_exported_memory_encodes_no_text_again(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = recollect.export(built.store, out=tmp_path / "exported")
+    write_run(TrainSettings(epochs=0, dataset=out, out=tmp_path / "run", vectors=built.run))
+    assert "0 texts to encode" in capsys.readouterr().err
+    before, after = open_memory(built.run / "memory"), open_memory(tmp_path / "run" / "memory")
+    assert after.plan.dataset_sha256 == before.plan.dataset_sha256
+    assert (after.keys == before.keys).all()
+
+
+def test_command_prints_the_numbers_of_rows(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = Store(built.store).manifest(built.version).counts
+    assert recollect.main(["export", str(built.store), "--out", str(tmp_path / "out")]) == 0
+    expected = f"{tmp_path / 'out'}: {counts.instances} instances, {counts.labels} labels\n"
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--version", "none"], "none"),
+        (["--version", "../run"], "expected letters, digits"),
+    ],
+)
+def test_unknown_version_is_refused_and_nothing_is_written(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert recollect.main(["export", str(built.store), "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_with_files_is_not_overwritten(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert recollect.main(["export", str(built.store), "--out", str(tmp_path)]) == 2
+    assert "expected an absent or empty folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
