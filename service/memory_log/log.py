@@ -261,17 +261,16 @@ class MemoryLog:
 
     def _encode_again(self, entries: list[LoggedEntry]) -> list[LoggedEntry]:
         """Replace the vectors of another encoder."""
-        texts = {each.sequence: text for each in entries if (text := encoded_text(each.entry)) is not None}
-        if self._encode is None or not texts:
-            vectors = np.empty((len(texts), 0), dtype=np.float32)
+        texts = [encoded_text(each.entry) for each in entries]
+        wanted = [text for text in texts if text is not None]
+        if self._encode is None or not wanted:
+            vectors = np.empty((len(wanted), 0), dtype=np.float32)
         else:
-            vectors = self._encode(list(texts.values()))
-        own = dict(zip(texts, vectors, strict=True))
+            vectors = self._encode(wanted)
+        own = iter(vectors)
         return [
-            dataclasses.replace(each, entry=dataclasses.replace(each.entry, vector=own[each.sequence]))
-            if each.sequence in own
-            else each
-            for each in entries
+            each if text is None else LoggedEntry(each.sequence, each.seconds, _with_vector(each.entry, next(own)))
+            for each, text in zip(entries, texts, strict=True)
         ]
 
     def _verify(self, group: Group) -> None:
@@ -296,7 +295,7 @@ class MemoryLog:
                 "write fewer entries at once"
             )
         signing = self._keys.signing
-        content, end = encode_group(self._place, self._encoder, encoded, signing and signing.sign)
+        content, end = encode_group(self._place, self._encoder, encoded, None if signing is None else signing.sign)
         if self._offset and self._offset >= self._segments.max_bytes:
             segment, offset = self.sequence + 1, 0
         else:
@@ -338,3 +337,9 @@ def encoded_text(entry: Entry) -> str | None:
     if isinstance(entry, PutInstance | PutLabel):
         return entry.text
     return entry.query if isinstance(entry, PutCorrection) else None
+
+
+def _with_vector(entry: Entry, vector: Float[np.ndarray, " dim"]) -> Entry:
+    if isinstance(entry, PutInstance | PutLabel | PutCorrection):
+        return dataclasses.replace(entry, vector=vector)
+    return entry
