@@ -185,7 +185,7 @@ class FolderSegments:
     def _unwritable(self, path: str, error: OSError) -> MemoryLogError:
         step = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "check the disk"
         return MemoryLogError(
-            f"{path}: expected a file that can be written, found: {error.strerror}; nothing was added to the memory: "
+            f"{path}: expected a file that can be written, found: {error.strerror}; this write has no effect: "
             f"{step} and try again"
         )
 
