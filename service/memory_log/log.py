@@ -30,7 +30,6 @@ import structlog
 from jaxtyping import Float
 
 from service.bundle.manifest import Manifest
-from service.bundle.signing import VerifyKeys
 from service.bundle.signing_key import SigningKey
 from service.errors import MemoryLogError
 from service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
@@ -46,6 +45,7 @@ from service.memory_log.groups import (
     read_group,
     signed_bytes,
 )
+from service.memory_log.log_keys import LogKeys
 from service.memory_log.segments import FolderSegments, ObjectSegments, Segments, segment_name
 from service.storage.object_folder import ObjectFolder
 from service.store.store import Store
@@ -61,36 +61,6 @@ def number(entries: Sequence[Entry], first: int) -> list[LoggedEntry]:
     """Give entries their sequence numbers, from `first` on, and the present time."""
     now = time.time()
     return [LoggedEntry(first + nth, now, entry) for nth, entry in enumerate(entries)]
-
-
-@dataclasses.dataclass(frozen=True)
-class LogKeys:
-    """The keys of a signed log.
-
-    Attributes:
-        verify: Returns the public keys, one of which must have signed each group; None: groups need no signature.
-        signing: The private key that signs new groups; None: new groups are not signed.
-    """
-
-    verify: Callable[[], VerifyKeys] | None = None
-    signing: SigningKey | None = None
-
-    @classmethod
-    def of(cls, store: Store, signing: SigningKey | None = None) -> LogKeys:
-        """The public keys of a store, and a private key.
-
-        A signature covers all groups before it. A writer therefore signs only after groups that it has verified: with
-        the public keys of the store, otherwise with its own public key.
-
-        Raises:
-            KeyFileError: If the private key does not match the public keys of the store.
-        """
-        keys = store.verify_keys
-        if keys is None:
-            return cls(None if signing is None else lambda: signing.verify_keys, signing)
-        if signing is not None:
-            signing.require_match(keys.content)
-        return cls(lambda: keys.content, signing)
 
 
 class Section:
