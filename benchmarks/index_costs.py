@@ -128,9 +128,12 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     predictor = Predictor.open(open_bundle(bundle), threads)
     opened = time.perf_counter() - start
     vectors = synthetic.queries(queries)
-    exact, found = exact_neighbours(memory.keys, vectors, _TOP_B), predictor.searcher.search(vectors, _TOP_B, _LAMBDA)
+    exact, found = (
+        exact_neighbours(memory.keys, vectors, _TOP_B),
+        predictor.memory.searcher.search(vectors, _TOP_B, _LAMBDA),
+    )
     search_times = search_milliseconds(
-        lambda query: predictor.searcher.search(query, _TOP_B, _LAMBDA), vectors, _TIMED_SECONDS
+        lambda query: predictor.memory.searcher.search(query, _TOP_B, _LAMBDA), vectors, _TIMED_SECONDS
     )
     index_bytes = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     return Measured(
@@ -147,7 +150,7 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
         recall=round(recall(found.keys, memory.keys, vectors, exact), 4),
         search_p50_ms=round(float(np.median(search_times)), 3),
         search_p99_ms=round(float(np.percentile(search_times, 99)), 3),
-        combine_ms=round(_combine_milliseconds(found, predictor.values), 3),
+        combine_ms=round(_combine_milliseconds(found, predictor.memory.values), 3),
         threads=threads,
         chosen=_chosen(manifest),
     )

@@ -19,7 +19,6 @@ from index_builder.choose_index import evenly_spaced_rows
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError
-from index_builder.lexical import write_lexical_index
 from index_builder.live_memory.final_state import FinalState, Fold
 from index_builder.live_memory.merged_memory import write_merged_memory
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines
@@ -28,6 +27,8 @@ from index_builder.verify import current_metrics, golden_queries, verify
 from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.files import RANKER
 from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
+from service.bundle.strings import StringTable
+from service.lexical.index import write_lexical_index
 from service.memory_log.log import MemoryLog, number
 from service.predictor.encoder import QueryEncoder
 from service.predictor.golden import write_golden
@@ -142,7 +143,7 @@ def _final_state(
     return state, sequence
 
 
-def _strings(table: Sequence[str]) -> list[str]:
+def _strings(table: StringTable) -> list[str]:
     return [table[row] for row in range(len(table))]
 
 

@@ -105,6 +105,11 @@ def search(terms: Terms, rows: Int[np.ndarray, " row"]) -> Float[np.ndarray, " r
     return sums
 
 
+def is_frequent(counts: Int[np.ndarray, " term"], texts: int) -> Bool[np.ndarray, " term"]:
+    """Whether each term is frequent, from the number of texts that contain it and the number of all texts."""
+    return np.asarray(counts > _FREQUENT * texts)
+
+
 class FrequentTerms:
     """A table of the weights of the most frequent terms in all texts.
 
@@ -115,7 +120,7 @@ class FrequentTerms:
 
     def __init__(self, postings: Postings, rows: int) -> None:
         counts = np.diff(postings.offsets)
-        terms = np.flatnonzero(counts > _FREQUENT * rows)
+        terms = np.flatnonzero(is_frequent(counts, rows))
         most = _MOST_ITEMS // max(rows, 1)
         terms = np.sort(terms[np.argsort(-counts[terms], kind="stable")[:most]])
         self._starts, ends = postings.offsets[terms], postings.offsets[terms + 1]

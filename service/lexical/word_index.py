@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from service.lexical.accumulate import FrequentTerms, Terms, scan, search, sum_postings
+from service.lexical.accumulate import FrequentTerms, Terms, is_frequent, scan, search, sum_postings
 from service.lexical.postings import PAIR_WEIGHT, Postings, invert, join
 from service.lexical.terms import are_pairs, query_terms
 
@@ -134,7 +134,8 @@ class WordIndex:
             present = ~self._are_removed(rows)
             rows, similarities = rows[present], similarities[present]
         if chosen < len(terms):
-            rows, similarities = self._add_rest(rows, similarities, terms.take(slice(chosen, None)), top)
+            rest = slice(chosen, None)
+            rows, similarities = self._add_rest(rows, similarities, terms.take(rest), texts[known[rest]], top)
         rows, similarities = self._best(rows, similarities, top)
         keys = self._keys_of(rows)
         order = np.lexsort((keys, -similarities))
@@ -145,16 +146,21 @@ class WordIndex:
         rows: Int[np.ndarray, " row"],
         similarities: Float[np.ndarray, " row"],
         terms: Terms,
+        texts: Int[np.ndarray, " term"],
         top: int,
     ) -> tuple[Int[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
-        """Choose the best rows as candidates, and add the contributions of more terms to their similarities."""
+        """Choose the best rows as candidates, and add the contributions of more terms to their similarities.
+
+        The number of present texts decides which terms choose the last candidates. So texts that were added and removed
+        choose the same candidates as a new index does.
+        """
         rows, similarities = self._best(rows, similarities, _CANDIDATES * top)
-        frequent = self._frequent.find(terms)
-        short = (terms.slices[:, 1] - terms.slices[:, 0]).sum(axis=0) <= _SCAN_RATIO * len(rows)
-        similarities = similarities + scan(terms.take(short & ~frequent), rows)
+        early = (texts <= _SCAN_RATIO * len(rows)) & ~is_frequent(texts, self.present)
+        similarities = similarities + scan(terms.take(early), rows)
         rows, similarities = self._best(rows, similarities, _LAST_CANDIDATES * top)
-        similarities = similarities + search(terms.take(~short & ~frequent), rows)
-        return rows, similarities + self._frequent.sum(terms.take(frequent), rows)
+        in_table = self._frequent.find(terms)
+        similarities = similarities + search(terms.take(~early & ~in_table), rows)
+        return rows, similarities + self._frequent.sum(terms.take(~early & in_table), rows)
 
     def _best(
         self, rows: Int[np.ndarray, " row"], similarities: Float[np.ndarray, " row"], most: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -76,7 +76,8 @@ class NewInstance(_Row):
 
 
 _INSTANCES, _LABELS = TypeAdapter(list[NewInstance]), TypeAdapter(list[NewLabel])
-_UIDS = TypeAdapter(list[Uid])
+_UIDS: TypeAdapter[list[str]] = TypeAdapter(list[Uid])
+_Checked = TypeVar("_Checked")
 
 
 def read_instances(rows: Iterable[Any]) -> list[NewInstance]:
@@ -206,7 +207,7 @@ def forgotten(view: View, uid: str) -> list[Entry]:
     raise UnknownUidError(f"feedback {uid[:80]!r}: expected the id of a feedback that was not undone before")
 
 
-def _read(adapter: TypeAdapter[Any], rows: Iterable[Any], kind: str) -> Any:
+def _read(adapter: TypeAdapter[list[_Checked]], rows: Iterable[Any], kind: str) -> list[_Checked]:
     if isinstance(rows, str | bytes | Mapping):
         raise ChangeError(f"{kind}: expected a list, found {rows!r:.80}")
     try:

@@ -222,9 +222,6 @@ class Delta:
         label_rows, votes = self._label_rows.snapshot(), self._votes.content
         bundle = self._bundle
 
-        def live_row(position: int) -> int:
-            return int(label_rows[position])
-
         return View(
             sequence=sequence,
             status=Status(
@@ -255,8 +252,8 @@ class Delta:
                 instances=instances,
             ),
             labels=LiveLabels(
-                uids=LiveStrings(bundle.labels.uids, self._labels.uids, live_row),
-                texts=LiveStrings(bundle.labels.texts, self._labels.texts, live_row),
+                uids=LiveStrings(bundle.labels.uids, self._labels.uids, label_rows.at),
+                texts=LiveStrings(bundle.labels.texts, self._labels.texts, label_rows.at),
                 counts=counts,
                 ends=label_ends,
                 mapped=bundle.labels,

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from service.memory.growing import GrowingArray
+from service.memory.sealed_block import BLOCK_ROWS, SealedBlock
 
 # The end of a row that is present.
 PRESENT = np.iinfo(np.int64).max
@@ -68,6 +69,7 @@ class LiveRows:
         vectors: Their unit vectors.
         numbers: The number that each row has in the memory: an instance, or the position of a label.
         ends: Their ends.
+        blocks: The codes of the first vectors, in order of their rows.
     """
 
     count: int
@@ -76,6 +78,7 @@ class LiveRows:
     vectors: Float[np.ndarray, "row dim"]
     numbers: Int[np.ndarray, " row"]
     ends: Ends
+    blocks: tuple[SealedBlock, ...]
     _newest: dict[str, int]
     _before: list[int]
 
@@ -107,6 +110,7 @@ class LiveTable:
         self._vectors = GrowingArray(np.float32, dim)
         self._newest: dict[str, int] = {}
         self._before: list[int] = []
+        self._blocks: tuple[SealedBlock, ...] = ()
 
     def __len__(self) -> int:
         return len(self.uids)
@@ -121,6 +125,9 @@ class LiveTable:
         self._before.append(self._newest.get(uid, -1))
         self.uids.append(uid)
         self._newest[uid] = row
+        if len(self) % BLOCK_ROWS == 0:
+            first = len(self) - BLOCK_ROWS
+            self._blocks += (SealedBlock.seal(first, self._vectors.content[first:]),)
         return row
 
     def find(self, uid: str) -> int | None:
@@ -137,6 +144,7 @@ class LiveTable:
             vectors=self._vectors.content,
             numbers=self.numbers.content,
             ends=self.ends.at(sequence),
+            blocks=self._blocks,
             _newest=self._newest,
             _before=self._before,
         )

@@ -57,4 +57,5 @@ class UidIndex:
         place = np.arange(len(utf8)) - np.repeat(offsets[:-1], lengths)
         # A byte counts one more, so that a byte 0 at the end of a uid changes the hash.
         sums = np.concatenate([[np.uint64(0)], np.cumsum((utf8.astype(np.uint64) + 1) * self._factors[place])])
-        return sums[offsets[1:]] - sums[offsets[:-1]]
+        hashes: np.ndarray = sums[offsets[1:]] - sums[offsets[:-1]]
+        return hashes

@@ -30,7 +30,6 @@ import structlog
 from jaxtyping import Float
 
 from service.bundle.manifest import Manifest
-from service.bundle.signing import VerifyKeys
 from service.bundle.signing_key import SigningKey
 from service.errors import MemoryLogError
 from service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
@@ -46,6 +45,7 @@ from service.memory_log.groups import (
     read_group,
     signed_bytes,
 )
+from service.memory_log.log_keys import LogKeys
 from service.memory_log.segments import FolderSegments, ObjectSegments, Segments, segment_name
 from service.storage.object_folder import ObjectFolder
 from service.store.store import Store
@@ -61,36 +61,6 @@ def number(entries: Sequence[Entry], first: int) -> list[LoggedEntry]:
     """Give entries their sequence numbers, from `first` on, and the present time."""
     now = time.time()
     return [LoggedEntry(first + nth, now, entry) for nth, entry in enumerate(entries)]
-
-
-@dataclasses.dataclass(frozen=True)
-class LogKeys:
-    """The keys of a signed log.
-
-    Attributes:
-        verify: Returns the public keys, one of which must have signed each group; None: groups need no signature.
-        signing: The private key that signs new groups; None: new groups are not signed.
-    """
-
-    verify: Callable[[], VerifyKeys] | None = None
-    signing: SigningKey | None = None
-
-    @classmethod
-    def of(cls, store: Store, signing: SigningKey | None = None) -> LogKeys:
-        """The public keys of a store, and a private key.
-
-        A signature covers all groups before it. A writer therefore signs only after groups that it has verified: with
-        the public keys of the store, otherwise with its own public key.
-
-        Raises:
-            KeyFileError: If the private key does not match the public keys of the store.
-        """
-        keys = store.verify_keys
-        if keys is None:
-            return cls(None if signing is None else lambda: signing.verify_keys, signing)
-        if signing is not None:
-            signing.require_match(keys.content)
-        return cls(lambda: keys.content, signing)
 
 
 class Section:
@@ -261,17 +231,16 @@ class MemoryLog:
 
     def _encode_again(self, entries: list[LoggedEntry]) -> list[LoggedEntry]:
         """Replace the vectors of another encoder."""
-        texts = {each.sequence: text for each in entries if (text := encoded_text(each.entry)) is not None}
-        if self._encode is None or not texts:
-            vectors = np.empty((len(texts), 0), dtype=np.float32)
+        texts = [encoded_text(each.entry) for each in entries]
+        wanted = [text for text in texts if text is not None]
+        if self._encode is None or not wanted:
+            vectors = np.empty((len(wanted), 0), dtype=np.float32)
         else:
-            vectors = self._encode(list(texts.values()))
-        own = dict(zip(texts, vectors, strict=True))
+            vectors = self._encode(wanted)
+        own = iter(vectors)
         return [
-            dataclasses.replace(each, entry=dataclasses.replace(each.entry, vector=own[each.sequence]))
-            if each.sequence in own
-            else each
-            for each in entries
+            each if text is None else LoggedEntry(each.sequence, each.seconds, _with_vector(each.entry, next(own)))
+            for each, text in zip(entries, texts, strict=True)
         ]
 
     def _verify(self, group: Group) -> None:
@@ -296,7 +265,7 @@ class MemoryLog:
                 "write fewer entries at once"
             )
         signing = self._keys.signing
-        content, end = encode_group(self._place, self._encoder, encoded, signing and signing.sign)
+        content, end = encode_group(self._place, self._encoder, encoded, None if signing is None else signing.sign)
         if self._offset and self._offset >= self._segments.max_bytes:
             segment, offset = self.sequence + 1, 0
         else:
@@ -338,3 +307,9 @@ def encoded_text(entry: Entry) -> str | None:
     if isinstance(entry, PutInstance | PutLabel):
         return entry.text
     return entry.query if isinstance(entry, PutCorrection) else None
+
+
+def _with_vector(entry: Entry, vector: Float[np.ndarray, " dim"]) -> Entry:
+    if isinstance(entry, PutInstance | PutLabel | PutCorrection):
+        return dataclasses.replace(entry, vector=vector)
+    return entry

@@ -185,7 +185,7 @@ class FolderSegments:
     def _unwritable(self, path: str, error: OSError) -> MemoryLogError:
         step = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "check the disk"
         return MemoryLogError(
-            f"{path}: expected a file that can be written, found: {error.strerror}; nothing was added to the memory: "
+            f"{path}: expected a file that can be written, found: {error.strerror}; this write has no effect: "
             f"{step} and try again"
         )
 
@@ -229,10 +229,13 @@ class ObjectSegments:
 
     def append(self, segment: int, offset: int, content: bytes) -> bool:
         path = self._path(segment)
-        # If the answer to a first attempt was lost, obstore has tried again, and finds this content.
-        if not self._remote.create(path, content) and self._remote.read(path, len(content)) != content:
+        if not self._remote.create(path, content) and not self._is(path, content):
             raise LogConflictError(f"{self.name}: other processes write to the log at the same time; try again later")
         return False
+
+    def _is(self, path: str, content: bytes) -> bool:
+        """Whether a segment has this content: obstore tries again if the answer to its first attempt is lost."""
+        return self._remote.size_bytes(path) == len(content) and self._remote.read(path, len(content)) == content
 
     def _path(self, segment: int) -> str:
         return f"{self._folder}/{segment_name(segment)}"

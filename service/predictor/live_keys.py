@@ -1,6 +1,7 @@
 """Live keys: searches the keys of a bundle, without those that have ended, together with live keys.
 
-The live keys are compared with a query one by one, so they are found exactly.
+The live keys are found exactly: all of them are compared with a query, except those whose 8-bit codes show that they
+are farther away than the last key of the bundle.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from service.predictor.searcher import Keys, Neighbours, PartSearch, merge
 _SPARE_KEYS = 16
 # If a query still lacks keys, its search is repeated for this number of times as many.
 _GROWTH = 4
+# For more queries than this, one multiplication of matrices is faster than a search of codes for each query.
+_FEW_QUERIES = 5
 
 
 class LiveKeyIndex:
@@ -49,7 +52,10 @@ class LiveKeyIndex:
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         top_b = min(top_b, self.keys)
         mapped = search_present(self._mapped.search, self._mapped.keys, self._ends, vectors, top_b)
-        live = search_present(self._search_live, self._live.count, self._live.ends, vectors, top_b)
+        if self._live.blocks and len(vectors) <= _FEW_QUERIES and mapped.keys.shape[1] == top_b:
+            live = self._search_blocks(vectors, mapped.similarities[:, -1], top_b)
+        else:
+            live = search_present(self._search_live, self._live.count, self._live.ends, vectors, top_b)
         if not live.keys.shape[1]:
             return mapped
         numbered = Neighbours(live.similarities, np.where(live.keys < 0, -1, self._live.numbers[live.keys]))
@@ -64,6 +70,26 @@ class LiveKeyIndex:
         found[~is_live] = self._mapped.similarities(vector, keys[~is_live])
         found[is_live] = np.einsum("kd,d->k", self._live.vectors[row[is_live]], vector)
         return found
+
+    def _search_blocks(
+        self, vectors: Float[np.ndarray, "query dim"], least: Float[np.ndarray, " query"], top_b: int
+    ) -> Neighbours:
+        """The live keys whose similarity to a query is at least its least one, at most `top_b`."""
+        live, found, sealed = self._live, [], self._live.blocks[-1].end
+        rest = np.arange(sealed, live.count)
+        for vector, bound in zip(vectors, least.tolist(), strict=True):
+            near = np.concatenate([block.near(vector, bound) for block in live.blocks])
+            compared = (np.einsum("kd,d->k", part, vector) for part in (live.vectors[near], live.vectors[sealed:]))
+            similarities, rows = np.concatenate([*compared]), np.concatenate([near, rest])
+            kept = np.flatnonzero(live.ends.present(rows) & (similarities >= bound))
+            kept = kept[np.argsort(-similarities[kept], kind="stable")[:top_b]]
+            found.append((similarities[kept], rows[kept]))
+        width = max(len(rows) for _, rows in found)
+        keys = np.full((len(vectors), width), -1, dtype=np.int64)
+        similarities = np.full((len(vectors), width), -np.inf, dtype=np.float32)
+        for query, (values, rows) in enumerate(found):
+            similarities[query, : len(rows)], keys[query, : len(rows)] = values, rows
+        return Neighbours(similarities, keys)
 
     def _search_live(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         return Neighbours(*faiss.knn(vectors, self._live.vectors, top_b, faiss.METRIC_INNER_PRODUCT))

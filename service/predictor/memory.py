@@ -100,8 +100,9 @@ class LiveMemory:
 
     def __init__(self, bundle: Bundle, memory: Memory) -> None:
         self._memory, self._write = memory, threading.Lock()
-        ranker = memory.reranker and memory.reranker.ranker
-        self._delta = Delta(bundle, memory.values, memory.words and memory.words.index, ranker and ranker.facts.names)
+        words = None if memory.words is None else memory.words.index
+        names = None if memory.reranker is None else memory.reranker.ranker.facts.names
+        self._delta = Delta(bundle, memory.values, words, names)
 
     def apply(self, entries: Sequence[LoggedEntry]) -> Memory:
         """Apply entries in order, and return the memory after them."""

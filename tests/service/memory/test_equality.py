@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.memory import live_table, sealed_block
 from service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
 from service.options import AnswerOptions
 from service.predictor import exhaustive
@@ -34,7 +35,7 @@ def ask(predictor: Predictor, queries: list[str], vectors: np.ndarray, options: 
 
 def assert_equal(live: Predictor, rebuilt: Predictor, seed: int, options: AnswerOptions) -> None:
     rng = np.random.default_rng(seed)
-    queries, vectors = random_texts(rng, 25), random_vectors(rng, 25)
+    queries, vectors = random_texts(rng, 12), random_vectors(rng, 12)
     expected = ask(rebuilt, queries, vectors, options)
     assert any(answer.labels for answer in expected)
     assert largest_difference(ask(live, queries, vectors, options), expected) < 1e-6
@@ -56,7 +57,7 @@ def changed(open_tables: Open, seed: int, count: int, **options: Any) -> tuple[P
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
 def test_answers_equal_those_of_a_rebuilt_bundle(open_tables: Open, ranker: str, lambda_: float) -> None:
-    live, rebuilt, tables = changed(open_tables, 1, 250, words=True, ranker=ranker)
+    live, rebuilt, tables = changed(open_tables, 1, 160, words=True, ranker=ranker)
     status = live.memory.view.status  # type: ignore[union-attr]
     assert (status.instances, status.labels, status.skipped) == (len(tables.instances), len(tables.labels), 0)
     some = [*tables.labels][::3]
@@ -77,7 +78,7 @@ def test_answers_equal_without_a_lexical_index_and_a_ranker(
     open_tables: Open, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exhaustive, "MAX_CHEAP_VOTES", 20)  # searches run for filters, too
-    live, rebuilt, tables = changed(open_tables, seed, 150)
+    live, rebuilt, tables = changed(open_tables, seed, 120)
     assert_equal(live, rebuilt, seed, OPTIONS)
     no_explanation = dataclasses.replace(OPTIONS, explain=False, lambda_=0.5)
     assert_equal(live, rebuilt, seed, dataclasses.replace(no_explanation, allow=tuple([*tables.labels][:9]), top_k=5))
@@ -96,6 +97,24 @@ def test_search_repeats_if_most_of_the_nearest_keys_were_removed(open_tables: Op
     rebuilt = open_tables(tables)
     options = dataclasses.replace(OPTIONS, top_b=5)
     assert largest_difference(live.answer(query, options), rebuilt.answer(query, options)) < 1e-6
+
+
+@pytest.mark.parametrize("top_b", [3, 40, 1_000])
+def test_search_of_codes_finds_the_keys_of_an_exact_search(
+    open_tables: Open, top_b: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_table, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(sealed_block, "_FIRST_CODES", 2)
+    live, rebuilt, _ = changed(open_tables, 13, 200)
+    assert live.memory.view is not None
+    assert len(live.memory.view.instances.blocks) > 4
+    assert len(live.memory.view.labels.live.blocks) > 1
+    rng, options = np.random.default_rng(14), dataclasses.replace(OPTIONS, top_b=top_b)
+    vectors = random_vectors(rng, 12)
+    expected = rebuilt.answer(vectors, options)
+    for queries in (1, 3):  # more queries are compared with all keys
+        found = [live.answer(vectors[start : start + queries], options) for start in range(0, 12, queries)]
+        assert largest_difference([each for answers in found for each in answers], expected) < 1e-6
 
 
 def test_weight_counts_as_that_many_equal_instances(open_tables: Open) -> None:

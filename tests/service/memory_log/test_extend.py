@@ -116,7 +116,7 @@ def test_memory_shows_counts_sequence_size_and_age(
         ('{"uid": "x"}', "expected a field text, found fields uid"),
         ('{"uid": 3, "text": "a"}', "uid: expected a valid string, found 3"),
         ('{"uid": "", "text": "a"}', "uid: the uid is empty; send some words"),
-        ('{"uid": "\\ud800", "text": "a"}', "uid: expected a valid string, "),
+        ('{"uid": "\\ud800", "text": "a"}', "uid: the uid contains half of a surrogate pair"),
         ('{"uid": "x", "text": "  "}', "text: the text is empty; send some words"),
         (
             json.dumps({"uid": "x", "text": "a " * 600_000}),

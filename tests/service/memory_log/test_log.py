@@ -313,8 +313,8 @@ def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> No
     command = [sys.executable, "-c", FULL, str(tmp_path / "memory")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        f"{segment(tmp_path / 'memory')}: expected a file that can be written, found: File too large; nothing was "
-        "added to the memory: free some space and try again",
+        f"{segment(tmp_path / 'memory')}: expected a file that can be written, found: File too large; this write "
+        "has no effect: free some space and try again",
         "True",
     ], done.stderr
     found = uids(folder_log(tmp_path / "memory").read())

@@ -46,7 +46,7 @@ def test_each_write_is_an_object_and_readers_follow(remote: ObjectFolder) -> Non
 def test_write_fails_if_another_process_was_faster(remote: ObjectFolder) -> None:
     mine, other = remote_log(remote), remote_log(remote)
     with mine.exclusive() as section:
-        append(other, label("a"))
+        append(other, label("a"), label("c"))  # is larger than the other segment
         with pytest.raises(LogConflictError, match="other processes write to the log at the same time"):
             section.append(number([label("b")], section.next_sequence))
     append(mine, label("b"))

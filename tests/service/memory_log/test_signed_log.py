@@ -11,7 +11,8 @@ from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey, read_signing_key
 from service.errors import KeyFileError, MemoryLogError
 from service.memory_log import segments as segments_module
-from service.memory_log.log import LogKeys, MemoryLog
+from service.memory_log.log import MemoryLog
+from service.memory_log.log_keys import LogKeys
 from service.memory_log.segments import segment_name
 from service.store.store import Store
 from tests.keys import Pair, write_pair
