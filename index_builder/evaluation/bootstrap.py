@@ -48,7 +48,7 @@ def ratios(terms: dict[str, tuple[Float[np.ndarray, " query"], Float[np.ndarray,
 
     def divide(sums: Float[np.ndarray, "resample term"]) -> Float[np.ndarray, "resample metric"]:
         above, below = np.split(sums, 2, axis=1)
-        return np.divide(above, below, out=np.zeros_like(above), where=below != 0)
+        return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
 
     columns = [part for parts in zip(*terms.values(), strict=True) for part in parts]
     return Statistics(list(terms), np.stack(columns, axis=1).astype(np.float64), divide)

@@ -75,7 +75,7 @@ def _macro_f1(
     def finish(sums: Float[np.ndarray, "resample term"]) -> Float[np.ndarray, "resample metric"]:
         true_positives, predicted_and_true = np.split(sums, 2, axis=1)
         f1: Float[np.ndarray, "resample label"] = 2 * true_positives / np.maximum(predicted_and_true, 1)
-        return 100 * f1 @ shares
+        return np.asarray(100 * f1 @ shares)
 
     terms = sparse.hstack([counted(hit), counted(predictions >= 0) + true], format="csr")
     return Statistics([f"F1@5 {name}" for name in members], terms, finish)
@@ -98,6 +98,7 @@ def _calibration_error(judged: JudgedProbabilities, k: int) -> Statistics:
 
     def finish(sums: Float[np.ndarray, "resample term"]) -> Float[np.ndarray, "resample metric"]:
         predictions, excess = np.split(sums, 2, axis=1)
-        return np.abs(excess).sum(axis=1, keepdims=True) / np.maximum(predictions.sum(axis=1, keepdims=True), 1)
+        distance, count = (each.sum(axis=1, keepdims=True) for each in (np.abs(excess), predictions))
+        return np.asarray(distance / np.maximum(count, 1))
 
     return Statistics([f"ECE@{k}"], np.concatenate(parts, axis=1), finish)
