@@ -58,7 +58,8 @@ def rotate(
     """The unit vectors in fewer dimensions."""
     rotated: np.ndarray = np.asarray(vectors, dtype=np.float32) @ rotation
     lengths = np.linalg.norm(rotated, axis=1, keepdims=True)
-    return rotated / np.maximum(lengths, np.finfo(np.float32).tiny)
+    unit: np.ndarray = rotated / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return unit
 
 
 def rotate_memory(memory: Memory, rotation: Float[np.ndarray, "dim served_dim"], folder: Path) -> Memory:
