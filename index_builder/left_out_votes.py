@@ -92,8 +92,8 @@ def _leave_out(served: ServedMemory, found: Neighbours, own: Int[np.ndarray, " q
 
     A key that also stands for other instances stays.
     """
-    alone = True if served.counts is None else served.counts[own] == 1
-    out = (found.keys == own[:, None]) & np.reshape(alone, (-1, 1))
+    alone = own >= 0 if served.counts is None else (own >= 0) & (served.counts[own] == 1)
+    out = (found.keys == own[:, None]) & alone[:, None]
     order = np.argsort(out, axis=1, kind="stable")
     similarities, keys = np.where(out, -np.inf, found.similarities), np.where(out, -1, found.keys)
     return Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
@@ -105,7 +105,7 @@ def _log_counts(
     """The logarithm of the count of each found key, without the query itself."""
     if served.counts is None:
         return 0.0
-    is_own = found.keys == own[:, None]
+    is_own = (found.keys == own[:, None]) & (found.keys >= 0)
     others = np.where(is_own, served.counts[np.where(is_own, found.keys, 0)] - 1, 1)
     log_counts: np.ndarray = np.where(is_own, np.log(others), values.log_counts_of(found.keys))
     return log_counts

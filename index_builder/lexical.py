@@ -26,6 +26,7 @@ from service.predictor.scoring import rank
 from service.predictor.words import mix
 from trainer.errors import TrainingError
 from trainer.left_out import choose_queries
+from trainer.memory import Memory
 from trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
@@ -72,10 +73,12 @@ def write_lexical(served: ServedMemory, folder: Path, run: Path, lexical: Lexica
     """
     if lexical == "off":
         return 0.0, {}
-    instances, labels = (read_field(served.memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
-    write_lexical_index(folder, instances, labels)
+    _write_index(served.memory, folder)
+    measured_folder = words_folder(served, folder)
+    if measured_folder != folder:
+        _write_index(served.measured.memory, measured_folder)
     try:
-        gain = measure_gain(served, folder, run)
+        gain = measure_gain(served.measured, measured_folder, run)
     except TrainingError:  # no instance has a label
         print_status("lexical: no instance has a label, so there is nothing to tune the word weight on")
         return _without_gain(folder, lexical), {}
@@ -86,6 +89,16 @@ def write_lexical(served: ServedMemory, folder: Path, run: Path, lexical: Lexica
     if gain.certain:
         return gain.weight, measured
     return _without_gain(folder, lexical), measured
+
+
+def words_folder(served: ServedMemory, folder: Path) -> Path:
+    """The folder with the lexical index for measurements: the bundle's, or that of the trial memory."""
+    return folder if served.trial is None else served.trial.memory.folder
+
+
+def _write_index(memory: Memory, folder: Path) -> None:
+    instances, labels = (read_field(memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
+    write_lexical_index(folder, instances, labels)
 
 
 def _decision(lexical: Lexical, gain: Gain) -> str:

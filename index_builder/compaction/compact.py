@@ -10,13 +10,15 @@ of the run. A ranker is refused, because it was fitted to the votes of all keys.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from index_builder.compaction.measure import measure_step, print_steps
+from index_builder.compaction.measure import choose_measured, measure_step, print_steps
 from index_builder.compaction.merge import find_leaders
 from index_builder.compaction.methods import Methods
 from index_builder.compaction.prune import Pruning
@@ -44,43 +46,68 @@ def compact(memory: Memory, run: Path, methods: Methods, folder: Path) -> Served
     served = ServedMemory.whole(memory)
     if not methods.names:
         return served
-    steps = [measure_step("none", served, run)]
-    for name in methods.names:
-        match name.partition(":")[0]:
-            case "pca":
-                served = _rotated(memory, methods.dim or memory.plan.dim, folder)
-            case "merge":
-                served = _merged(served, methods.similarity or 1.0, folder / "merged")
-            case "prune":
-                served = _pruned(served, methods.floor or 1, folder / "pruned")
-        steps.append(measure_step(name, served, run))
+    rows, reductions = choose_measured(memory, run), list(_reductions(methods))
+    kept = np.ones(memory.plan.instances, dtype=bool)
+    kept[rows] = False
+    separate = bool(reductions) and kept.any()
+    trial = _select(served, kept, folder / "trial") if separate else served
+    steps = [measure_step("none", served, trial, rows)]
+    if methods.dim is not None:
+        rotation = fit_rotation(memory, methods.dim)
+        served = _rotated(served, rotation, folder / "rotated")
+        trial = _rotated(trial, rotation, folder / "rotated trial", served.memory) if separate else served
+        steps.append(measure_step(methods.names[0], served, trial, rows))
+    for name, fewer in reductions:
+        served, trial = fewer(served, folder / name), fewer(trial, folder / f"{name} trial")
+        steps.append(measure_step(name, served, trial, rows))
     print_steps(steps)
-    return dataclasses.replace(served, compaction=Compaction(instances=memory.plan.instances, steps=steps))
+    compaction = Compaction(instances=memory.plan.instances, steps=steps)
+    return dataclasses.replace(served, compaction=compaction, trial=trial if reductions else None)
 
 
-def _rotated(memory: Memory, dim: int, folder: Path) -> ServedMemory:
-    rotation = fit_rotation(memory, dim)
-    return dataclasses.replace(ServedMemory.whole(rotate_memory(memory, rotation, folder)), rotation=rotation)
+def _rotated(
+    served: ServedMemory, rotation: Float[np.ndarray, "dim served_dim"], folder: Path, full: Memory | None = None
+) -> ServedMemory:
+    """Rotate all vectors. `full` is the rotated memory of the run; None: it is the served memory itself."""
+    folder.mkdir()
+    rotated = rotate_memory(served.memory, rotation, folder)
+    return dataclasses.replace(served, memory=rotated, full=full or rotated, rotation=rotation)
 
 
-def _merged(served: ServedMemory, similarity: float, folder: Path) -> ServedMemory:
+def _reductions(methods: Methods) -> Iterator[tuple[str, Callable[[ServedMemory, Path], ServedMemory]]]:
+    """Yield the chosen methods that make the keys fewer."""
+    names = {name.partition(":")[0]: name for name in methods.names}
+    if methods.similarity is not None:
+        yield names["merge"], functools.partial(_merged, methods.similarity)
+    if methods.floor is not None:
+        yield names["prune"], functools.partial(_pruned, methods.floor)
+
+
+def _merged(similarity: float, served: ServedMemory, folder: Path) -> ServedMemory:
     leaders = find_leaders(served.memory, similarity)
     counts = np.bincount(leaders, minlength=len(leaders)).astype(np.float32)
-    led = dataclasses.replace(served, own=leaders[served.own], counts=counts)
+    led = dataclasses.replace(served, own=_follow(served.own, leaders), counts=counts)
     return _select(led, leaders == np.arange(len(leaders)), folder)
 
 
-def _pruned(served: ServedMemory, floor: int, folder: Path) -> ServedMemory:
+def _pruned(floor: int, served: ServedMemory, folder: Path) -> ServedMemory:
     pruning = Pruning(served, floor)
     pruning.run()
-    handed_over = dataclasses.replace(served, own=pruning.heirs[served.own], counts=pruning.counts.astype(np.float32))
+    handed_over = dataclasses.replace(
+        served, own=_follow(served.own, pruning.heirs), counts=pruning.counts.astype(np.float32)
+    )
     return _select(handed_over, pruning.kept, folder)
+
+
+def _follow(own: Int[np.ndarray, " instance"], moved: Int[np.ndarray, " key"]) -> Int[np.ndarray, " instance"]:
+    """The new row of each key; -1 stays -1."""
+    return np.where(own < 0, -1, moved[own])
 
 
 def _select(served: ServedMemory, kept: Bool[np.ndarray, " instance"], folder: Path) -> ServedMemory:
     """Keep only some instances of the served memory, and write their keys and texts to a folder."""
     folder.mkdir()
-    memory, places = served.memory, np.cumsum(kept) - 1
+    memory, places = served.memory, np.where(kept, np.cumsum(kept) - 1, -1)
     rows, filtered = np.flatnonzero(kept), memory.filtered_pairs[kept[memory.filtered_pairs[:, 0]]]
     label_sets = LabelSets.of(memory.label_sets.to_csr(memory.plan.labels)[rows])
     _keep_lines(memory.folder / "instances.jsonl", kept, folder / "instances.jsonl")
@@ -96,7 +123,7 @@ def _select(served: ServedMemory, kept: Bool[np.ndarray, " instance"], folder: P
         None if memory.distilled is None else memory.distilled[rows],
     )
     counts = None if served.counts is None else served.counts[rows]
-    return dataclasses.replace(served, memory=selected, own=places[served.own], counts=counts)
+    return dataclasses.replace(served, memory=selected, own=_follow(served.own, places), counts=counts)
 
 
 def _write_keys(memory: Memory, rows: Int[np.ndarray, " row"], path: Path) -> Float[np.ndarray, "key dim"]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
@@ -15,21 +16,41 @@ from service.bundle.manifest import CompactionStep
 from service.predictor.scoring import rank
 from trainer.errors import TrainingError
 from trainer.left_out import choose_queries
+from trainer.memory import Memory
 from trainer.metrics import report
 
 METRICS = ("P@1", "R@100", "PSP@5")
 _QUERIES, _SEED = 2_000, 0
+# The memory that answers the queries lacks them, so it must have several times as many instances.
+_INSTANCES_PER_QUERY = 5
 
 
-def measure_step(method: str, served: ServedMemory, run: Path) -> CompactionStep:
-    """Measure the memory after one step. Without labelled instances, the step has no metrics.
+def choose_measured(memory: Memory, run: Path) -> Int[np.ndarray, " query"]:
+    """The queries of all measurements of a bundle: held-out instances, or other instances if none are held out.
 
-    The queries are held-out instances, or other instances if none are held out. Each is left out of its own answer: its
-    key, or one of the instances that the key stands for.
+    A memory without labelled instances has no queries.
     """
-    plan = served.memory.plan
+    try:
+        most = max(1, min(_QUERIES, memory.plan.instances // _INSTANCES_PER_QUERY))
+        return choose_queries(memory, run, most, _SEED)[0]
+    except TrainingError:
+        return np.empty(0, dtype=np.int64)
+
+
+def measure_step(
+    method: str, served: ServedMemory, trial: ServedMemory, rows: Int[np.ndarray, " query"]
+) -> CompactionStep:
+    """Measure the memory after one step. Without queries, the step has no metrics.
+
+    Args:
+        method: Name of the step.
+        served: The memory of the bundle.
+        trial: The memory that answers. It was made without the queries, or leaves them out one by one.
+        rows: The queries.
+    """
+    plan, metrics = served.memory.plan, _quality(trial, rows) if len(rows) else {}
     return CompactionStep(
-        method=method, instances=plan.instances, dim=plan.dim, key_bytes=served.key_bytes, metrics=_quality(served, run)
+        method=method, instances=plan.instances, dim=plan.dim, key_bytes=served.key_bytes, metrics=metrics
     )
 
 
@@ -49,19 +70,15 @@ def points_lost(steps: list[CompactionStep]) -> Iterator[tuple[str, float]]:
             yield metric, steps[0].metrics[metric] - steps[-1].metrics[metric]
 
 
-def _quality(served: ServedMemory, run: Path) -> dict[str, float]:
+def _quality(served: ServedMemory, rows: Int[np.ndarray, " query"]) -> dict[str, float]:
     full, values = served.full, served.values
-    try:
-        rows, _ = choose_queries(full, run, _QUERIES, _SEED)
-    except TrainingError:  # no instance has a label
-        return {}
     truth, filtered = (sets.to_csr(values.labels)[rows] for sets in (full.label_sets, full.filtered_labels))
     best = []
     for block, votes, _ in left_out_votes(served, rows, None):
         ranking = remove_filtered(rank(votes, values), filtered[block])
         best.append(pick(ranking.label, best_rows(ranking.query, len(rows[block])), -1))
-    measured = report(np.concatenate(best), truth, served.label_counts, full.plan.instances)
-    return {metric: value for metric in METRICS if (value := measured[metric]) is not None}
+    figures = report(np.concatenate(best), truth, served.label_counts, full.plan.instances)
+    return {metric: value for metric in METRICS if (value := figures[metric]) is not None}
 
 
 def _cells(step: CompactionStep) -> tuple[str, ...]:

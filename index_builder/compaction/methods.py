@@ -70,7 +70,7 @@ def _read(name: str, argument: str) -> tuple[str, float]:
     except ValueError:
         needs = {"merge": "a similarity above 0 and at most 1", "prune": "a number of instances from 1"}
         raise ValueError(
-            f"{name}:{needs.get(name, 'a number of dimensions from 1, such as pca:128')}, found {name}:{argument}"
+            f"{name}: {needs.get(name, 'a number of dimensions from 1, such as pca:128')}, found {argument!r}"
         ) from None
     raise ValueError(f"merge, prune or pca:D, several separated by commas, found {name!r}")
 

@@ -57,9 +57,8 @@ def rotate(
 ) -> Float[np.ndarray, "text served_dim"]:
     """The unit vectors in fewer dimensions."""
     rotated: np.ndarray = np.asarray(vectors, dtype=np.float32) @ rotation
-    lengths = np.linalg.norm(rotated, axis=1, keepdims=True)
-    unit: np.ndarray = rotated / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return unit
+    rotated /= np.maximum(np.linalg.norm(rotated, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return rotated
 
 
 def rotate_memory(memory: Memory, rotation: Float[np.ndarray, "dim served_dim"], folder: Path) -> Memory:

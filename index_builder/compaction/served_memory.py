@@ -20,10 +20,12 @@ class ServedMemory:
     Attributes:
         memory: The memory that the bundle serves.
         full: All instances of the run, with vectors of the same dimensions. Measurements take their queries from it.
-        own: The row in `memory` of the key that stands for each instance of `full`.
+        own: The row in `memory` of the key that stands for each instance of `full`; -1 if `memory` was made without it.
         counts: Number of instances that each key of `memory` stands for; None means one each.
         rotation: The projection of the run's vectors to the served dimensions; None means no projection.
         compaction: Manifest entry of the compaction; None without compaction.
+        trial: The same compaction of a memory without the queries of all measurements; None if no instance was merged
+            or pruned. An instance that takes over votes must not be a query, because its key has the query's labels.
     """
 
     memory: Memory
@@ -32,11 +34,17 @@ class ServedMemory:
     counts: Float[np.ndarray, " kept"] | None = None
     rotation: Float[np.ndarray, "dim served_dim"] | None = None
     compaction: Compaction | None = None
+    trial: ServedMemory | None = None
 
     @classmethod
     def whole(cls, memory: Memory) -> ServedMemory:
         """Serve the memory of a run as it is."""
         return cls(memory, memory, np.arange(memory.plan.instances))
+
+    @property
+    def measured(self) -> ServedMemory:
+        """The memory that answers the queries of measurements."""
+        return self if self.trial is None else self.trial
 
     @property
     def values(self) -> Values:

@@ -13,6 +13,7 @@ from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.evaluation.predictions import best_rows, pick
 from index_builder.left_out_votes import left_out_votes, remove_filtered
+from index_builder.lexical import words_folder
 from index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from service.bundle.manifest import Probabilities
 from service.lexical.index import LexicalIndex
@@ -44,7 +45,7 @@ def fit_vote_probabilities(served: ServedMemory, run: Path, folder: Path, word_w
     if trained_on:
         print_status("probabilities: none, because training held out no texts (--validation-fraction)")
         return None
-    fitted = fit_probabilities(_held_out_votes(served, rows, folder, word_weight))
+    fitted = fit_probabilities(_held_out_votes(served.measured, rows, words_folder(served, folder), word_weight))
     if fitted is None:
         print_status(f"probabilities: none, because {len(rows):,} held-out texts are too few")
         return None

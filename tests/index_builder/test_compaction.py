@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,8 +70,8 @@ def build_compact(run: Path, store: Path, *methods: str, **flags: object) -> str
     return build(BuildSettings(run=run, store=store, compact=list(methods), **settings))  # type: ignore[arg-type]
 
 
-def scores(model: Model, lambda_: float, **options: object) -> dict[str, float]:
-    labels = model.predict(QUERY, top_k=100, top_b=ALL_KEYS, lambda_=lambda_, **options)  # type: ignore[arg-type]
+def scores(model: Model, lambda_: float, **options: Any) -> dict[str, float]:
+    labels = model.predict(QUERY, top_k=100, top_b=ALL_KEYS, lambda_=lambda_, **options)
     return {label.uid: label.score for label in labels}
 
 

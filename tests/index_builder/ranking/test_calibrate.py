@@ -109,8 +109,10 @@ def test_filtered_labels_of_held_out_texts_are_no_predictions(tmp_path: Path) ->
     """The label after the true one is near too, so it takes a part of the probability unless it is filtered."""
     plain = memory(tmp_path / "memory", 600)
     following = np.stack([np.arange(600), (plain.value_indices + 1) % 30], axis=1).astype(np.int64)
-    held_out = _held_out_votes(plain, np.arange(600), tmp_path, 0.0)
-    filtered = _held_out_votes(dataclasses.replace(plain, filtered_pairs=following), np.arange(600), tmp_path, 0.0)
+    held_out = _held_out_votes(ServedMemory.whole(plain), np.arange(600), tmp_path, 0.0)
+    filtered = _held_out_votes(
+        ServedMemory.whole(dataclasses.replace(plain, filtered_pairs=following)), np.arange(600), tmp_path, 0.0
+    )
     assert filtered.hit[:, 0].mean() > held_out.hit[:, 0].mean()
     np.testing.assert_array_equal(filtered.logit[filtered.hit], held_out.logit[held_out.hit])  # other scores stay
 
