@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 
 from index_builder.bundle_tables import write_bundle_tables
 from index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
-from index_builder.compaction.compact import compact
+from index_builder.compaction.compact import compacted
 from index_builder.compaction.methods import Methods
 from index_builder.compaction.rotation import add_rotation
 from index_builder.compaction.served_memory import ServedMemory
@@ -101,9 +100,9 @@ def build(settings: BuildSettings) -> str:
     before = current_metrics(store, settings, threads)
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
-    with store.incoming() as folder, tempfile.TemporaryDirectory() as scratch:
+    methods = Methods.of(settings.compact)
+    with store.incoming() as folder, compacted(memory, settings.run, methods) as served:
         sample = encode_sample(memory, encoder, query_encoder)
-        served = compact(memory, settings.run, Methods.of(settings.compact), Path(scratch))
         manifest, points = write_bundle(served, query_encoder, sample, folder, settings, device)
         if settings.report:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)

@@ -9,9 +9,11 @@ of the run. A ranker is refused, because it was fitted to the votes of all keys.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,21 +33,33 @@ from trainer.memory import Memory
 _BLOCK_KEYS = 16_384
 
 
+@contextlib.contextmanager
+def compacted(memory: Memory, run: Path, methods: Methods) -> Iterator[ServedMemory]:
+    """Make the memory that the bundle serves. Its new arrays are in a temporary folder.
+
+    Raises:
+        BuildError: If the rotation is impossible, or the memory is damaged.
+    """
+    if not methods.names:
+        yield ServedMemory.whole(memory)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield compact(memory, run, methods, Path(folder))
+
+
 def compact(memory: Memory, run: Path, methods: Methods, folder: Path) -> ServedMemory:
     """Make the memory that the bundle serves.
 
     Args:
         memory: The memory of the run.
         run: The run folder, which records the held-out instances.
-        methods: The methods; without any, the memory is served as it is.
+        methods: The methods, at least one.
         folder: An empty folder for the new arrays, which must exist as long as the result is used.
 
     Raises:
         BuildError: If the rotation is impossible, or the memory is damaged.
     """
     served = ServedMemory.whole(memory)
-    if not methods.names:
-        return served
     rows, reductions = choose_measured(memory, run), list(_reductions(methods))
     kept = np.ones(memory.plan.instances, dtype=bool)
     kept[rows] = False
