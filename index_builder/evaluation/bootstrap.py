@@ -28,11 +28,13 @@ class Statistics:
         names: Names of the metrics.
         terms: What each query adds to each sum.
         finish: Computes the metrics from the sums.
+        most: Greatest possible value of the metrics; the least one is 0.
     """
 
     names: Sequence[str]
     terms: Float[np.ndarray, "query term"] | sparse.csr_array
     finish: Callable[[Float[np.ndarray, "resample term"]], Float[np.ndarray, "resample metric"]]
+    most: float = 100.0
 
     def values(self, counts: Float[np.ndarray, "resample query"]) -> Float[np.ndarray, "resample metric"]:
         """The metrics of each resample.
@@ -61,13 +63,22 @@ def means(scores: dict[str, Float[np.ndarray, " query"]]) -> Statistics:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A metric of all queries, and of each resample. A difference of two metrics is sampled too."""
+    """A metric of all queries, and of each resample. A difference of two metrics is sampled too.
+
+    Attributes:
+        value: The metric of all queries.
+        resampled: The metric of each resample.
+        least: Least possible value of the metric.
+        most: Its greatest possible value.
+    """
 
     value: float
     resampled: Float[np.ndarray, " resample"]
+    least: float = 0.0
+    most: float = 100.0
 
     def __sub__(self, other: Sampled) -> Sampled:
-        return Sampled(self.value - other.value, self.resampled - other.resampled)
+        return Sampled(self.value - other.value, self.resampled - other.resampled, -other.most, self.most)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -77,7 +88,7 @@ class Sampled:
         lacks some queries and has others twice, so its calibration error is too high and its macro F1 too low.
         """
         low, high = np.percentile(self.resampled - self.resampled.mean(), _PERCENTILES)
-        return self.value + float(low), self.value + float(high)
+        return max(self.least, self.value + float(low)), min(self.most, self.value + float(high))
 
 
 def bootstrap(groups: Sequence[Sequence[Statistics]]) -> list[dict[str, Sampled]]:
@@ -98,7 +109,7 @@ def bootstrap(groups: Sequence[Sequence[Statistics]]) -> list[dict[str, Sampled]
     resampled = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
     sampled = iter(
         [
-            (name, Sampled(float(value), column))
+            (name, Sampled(float(value), column, most=each.most))
             for name, value, column in zip(each.names, values, columns.T, strict=True)
         ]
         for each, values, columns in zip(every, whole, resampled, strict=True)

@@ -101,4 +101,4 @@ def _calibration_error(judged: JudgedProbabilities, k: int) -> Statistics:
         distance, count = (each.sum(axis=1, keepdims=True) for each in (np.abs(excess), predictions))
         return np.asarray(distance / np.maximum(count, 1))
 
-    return Statistics([f"ECE@{k}"], np.concatenate(parts, axis=1), finish)
+    return Statistics([f"ECE@{k}"], np.concatenate(parts, axis=1), finish, most=1.0)

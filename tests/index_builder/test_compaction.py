@@ -147,7 +147,7 @@ def test_pca_answers_are_those_of_exact_vectors_after_the_rotation(
     assert rotated.manifest.dim == 24
     np.testing.assert_allclose(rotated.predictor.encode([QUERY]), vector, atol=1e-6)
     similarities = vector @ rotate(memory.keys, rotation).T
-    found = rotated.predictor.searcher.search(vector, ALL_KEYS, 0.5)
+    found = rotated.predictor.memory.searcher.search(vector, ALL_KEYS, 0.5)
     np.testing.assert_allclose(found.similarities[0], np.sort(similarities[0])[::-1], atol=1e-6)
 
 
@@ -175,6 +175,8 @@ def test_psp_of_a_compacted_bundle_uses_the_counts_of_the_run(repetitive: Built,
         evaluate(EvaluateSettings(dataset=repetitive.dataset, store=store, top_b=[ALL_KEYS])).rows[0]
         for store in (repetitive.store, merged)
     )
+    for row in (before, after):
+        del row["intervals"]
     assert after == pytest.approx(before)
 
 
