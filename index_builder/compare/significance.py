@@ -5,7 +5,7 @@ confidence interval of the difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -52,11 +52,9 @@ def paired_tests(
     """
     differences = {metric: first[metric] - second[metric] for metric in first}
     differences = {metric: np.where(np.abs(each) < _ROUNDING, 0.0, each) for metric, each in differences.items()}
-    one, other = bootstrap(
-        [[means({metric: 100 * each for metric, each in scores.items()})] for scores in (first, second)]
-    )
+    (sampled,) = bootstrap([[means({metric: 100 * each for metric, each in differences.items()})]])
     return [
-        PairedTest(metric, (one[metric] - other[metric]).value, *_t_test(each), (one[metric] - other[metric]).interval)
+        PairedTest(metric, sampled[metric].value, *_t_test(each), replace(sampled[metric], least=-100.0).interval)
         for metric, each in differences.items()
     ]
 
