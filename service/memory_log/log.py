@@ -175,11 +175,11 @@ class MemoryLog:
         return self._segments.has(self._segments.first())
 
     def require_writable(self) -> None:
-        """Check that this process may append: it has the private key that new entries need, and the right log.
+        """Check that this process may append.
 
         Raises:
-            MemoryLogError: If entries must be signed, and there is no private key; or if the log does not have the
-                entries that the bundle contains.
+            MemoryLogError: If the log lacks entries that the bundle contains, or if entries must be signed and there is
+                no private key.
         """
         if self.sequence < self._after:
             raise self._foreign()
