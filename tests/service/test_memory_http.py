@@ -242,7 +242,8 @@ def test_labels_that_a_change_creates_and_corrections_are_live_keys(
 
         def gauges() -> dict[str, float]:
             lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-            return {name: float(value) for name, value in map(str.split, lines) if name.startswith("recollect_memory")}
+            found = (line.split() for line in lines if line.startswith("recollect_memory"))
+            return {name: float(value) for name, value in found}
 
         until(lambda: gauges() == {"recollect_memory_sequence": 40, "recollect_memory_live_keys": 40})
 
