@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import numpy as np
+import structlog
 from fastapi import APIRouter, Request
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,6 +40,8 @@ from service.predictor.changing import Change, change, present_view
 from service.serving.change_threads import ChangeThreads
 from service.serving.pipeline import AnswerPipeline
 from service.versions.open_versions import OpenVersions
+
+log = structlog.get_logger(__name__)
 
 _MAX_ROWS = 1_000
 # Maximum number of new keys of a change, with the labels that it creates.
@@ -262,9 +265,13 @@ class MemoryRoutes:
         with self.versions.lease() as predictor:
             if predictor.log is not None:
                 predictor.log.log.require_writable()
-            changed = {"version": predictor.version, "sequence": change(predictor, limited)}
+            try:
+                changed = {"version": predictor.version, "sequence": change(predictor, limited)}
+            except (StoreError, OSError) as error:
+                log.error("memory_unwritable", error=str(error))
+                raise
             for lease in self.versions.lease_open(standby=False):
-                with lease as other, contextlib.suppress(StoreError, OSError):  # the log follower tells the reason
+                with lease as other, contextlib.suppress(StoreError, OSError):  # the log follower logs the reason
                     if other is not predictor:  # a canary, or a version that became current meanwhile
                         other.catch_up()
         return changed
