@@ -52,9 +52,11 @@ def paired_tests(
     """
     differences = {metric: first[metric] - second[metric] for metric in first}
     differences = {metric: np.where(np.abs(each) < _ROUNDING, 0.0, each) for metric, each in differences.items()}
-    (sampled,) = bootstrap([[means({metric: 100 * each for metric, each in differences.items()})]])
+    one, other = bootstrap(
+        [[means({metric: 100 * each for metric, each in scores.items()})] for scores in (first, second)]
+    )
     return [
-        PairedTest(metric, sampled[metric].value, *_t_test(each), sampled[metric].interval)
+        PairedTest(metric, (one[metric] - other[metric]).value, *_t_test(each), (one[metric] - other[metric]).interval)
         for metric, each in differences.items()
     ]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from service.errors import LogConflictError, MemoryLogError, StoreError
+from service.errors import LogConflictError, MemoryLogError
 from service.storage.bundle_folder import flush
 from service.storage.object_folder import ObjectFolder
 
@@ -213,14 +213,8 @@ class ObjectSegments:
         return contextlib.nullcontext()
 
     def first(self) -> int:
-        if self.has(1):
-            return 1
-        try:
-            return _first(self._remote.files(self._folder))
-        except StoreError:
-            if self._grows:  # a plain web server lists no folders
-                return 1
-            raise
+        # A plain web server cannot list a folder; there, the first segment begins with the first entry.
+        return 1 if self._grows or self.has(1) else _first(self._remote.files(self._folder))
 
     def is_unchanged(self, segment: int, offset: int, following: int) -> bool:
         return False  # the question would cost a request, as reading does
