@@ -252,6 +252,7 @@ class UnprotectSettings(ServiceSettings):
 class CopySettings(ServiceSettings):
     """Copy a version to another store, and verify every file on the way. The copy does not become current.
 
+    The live memory, which is the folder `memory/` of a store, is not copied.
     A copy that was interrupted can be started again. A version that the other store contains is never overwritten.
     """
 

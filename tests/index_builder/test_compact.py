@@ -112,6 +112,7 @@ def test_compacted_version_answers_as_the_live_memory_and_can_be_compacted_again
     assert status == 0, errors
     manifest = store.manifest(version)
     assert manifest.memory_sequence == len(entries)
+    assert open_model(store.root, version, live="off").sequence == len(entries)  # a client may require this change
     assert manifest.encoder == base.manifest.encoder
     assert (manifest.counts.instances, manifest.counts.labels) == (28 - 4 - 3 - 2 + 4, 8)
     kept = [logged.entry for logged in MemoryLog.of(store, manifest).read()]
