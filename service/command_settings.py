@@ -215,7 +215,7 @@ class VerifySettings(ServiceSettings):
 
 
 class ExportSettings(ServiceSettings):
-    """Write the memory of a version as a dataset folder, which `recollect train` reads."""
+    """Write the memory of a version, with its live entries, as a dataset folder, which `recollect train` reads."""
 
     store: CliPositionalArg[Location] = Field(
         description="Bundle store: a folder, or a URL such as s3://bucket/store", repr=False
