@@ -3,8 +3,10 @@
     query:  [ f(x) ; unit(dropout(W f(x) + b)) ] / sqrt 2        label:  [ f(z_l) ; unit(w_l) ] / sqrt 2
 
 w_l is a trained vector for each label. Both views have equal weight in the similarity of two keys. UniDEC adds a layer
-between the encoder and f, and does not normalise the classifier's query. Here f is the encoder's vector, as in every
-method, and both views are unit vectors in training and at query time.
+between the encoder and f. Here f is the encoder's vector, as in every method.
+
+UniDEC's paper trains the classifier with the inner product of dropout(W f(x) + b) and dropout(w_l), which are not
+normalised; only its keys are (`normalised=False`). By default, both views are unit vectors in training too.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ class Classifier(Head):
     Args:
         dim: Size of a vector.
         labels: Number of labels.
+        normalised: Whether the classifier's views are unit vectors in training too. Keys always have unit vectors.
     """
 
     kind: ClassVar[str] = "classifier"
     query_views, label_views = 2, 2
 
-    def __init__(self, dim: int, labels: int) -> None:
+    def __init__(self, dim: int, labels: int, normalised: bool = True) -> None:
         super().__init__(dim)
+        self.normalised = normalised
         self.project = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(_DROPOUT)
         self.weights = nn.Parameter(torch.zeros(labels, dim))
@@ -48,15 +52,21 @@ class Classifier(Head):
         return 2 * self.dim
 
     def shape(self) -> dict[str, Any]:
-        return {"labels": len(self.weights)}
+        return {"labels": len(self.weights), "normalised": self.normalised}
 
     def queries(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row 2 dim"]:
-        return torch.stack([vectors, nn.functional.normalize(self.dropout(self.project(vectors)), dim=-1)], dim=1)
+        return self._views(vectors, self.dropout(self.project(vectors)))
 
     def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 2 dim"]:
-        return torch.stack([vectors, nn.functional.normalize(self.weights[rows], dim=-1)], dim=1)
+        weights = self.weights[rows]
+        return self._views(vectors, weights if self.normalised else self.dropout(weights))
+
+    def _views(self, vectors: Float[Tensor, "row dim"], others: Float[Tensor, "row dim"]) -> Float[Tensor, "row 2 dim"]:
+        return torch.stack([vectors, nn.functional.normalize(others, dim=-1) if self.normalised else others], dim=1)
 
     def key(self, views: Float[Tensor, "row 2 dim"]) -> Float[Tensor, "row key"]:
+        if not self.normalised:
+            views = nn.functional.normalize(views, dim=-1)
         return views.flatten(1) / math.sqrt(2)
 
     def start(

@@ -8,16 +8,27 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+from pydantic_settings import CliImplicitFlag
+
 from trainer.methods import supcon
 
 if TYPE_CHECKING:
     from trainer.heads.classifier import Classifier
 
 
-def _head(dim: int, labels: int, _: supcon.SupconOptions) -> Classifier:
+class UnidecOptions(supcon.SupconOptions):
+    """The flags of UniDEC."""
+
+    classifier_norm: CliImplicitFlag[bool] = Field(
+        True, description="unidec: train the classifier with unit vectors; the paper does not normalise them"
+    )
+
+
+def _head(dim: int, labels: int, options: UnidecOptions) -> Classifier:
     from trainer.heads.classifier import Classifier
 
-    return Classifier(dim, labels)
+    return Classifier(dim, labels, options.classifier_norm)
 
 
-METHOD = dataclasses.replace(supcon.METHOD, name="unidec", head=_head)
+METHOD = dataclasses.replace(supcon.METHOD, name="unidec", options=UnidecOptions, head=_head)
