@@ -97,6 +97,32 @@ def test_dropout_in_training_changes_only_the_query_view_of_the_classifier(head:
     torch.testing.assert_close(found.norm(dim=2), torch.ones(QUERIES, 2))
 
 
+def test_classifier_without_normalisation_compares_inner_products_and_has_the_same_keys(head: Classifier) -> None:
+    plain = Classifier(DIM, LABELS, normalised=False).eval()
+    plain.load_state_dict(head.state_dict())
+    queries, labels = plain.queries(VECTORS), plain.labels(TEXTS, ALL_LABELS)
+    for query, vector in zip(queries[:, 1], VECTORS, strict=True):
+        torch.testing.assert_close(query, head.project.weight @ vector + head.project.bias)
+    assert torch.equal(labels[:, 1], head.weights)
+    torch.testing.assert_close(plain.key(queries), head.key(head.queries(VECTORS)))
+    torch.testing.assert_close(plain.key(labels), head.key(head.labels(TEXTS, ALL_LABELS)))
+    again = Classifier(DIM, **plain.shape())
+    assert not again.normalised
+
+
+def test_dropout_of_a_classifier_without_normalisation_applies_to_queries_and_labels() -> None:
+    plain = Classifier(DIM, LABELS, normalised=False).train()
+    with torch.no_grad():
+        plain.weights.fill_(0.5)
+    torch.manual_seed(0)
+    queries, labels = plain.queries(torch.ones(QUERIES, DIM)), plain.labels(TEXTS, ALL_LABELS)
+    for views, value in ((queries, 1.0), (labels, 0.5)):
+        kept = views[:, 1][views[:, 1] != 0]
+        assert 0 < len(kept) < views[:, 1].numel()
+        torch.testing.assert_close(kept, torch.full_like(kept, value / 0.9))
+    assert torch.equal(labels[:, 0], TEXTS)
+
+
 def test_classifier_rebuilt_from_its_shape_and_weights_equals_the_original(head: Classifier, tmp_path: Path) -> None:
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again = Classifier(DIM, **head.shape()).eval()
