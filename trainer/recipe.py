@@ -57,6 +57,7 @@ _SINCE_ADDED = {
     "text_loss": True,
     "regulariser": True,
     "classifier_norm": True,
+    "projection": 0,
 }
 
 

@@ -123,6 +123,30 @@ def test_dropout_of_a_classifier_without_normalisation_applies_to_queries_and_la
     assert torch.equal(labels[:, 0], TEXTS)
 
 
+def test_projection_is_a_tanh_layer_of_fewer_dimensions_on_queries_and_label_texts() -> None:
+    torch.manual_seed(1)
+    head = Classifier(DIM, LABELS, normalised=False, projection=6).eval()
+    head.start(TEXTS.numpy(), VECTORS.numpy(), label_sets([[row] for row in range(QUERIES)]).to_csr(LABELS), seed=0)
+    assert head.reduce is not None
+    with torch.no_grad():
+        head.reduce.weight.add_(0.3 * torch.randn(6, DIM))
+        head.reduce.bias.add_(0.1)
+    assert (head.dim, head.key_dim) == (6, 12)
+    for views, below in ((head.queries(VECTORS), VECTORS), (head.labels(TEXTS, ALL_LABELS), TEXTS)):
+        for view, vector in zip(views[:, 0], below, strict=True):
+            entries = torch.tanh(head.reduce.weight @ vector * DIM**0.5 + head.reduce.bias)
+            torch.testing.assert_close(view, entries / entries.norm())
+        torch.testing.assert_close(head.key(views).norm(dim=1), torch.ones(len(below)))
+    for view, vector in zip(head.queries(VECTORS)[:, 1], VECTORS, strict=True):
+        torch.testing.assert_close(view, head.project.weight @ vector)
+    both = TEXTS[:QUERIES] + VECTORS  # each of the first labels has one instance
+    starts = nn.functional.normalize(torch.cat([both, TEXTS[QUERIES:]]) @ head.project.weight.T, dim=1)
+    torch.testing.assert_close(head.weights.detach(), starts)
+    again = Classifier(DIM, **head.shape()).eval()
+    again.load_state_dict(head.state_dict())
+    assert torch.equal(again.key(again.queries(VECTORS)), head.key(head.queries(VECTORS)))
+
+
 def test_classifier_rebuilt_from_its_shape_and_weights_equals_the_original(head: Classifier, tmp_path: Path) -> None:
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again = Classifier(DIM, **head.shape()).eval()

@@ -206,7 +206,7 @@ def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
         ["prime", "--prototype", "text,free", "--bank", 12],
         ["prime", "--centroids", "ema", "--triplets", "sum", "--no-text-loss", "--no-regulariser"],
         ["unidec"],
-        ["unidec", "--no-classifier-norm", "--embedding-dropout", 0.1],
+        ["unidec", "--no-classifier-norm", "--embedding-dropout", 0.1, "--projection", 24],
         ["unidec", "--clusters", 48, "--psl", "pal"],
     ],
     ids=lambda more: " ".join(map(str, more)),

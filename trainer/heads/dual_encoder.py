@@ -38,6 +38,10 @@ class DualEncoder(nn.Module):
     def key_dim(self) -> int:
         return self.dim if self.head is None else self.head.key_dim
 
+    @property
+    def view_dim(self) -> int:
+        return self.dim if self.head is None else self.head.dim
+
     def view_count(self, side: Side) -> int:
         if self.head is None:
             return 1
@@ -55,7 +59,7 @@ class DualEncoder(nn.Module):
         raise NotImplementedError
 
     def views_of_vectors(
-        self, vectors: Float[Tensor, "row dim"], side: Side, rows: Int[Tensor, " row"] | None
+        self, vectors: Float[Tensor, "row below"], side: Side, rows: Int[Tensor, " row"] | None
     ) -> Float[Tensor, "row view dim"]:
         """Apply adapter, dropout and head to text vectors. For a head, `rows` must contain the label positions.
 
@@ -81,11 +85,11 @@ class VectorDualEncoder(DualEncoder):
     """A dual encoder whose inputs are vectors that a frozen encoder computed before."""
 
     def views(
-        self, vectors: Float[Tensor, "row dim"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
+        self, vectors: Float[Tensor, "row below"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row view dim"]:
         return self.views_of_vectors(vectors, side, rows)
 
     def forward(
-        self, vectors: Float[Tensor, "row dim"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
+        self, vectors: Float[Tensor, "row below"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row key"]:
         return self.key(self.views(vectors, side, rows))

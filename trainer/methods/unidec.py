@@ -23,12 +23,15 @@ class UnidecOptions(supcon.SupconOptions):
     classifier_norm: CliImplicitFlag[bool] = Field(
         True, description="unidec: train the classifier with unit vectors; the paper does not normalise them"
     )
+    projection: int = Field(
+        0, ge=0, description="unidec: dimensions of both views above a layer with tanh, as in the paper; 0: no layer"
+    )
 
 
 def _head(dim: int, labels: int, options: UnidecOptions) -> Classifier:
     from trainer.heads.classifier import Classifier
 
-    return Classifier(dim, labels, options.classifier_norm)
+    return Classifier(dim, labels, options.classifier_norm, options.projection)
 
 
 METHOD = dataclasses.replace(supcon.METHOD, name="unidec", options=UnidecOptions, head=_head)
