@@ -202,6 +202,7 @@ def clipped_triplet(
     relevant: Bool[Tensor, "query key"],
     margin: tuple[float, float] = (0.1, 0.3),
     ranks: Ranks = ALONE,
+    *,
     hardest: int = 100,
 ) -> Float[Tensor, " query"]:
     """Triplet loss over the hardest negatives, with a margin that depends on the positive (PRIME, Eq. 3).
