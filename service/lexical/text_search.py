@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Int, UInt8, UInt64
+from jaxtyping import Int, UInt64
 
 # The rest of a longer text is not searched, in characters.
 MAX_CHARACTERS = 200
@@ -28,7 +28,7 @@ _MAX_PLACES = 2_000
 # Number of 64-bit words of a signature, and the factors of the hash of a trigram.
 _WORDS = 4
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
-# Number of candidates for similar texts, and the share of the search text's trigrams that a similar text must have.
+# Number of candidates for similar texts in a block, and their least share of the search text's trigrams.
 _CANDIDATES, _LEAST_SHARE = 512, 0.4
 # The byte between two texts of a block.
 _END = b"\n"
@@ -74,7 +74,8 @@ class TextSearch:
         if wanted:
             yield self._best(lambda block: block.begin_with(wanted))
             yield self._best(lambda block: block.contain(wanted))
-            yield self._resemble(wanted)
+            trigrams, signature = _trigrams(wanted), _signatures(_END + wanted + 2 * _END, np.zeros(1, dtype=np.int64))
+            yield self._best(lambda block: block.resemble(trigrams, signature))
 
     def _best(self, find: Callable[[_Block], _Found]) -> Int[np.ndarray, " row"]:
         """The rows that all blocks find, the best row first."""
@@ -83,20 +84,6 @@ class TextSearch:
             return np.empty(0, dtype=np.int64)
         rows, ranks, lengths = (np.concatenate(part) for part in zip(*found, strict=True))
         return rows[np.lexsort((rows, lengths, ranks))]
-
-    def _resemble(self, wanted: bytes) -> Int[np.ndarray, " row"]:
-        grams, signature = _trigrams(wanted), _signatures(_END + wanted + 2 * _END, np.zeros(1, dtype=np.int64))[0]
-        shares: dict[int, tuple[float, int]] = {}
-        for row in self._best(lambda block: block.share_bits(signature))[:_CANDIDATES].tolist():
-            found = _trigrams(self._text(row))
-            share = len(grams & found) / len(grams)
-            if share >= _LEAST_SHARE:
-                shares[row] = (-share, len(found))
-        return np.array(sorted(shares, key=shares.__getitem__), dtype=np.int64)
-
-    def _text(self, row: int) -> bytes:
-        block = next(block for block in reversed(self._blocks) if block.first <= row)
-        return block.text(row)
 
 
 # The rows that a block finds, a rank of each (the best rank is 0), and the lengths of their texts.
@@ -114,32 +101,38 @@ class _Block:
     def __init__(self, first: int, texts: Sequence[bytes]) -> None:
         self.first = first
         self._utf8 = _END + _END.join(texts) + 2 * _END
+        self._byte = np.frombuffer(self._utf8, dtype=np.uint8)
         # Text i is between the ends i and i + 1.
-        self._ends = np.flatnonzero(np.frombuffer(self._utf8, dtype=np.uint8) == ord(_END))[: len(texts) + 1]
+        self._ends = np.flatnonzero(self._byte == ord(_END))[: len(texts) + 1]
         self._signatures = _signatures(self._utf8, self._ends[:-1])
 
-    def text(self, row: int) -> bytes:
-        start, end = self._ends[row - self.first : row - self.first + 2].tolist()
-        return self._utf8[start + 1 : end]
-
     def begin_with(self, wanted: bytes) -> _Found:
-        places = self._places(_END + wanted)
-        return self._found(places, np.zeros(len(places), dtype=np.int64))
+        texts = np.arange(len(self._ends) - 1)
+        for place, byte in enumerate(wanted, start=1):  # a text that is too short has another byte, its end
+            texts = texts[self._byte[self._ends[texts] + place] == byte]
+        return self._found(texts, np.zeros(len(texts), dtype=np.int64))
 
     def contain(self, wanted: bytes) -> _Found:
         """Texts in which a word begins with `wanted` have rank 0, the others rank 1."""
         places = self._places(wanted)
-        before = np.frombuffer(self._utf8, dtype=np.uint8)[places - 1]
-        return self._found(places, _IN_WORD[before])
+        texts = np.searchsorted(self._ends, places, side="right") - 1
+        first = np.flatnonzero(np.diff(texts, prepend=-1))  # a text can contain it several times
+        return self._found(texts[first], np.minimum.reduceat(_IN_WORD[self._byte[places - 1]], first))
 
-    def share_bits(self, signature: UInt64[np.ndarray, " word"]) -> _Found:
-        """The texts whose signatures share the most bits with `signature`."""
-        used = np.flatnonzero(signature)
-        shared = np.bitwise_count(self._signatures[:, used] & signature[used]).sum(axis=1, dtype=np.int64)
+    def resemble(self, trigrams: set[bytes], signature: UInt64[np.ndarray, "word 1"]) -> _Found:
+        """Texts that have more of the trigrams have a lower rank."""
+        shared = np.zeros(len(self._ends) - 1, dtype=np.uint16)
+        for word, wanted in zip(self._signatures, signature, strict=True):
+            if wanted.any():
+                shared += np.bitwise_count(word & wanted)
         texts = np.flatnonzero(shared >= _LEAST_SHARE * np.bitwise_count(signature).sum())
         if len(texts) > _CANDIDATES:
-            texts = texts[np.argpartition(-shared[texts], _CANDIDATES)[:_CANDIDATES]]
-        return texts + self.first, -shared[texts], self._lengths(texts)
+            texts = texts[np.argpartition(shared[texts], -_CANDIDATES)[-_CANDIDATES:]]
+        starts, ends = self._ends[texts].tolist(), self._ends[texts + 1].tolist()
+        spaced = (b" " + self._utf8[start + 1 : end] + b" " for start, end in zip(starts, ends, strict=True))
+        counts = np.array([sum(map(text.__contains__, trigrams)) for text in spaced], dtype=np.int64)
+        similar = counts >= _LEAST_SHARE * len(trigrams)
+        return self._found(texts[similar], -counts[similar])
 
     def _places(self, wanted: bytes) -> Int[np.ndarray, " place"]:
         places: list[int] = []
@@ -149,34 +142,25 @@ class _Block:
             place = self._utf8.find(wanted, place + 1)
         return np.array(places, dtype=np.int64)
 
-    def _found(self, places: Int[np.ndarray, " place"], ranks: Int[np.ndarray, " place"]) -> _Found:
-        texts = np.searchsorted(self._ends, places, side="right") - 1
-        return texts + self.first, ranks, self._lengths(texts)
-
-    def _lengths(self, texts: Int[np.ndarray, " text"]) -> Int[np.ndarray, " text"]:
-        return self._ends[texts + 1] - self._ends[texts]
+    def _found(self, texts: Int[np.ndarray, " text"], ranks: Int[np.ndarray, " text"]) -> _Found:
+        return texts + self.first, ranks, self._ends[texts + 1] - self._ends[texts]
 
 
-def _signatures(utf8: bytes, starts: Int[np.ndarray, " text"]) -> UInt64[np.ndarray, "text word"]:
-    """The signatures of the texts that begin after the places `starts`. The last text ends before two ends."""
-    byte = _without_ends(utf8).astype(np.uint32)
+def _signatures(utf8: bytes, starts: Int[np.ndarray, " text"]) -> UInt64[np.ndarray, "word text"]:
+    """The signatures of the texts that begin after the places `starts`. Two ends follow the last text."""
+    # The end of a text is like the end of a word.
+    byte = np.frombuffer(utf8.replace(_END, b" "), dtype=np.uint8).astype(np.uint32)
     first, second, third = (np.uint32(factor) for factor in _FACTORS)
     bit = (byte[:-2] * first + byte[1:-1] * second + byte[2:] * third) >> np.uint32(24)
     word, flag = bit >> np.uint32(6), np.uint64(1) << (bit & np.uint32(63)).astype(np.uint64)
-    signatures = np.empty((len(starts), _WORDS), dtype=np.uint64)
-    for column in range(_WORDS):
-        signatures[:, column] = np.bitwise_or.reduceat(np.where(word == column, flag, np.uint64(0)), starts)
-    return signatures
+    flag[np.append(starts[1:], len(flag)) - 1] = 0  # these trigrams reach into the next text
+    masks = (np.where(word == row, flag, np.uint64(0)) for row in range(_WORDS))
+    return np.stack([np.bitwise_or.reduceat(mask, starts) for mask in masks])
 
 
-def _without_ends(utf8: bytes) -> UInt8[np.ndarray, " byte"]:
-    """The beginning and the end of a text are like those of a word."""
-    return np.frombuffer(utf8.replace(_END, b" "), dtype=np.uint8)
-
-
-def _trigrams(text: bytes) -> set[tuple[int, int, int]]:
-    padded = b" " + text + b" "
-    return set(zip(padded, padded[1:], padded[2:], strict=False))
+def _trigrams(text: bytes) -> set[bytes]:
+    spaced = b" " + text + b" "
+    return {spaced[place : place + 3] for place in range(len(spaced) - 2)}
 
 
 # For each byte, 1 if it is a letter or a digit, or part of one, so that no word begins after it.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.conftest import TOPICS
 from tests.service.http_helpers import copy_store, make_first, serving
 
 pytest.importorskip("playwright", reason="playwright is not installed")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 
 WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
 SCRIPT = "<img src=x onerror='window.ran = 1'><script>window.ran = 1</script>"
-CONTROLS = ".thumb, .judged button, .add-label input"
+CONTROLS = ".thumb, .change button, .add-label input"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_thumbs_down_removes_the_label_at_once_and_undo_brings_it_back(page: Pag
     expect(labels_of(page).first).to_have_text(before[1])
     assert before[0] not in labels_of(page).all_text_contents()
     assert labels_of(page).all_text_contents() == ask(url, query)
-    expect(page.locator(".judged p")).to_have_text(f"“{before[0]}” is not relevant to “{query}”.")
+    expect(page.locator(".change p")).to_have_text(f"“{before[0]}” is not relevant to “{query}”.")
 
     undo = page.get_by_role("button", name="Undo")
     expect(undo).to_be_focused()  # the row with the focus is gone
@@ -84,7 +85,7 @@ def test_thumbs_down_removes_the_label_at_once_and_undo_brings_it_back(page: Pag
     page.get_by_label("Your text").fill(query)
     undo.press("Enter")
     expect(labels_of(page)).to_have_text(before)
-    expect(page.locator(".judged p")).to_have_text("The judgement is undone.")
+    expect(page.locator(".change p")).to_have_text("The judgement is undone.")
     expect(undo).to_be_hidden()
     assert ask(url, query) == before
 
@@ -101,13 +102,13 @@ def test_thumbs_up_raises_the_label_and_the_opposite_judgement_replaces_it(page:
     expect(labels_of(page).first).not_to_have_text(last)
     assert (memory(url)["instances"], memory(url)["corrections"]) == (instances, 1)
     page.get_by_role("button", name="Undo").click()
-    expect(page.locator(".judged p")).to_have_text("The judgement is undone.")
+    expect(page.locator(".change p")).to_have_text("The judgement is undone.")
     assert memory(url)["corrections"] == 0
 
 
 def test_label_is_found_with_the_keyboard_and_added_to_the_answer(page: Page, url: str) -> None:
     query = "Nothing that the memory knows"
-    missing = next(label for label in ("Taxation", "Medicine", "Astronomy", "Cooking") if label not in ask(url, query))
+    missing = next(label for label in TOPICS if label not in ask(url, query))
     page.goto(address(url, q=query))
     field = page.get_by_role("combobox", name="Add a label")
     field.press_sequentially(missing[:3].lower())
@@ -120,7 +121,7 @@ def test_label_is_found_with_the_keyboard_and_added_to_the_answer(page: Page, ur
     expect(labels_of(page).first).to_have_text(missing)
     expect(page.get_by_role("listbox")).to_be_hidden()
     page.get_by_role("button", name="Undo").click()
-    expect(page.locator(".judged p")).to_have_text("The judgement is undone.")
+    expect(page.locator(".change p")).to_have_text("The judgement is undone.")
     assert missing not in ask(url, query)
 
 
@@ -131,14 +132,14 @@ def test_unknown_text_creates_a_label_that_stays_text_and_undo_removes_it(page: 
     field.fill(SCRIPT)
     page.get_by_role("option", name="Create the label").click()
     expect(labels_of(page).first).to_have_text(SCRIPT)
-    expect(page.locator(".judged p")).to_contain_text("is a new label of “A tale of scripts”.")
+    expect(page.locator(".change p")).to_contain_text("is a new label of “A tale of scripts”.")
     field.fill(SCRIPT[:5])
     expect(page.get_by_role("option").first).to_contain_text(SCRIPT)
     field.press("Escape")
     page.get_by_role("button", name=SCRIPT, exact=False).first.click()
     expect(page.locator(".terms").get_by_text(query)).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(page.locator(".judged p")).to_contain_text("is removed.")
+    expect(page.locator(".change p")).to_contain_text("is removed.")
     expect(labels_of(page).filter(has_text="<img")).to_have_count(0)
     after = memory(url)
     assert (after["labels"], after["instances"]) == (before["labels"], before["instances"])
@@ -164,7 +165,7 @@ def test_refused_change_shows_the_reason_and_changes_nothing(page: Page, url: st
     page.unroute("**/feedback")
     page.locator(".judged").get_by_role("button", name="Try now").click()
     page.get_by_role("button", name="Undo").click()
-    expect(page.locator(".judged p")).to_have_text("The judgement is undone.")
+    expect(page.locator(".change p")).to_have_text("The judgement is undone.")
 
 
 @pytest.mark.parametrize("page", [READER], indirect=True)

@@ -13,8 +13,8 @@ export class Feedback {
   /** `place` shows the last change and its undo; `changed()` is called after each change and each undo. */
   constructor(place, changed) {
     Object.assign(this, { place, changed, sequence: 0 });
-    this.message = place.querySelector("[role=status]");
-    this.button = place.querySelector("button");
+    this.message = place.querySelector(".change p");
+    this.button = place.querySelector(".change button");
     this.task = new Task(place, place.querySelector(".notice-slot"));
     this.button.addEventListener("click", () => this.#write(this.#undo));
   }
