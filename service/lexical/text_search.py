@@ -29,7 +29,7 @@ _MAX_PLACES = 2_000
 _WORDS = 4
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 # Number of candidates for similar texts in a block, and their least share of the search text's trigrams.
-_CANDIDATES, _LEAST_SHARE = 512, 0.4
+_CANDIDATES, _LEAST_SHARE = 256, 0.4
 # The byte between two texts of a block.
 _END = b"\n"
 
@@ -120,7 +120,7 @@ class _Block:
         return self._found(texts[first], np.minimum.reduceat(_IN_WORD[self._byte[places - 1]], first))
 
     def resemble(self, trigrams: set[bytes], signature: UInt64[np.ndarray, "word 1"]) -> _Found:
-        """Texts that have more of the trigrams have a lower rank."""
+        """Texts with a high Dice coefficient have a low rank: twice the shared trigrams over those of both texts."""
         shared = np.zeros(len(self._ends) - 1, dtype=np.uint16)
         for word, wanted in zip(self._signatures, signature, strict=True):
             if wanted.any():
@@ -132,7 +132,9 @@ class _Block:
         spaced = (b" " + self._utf8[start + 1 : end] + b" " for start, end in zip(starts, ends, strict=True))
         counts = np.array([sum(map(text.__contains__, trigrams)) for text in spaced], dtype=np.int64)
         similar = counts >= _LEAST_SHARE * len(trigrams)
-        return self._found(texts[similar], -counts[similar])
+        texts, counts = texts[similar], counts[similar]
+        lengths = self._ends[texts + 1] - self._ends[texts]  # about the numbers of trigrams
+        return self._found(texts, -2_000 * counts // (len(trigrams) + lengths))
 
     def _places(self, wanted: bytes) -> Int[np.ndarray, " place"]:
         places: list[int] = []

@@ -43,6 +43,15 @@ def test_text_is_found_despite_a_wrong_letter_and_in_another_order_of_the_words(
     assert similar[0] == row
 
 
+def test_similar_text_of_the_same_length_comes_before_a_long_one_with_the_same_trigrams() -> None:
+    texts = ["library construction barn", "library"]
+    assert found(TextSearch(texts), "libary")[2] == [1, 0]
+
+
+def test_word_that_begins_with_the_search_text_counts_wherever_it_stands() -> None:
+    assert found(TextSearch(["armchairs", "armchair chair"]), "chair")[1] == [1, 0]
+
+
 @pytest.mark.parametrize(("text", "row"), [("ÄÄNI", 5), ("音", 6), ("ｃｈａｉｒ ｗｉｔｈ", 8), ("chair  with", 8)])
 def test_scripts_case_and_spaces_do_not_matter(text: str, row: int) -> None:
     assert row in found(TextSearch(TEXTS), text)[0]
