@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int, UInt64
@@ -40,25 +41,33 @@ def fold(text: str) -> bytes:
     return " ".join(folded.split()).encode("utf-8", "replace")
 
 
+class Texts(Protocol):
+    """The texts of rows: a list, or a table of a bundle."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> str: ...
+
+
 class TextSearch:
     """Finds texts by their rows; immutable.
 
     Args:
-        texts: Texts of the rows: any object with a length and items.
+        texts: The texts.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Texts) -> None:
         self._rows = 0
         self._blocks: tuple[_Block, ...] = ()
         self._append(texts)
 
-    def add(self, texts: Sequence[str]) -> TextSearch:
+    def add(self, texts: Texts) -> TextSearch:
         """Return a search that has these texts, too. Their rows follow the last row of this one."""
         added = copy.copy(self)
         added._append(texts)
         return added
 
-    def _append(self, texts: Sequence[str]) -> None:
+    def _append(self, texts: Texts) -> None:
         for start in range(0, len(texts), _BLOCK_ROWS):
             rows = range(start, min(start + _BLOCK_ROWS, len(texts)))
             self._blocks += (_Block(self._rows + start, [fold(texts[row]) for row in rows]),)

@@ -70,27 +70,24 @@ class LabelSearch:
             return self._with_live[1]
 
     def _by_uid(self, labels: Labels, text: str) -> Iterable[int]:
-        mapped = np.fromiter(
-            itertools.islice(self._labels.uids.beginning_with(text, self._labels.order), _MAX_UIDS), dtype=np.int64
-        )
+        mapped = [*itertools.islice(self._labels.uids.beginning_with(text, self._labels.order), _MAX_UIDS)]
         if not isinstance(labels, LiveLabels):
-            return mapped.tolist()
+            return mapped
         uids = itertools.islice(labels.live.uids, labels.live.count)
         live = np.array([row for row, uid in enumerate(uids) if uid.startswith(text)], dtype=np.int64)
-        return [
-            *mapped[labels.ends.present(mapped)].tolist(),
-            *labels.live.numbers[live[labels.live.ends.present(live)]].tolist(),
-        ]
+        positions = np.concatenate([np.array(mapped, dtype=np.int64), labels.live.numbers[live]])
+        found: list[int] = positions[labels.ends.present(positions)].tolist()
+        return found
 
     def _positions(self, labels: Labels, rows: Int[np.ndarray, " row"]) -> Iterable[int]:
         """The positions of the labels that have the texts in some rows, without texts that were replaced or removed."""
         if not isinstance(labels, LiveLabels):
-            return rows.tolist()
+            return map(int, rows)
         is_live = rows >= len(self._labels)
         live, present = rows[is_live] - len(self._labels), self._are_present(labels, rows, is_live)
         positions = rows.copy()
         positions[is_live] = labels.live.numbers[live]
-        return positions[present].tolist()
+        return map(int, positions[present])
 
     def _are_present(
         self, labels: LiveLabels, rows: Int[np.ndarray, " row"], is_live: Bool[np.ndarray, " row"]
