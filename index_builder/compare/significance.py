@@ -5,7 +5,7 @@ confidence interval of the difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -54,7 +54,7 @@ def paired_tests(
     differences = {metric: np.where(np.abs(each) < _ROUNDING, 0.0, each) for metric, each in differences.items()}
     (sampled,) = bootstrap([[means({metric: 100 * each for metric, each in differences.items()})]])
     return [
-        PairedTest(metric, sampled[metric].value, *_t_test(each), sampled[metric].interval)
+        PairedTest(metric, sampled[metric].value, *_t_test(each), replace(sampled[metric], least=-100.0).interval)
         for metric, each in differences.items()
     ]
 

@@ -7,14 +7,15 @@ import hashlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.http.problems import ProblemError, documented
-from service.http.routes import parse_body
+from service.http.routes import JsonRoute, parse_body
 from service.memory.changes import (
     FEEDBACK,
     Encode,
@@ -39,6 +40,9 @@ _MAX_ROWS = 1_000
 _MAX_MEMBERS = 6_000
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Body(BaseModel):
@@ -115,6 +119,13 @@ class MemoryInstance(Changed):
     weight: float
 
 
+class ChangeRoute(JsonRoute):
+    """A route whose body may be long: the checks of 1,000 texts would block the event loop for too long."""
+
+    async def parse(self, model: type[_Model], body: bytes) -> _Model:
+        return await asyncio.to_thread(parse_body, model, body, _MAX_MEMBERS)
+
+
 @dataclass(frozen=True)
 class MemoryRoutes:
     """The handlers of the paths `/memory` and `/feedback`.
@@ -132,14 +143,19 @@ class MemoryRoutes:
     max_live_keys: int
 
     def register(self, router: APIRouter) -> None:
-        writes = documented(401, 403, 413, 422, 429, 503, 507)
-        for path, handler, method, body in (
-            ("/memory/instances", self.put_instances, "POST", InstancesBody),
-            ("/memory/labels", self.put_labels, "POST", LabelsBody),
-            ("/feedback", self.feedback, "POST", FeedbackBody),
+        for path, handler, response_model in (
+            ("/memory/instances", self.put_instances, Changed),
+            ("/memory/labels", self.put_labels, Changed),
+            ("/feedback", self.feedback, ChangedFeedback),
         ):
-            schema = {"requestBody": {"content": {"application/json": {"schema": body.model_json_schema()}}}}
-            router.add_api_route(path, handler, methods=[method], responses=writes, openapi_extra=schema)
+            router.add_api_route(
+                path,
+                handler,
+                methods=["POST"],
+                response_model=response_model,
+                responses=documented(401, 403, 413, 415, 422, 429, 503, 507),
+                route_class_override=ChangeRoute,
+            )
         for path, removal in (
             ("/memory/instances/{uid:path}", self.remove_instance),
             ("/memory/labels/{uid:path}", self.remove_label),
@@ -149,23 +165,21 @@ class MemoryRoutes:
         router.add_api_route("/memory", self.status, responses=documented(401, 503))
         router.add_api_route("/memory/instances/{uid:path}", self.instance, responses=documented(401, 404, 503))
 
-    async def put_instances(self, request: Request) -> Changed:
+    async def put_instances(self, body: InstancesBody, request: Request) -> Response:
         """Insert instances, or replace those with the same uids."""
-        body = await self._body(InstancesBody, request)
 
         def make(view: View, encode: Encode) -> list[Entry]:
             return added(view, encode, body.instances, [], body.create_labels)
 
-        return Changed(**await self._change(make, request, [each.text for each in body.instances]))
+        return JSONResponse(await self._change(make, request, [each.text for each in body.instances]))
 
-    async def put_labels(self, request: Request) -> Changed:
+    async def put_labels(self, body: LabelsBody, request: Request) -> Response:
         """Insert labels, or replace those with the same uids. The next request is answered with them."""
-        body = await self._body(LabelsBody, request)
 
         def make(view: View, encode: Encode) -> list[Entry]:
             return added(view, encode, [], body.labels)
 
-        return Changed(**await self._change(make, request, [each.text for each in body.labels]))
+        return JSONResponse(await self._change(make, request, [each.text for each in body.labels]))
 
     async def remove_instance(self, uid: str, request: Request) -> Changed:
         """Remove an instance."""
@@ -175,9 +189,8 @@ class MemoryRoutes:
         """Remove a label and its votes. It is never answered again."""
         return Changed(**await self._change(lambda view, _: removed(view, [], [uid]), request))
 
-    async def feedback(self, request: Request) -> ChangedFeedback:
+    async def feedback(self, body: FeedbackBody, request: Request) -> Response:
         """Learn that a label is relevant to a query, or that it is not."""
-        body = await self._body(FeedbackBody, request)
         uid = new_feedback()
         if body.request_id is not None:
             digest = hashlib.sha256(f"{body.request_id}\n{body.label}".encode())
@@ -187,7 +200,7 @@ class MemoryRoutes:
         def make(view: View, encode: Encode) -> list[Entry]:
             return [opposite, *learned(view, encode, uid, body.query, body.label, body.relevant)]
 
-        return ChangedFeedback(id=uid, **await self._change(make, request, [body.query]))
+        return JSONResponse({"id": uid, **await self._change(make, request, [body.query])})
 
     async def forget(self, uid: str, request: Request) -> Changed:
         """Undo a feedback."""
@@ -226,11 +239,6 @@ class MemoryRoutes:
                 labels=[view.labels.uids[label] for label in view.values.gather(row)[1].tolist()],
                 weight=float(np.exp(view.values.log_counts_of(row)).item()),
             )
-
-    async def _body(self, model: type[Any], request: Request) -> Any:
-        self._require_write(request)
-        # On a thread: the checks of 1,000 texts would block the event loop for too long.
-        return await asyncio.to_thread(parse_body, model, await request.body(), _MAX_MEMBERS)
 
     async def _change(self, make: Change, request: Request, texts: list[str] | None = None) -> dict[str, Any]:
         """Change the memory, and return the version and the sequence number."""

@@ -80,7 +80,7 @@ class Routes:
                 handler,
                 methods=["POST"],
                 response_model=response_model,
-                responses=documented(401, 413, 415, 422, 429, 503, 504),
+                responses=documented(401, 409, 413, 415, 422, 429, 503, 504),
                 route_class_override=JsonRoute,
             )
         router.add_api_route("/version", self.version, responses=documented(401, 503))
@@ -173,24 +173,26 @@ class JsonRoute(APIRoute):
         model: type[BaseModel] = body_field.field_info.annotation  # type: ignore[assignment]
 
         async def handle(request: Request) -> Response:
-            return await endpoint(await _read_body(model, request), request)
+            _require_json(request)
+            return await endpoint(await self.parse(model, await request.body()), request)
 
         return handle
 
+    async def parse(self, model: type[_Model], body: bytes) -> _Model:
+        return parse_body(model, body)
 
-async def _read_body(model: type[BaseModel], request: Request) -> BaseModel:
-    """Validate the body.
+
+def _require_json(request: Request) -> None:
+    """Check the content type of a request.
 
     Raises:
-        ProblemError: If its content type is not JSON.
-        RequestValidationError: If the body is not valid JSON, or does not fit the handler's model.
+        ProblemError: If it is not JSON.
     """
     media_type = Headers(scope=request.scope).get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise ProblemError(422, NOT_JSON)
-    return parse_body(model, await request.body())
 
 
 def parse_body(model: type[_Model], body: bytes, max_members: int = _MAX_MEMBERS) -> _Model:

@@ -213,7 +213,8 @@ class ObjectSegments:
         return contextlib.nullcontext()
 
     def first(self) -> int:
-        return 1 if self.has(1) else _first(self._remote.files(self._folder))
+        # A plain web server cannot list a folder; there, the first segment begins with the first entry.
+        return 1 if self._grows or self.has(1) else _first(self._remote.files(self._folder))
 
     def is_unchanged(self, segment: int, offset: int, following: int) -> bool:
         return False  # the question would cost a request, as reading does

@@ -106,7 +106,7 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
 
 def test_cache_key_does_not_depend_on_the_order_of_labels_in_a_filter() -> None:
     once, twice = (dataclasses.replace(OPTIONS, deny=deny) for deny in (("x", "y"), ("y", "x", "y")))
-    assert answer_keys("v1", 0, once, ["bread"]) == answer_keys("v1", twice, ["bread"])
+    assert answer_keys("v1", 0, once, ["bread"]) == answer_keys("v1", 0, twice, ["bread"])
 
 
 def test_request_with_many_labels_in_its_filter_is_not_looked_up_in_the_cache() -> None:

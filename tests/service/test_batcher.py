@@ -32,6 +32,7 @@ class Gate:
 
     version = "v1"
     manifest = SimpleNamespace(probabilities=None)
+    memory = SimpleNamespace(sequence=0)
 
     def __init__(self, is_faster_together: bool = False) -> None:
         self.is_faster_together = is_faster_together

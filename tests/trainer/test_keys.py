@@ -193,13 +193,13 @@ def test_progress_bar_ends_at_the_number_of_keys_with_any_number_of_ranks(
     toy: Path, tiny_encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
 ) -> None:
     bars = []
-    progress_bar = memory_writer._progress_bar
+    progress_bar = memory_writer.progress_bar
 
-    def recorded_bar(*arguments: Any) -> Any:
-        bars.append(progress_bar(*arguments))
+    def recorded_bar(*arguments: Any, **options: Any) -> Any:
+        bars.append(progress_bar(*arguments, **options))
         return bars[-1]
 
-    monkeypatch.setattr(memory_writer, "_progress_bar", recorded_bar)
+    monkeypatch.setattr(memory_writer, "progress_bar", recorded_bar)
     dataset, ranks = open_dataset(toy), RepeatedShare(0, size)
     instances = dataset.read_split("train")
     plan = MemoryPlan.of(dataset.labels, instances, tiny_encoder, "0" * 64, "float32")

@@ -522,4 +522,4 @@ def test_help_of_recollect_train_describes_every_flag_with_its_values_or_its_uni
         assert "\n" not in field.description
         assert len(field.description) <= 120, name
         assert " ".join(field.description.split())[:40] in out, name
-        assert name == "dataset" or f"--{name.replace('_', '-')}" in out
+        assert name == "dataset" or f"--{name.strip('_').replace('_', '-')}" in out
