@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,14 @@ class StringTable:
         """The row whose string equals `string`: the first one if there are several, None if there is none."""
         found = self.find_all([string], sorted_rows)
         return int(found[0]) if len(found) else None
+
+    def beginning_with(self, prefix: str, sorted_rows: Int[np.ndarray, " row"]) -> Iterator[int]:
+        """Yield the rows whose strings begin with `prefix`, in the order of `sorted_rows`."""
+        rows, wanted = sorted_rows.data, prefix.encode("utf-8", "surrogatepass")
+        for at in range(bisect_left(rows, wanted, key=self.raw), len(rows)):
+            if not self.raw(rows[at]).startswith(wanted):
+                return
+            yield rows[at]
 
     def find_all(self, strings: Iterable[str], sorted_rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " found"]:
         """The rows whose strings are in `strings`, in no particular order; unknown strings are skipped.

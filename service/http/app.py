@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from service.http import problems
 from service.http.annif import AnnifRoutes
 from service.http.api_keys import ApiKeys
+from service.http.label_routes import LabelRoutes
 from service.http.memory_routes import MemoryRoutes
 from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from service.http.routes import Routes
@@ -110,6 +111,7 @@ def create_app(
         pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold
     )
     routes.register(app.router, with_metrics=settings.metrics != "off")
+    LabelRoutes(model_manager.versions, pipeline).register(app.router)
     memory_routes = MemoryRoutes(model_manager.versions, pipeline, changes, settings.writable, settings.delta_keys)
     memory_routes.register(app.router)
     if settings.docs != "off":
@@ -117,7 +119,9 @@ def create_app(
     if settings.annif:
         AnnifRoutes(pipeline, model_manager.versions, settings.max_query_bytes).register(app.router)
     if settings.playground:
-        facts = FactsRoute(model_manager.versions, settings.max_batch, docs=settings.docs == "public")
+        facts = FactsRoute(
+            model_manager.versions, settings.max_batch, docs=settings.docs == "public", writable=settings.writable
+        )
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)
         add_playground(app.router)
     problems.install(app)

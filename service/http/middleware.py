@@ -29,7 +29,7 @@ _MAX_DISCARDED_BYTES = 64 << 20
 
 # Paths that have their own label in the metrics. All other paths share one label, because clients can send any number
 # of different paths.
-_PATHS = frozenset({"/predict", "/predict/batch", "/version", "/health/live", "/health/ready", "/metrics"})
+_PATHS = frozenset({"/predict", "/predict/batch", "/labels", "/version", "/health/live", "/health/ready", "/metrics"})
 
 # The labels of paths that contain a name, by the beginnings of the paths.
 _FAMILIES = (
@@ -40,7 +40,7 @@ _FAMILIES = (
 )
 
 # Paths that need an API key, if keys are configured: their answers reveal training data.
-_GUARDED = ("/predict", "/labels/", "/version", "/playground/bundle", "/memory", "/feedback", "/v1/")
+_GUARDED = ("/predict", "/labels", "/version", "/playground/bundle", "/memory", "/feedback", "/v1/")
 
 
 class RequestContext:

@@ -18,7 +18,6 @@ from service.http.problems import NOT_JSON, ProblemError, documented
 from service.http.schemas import (
     AnswerBody,
     Health,
-    LabelResponse,
     PredictBatchRequest,
     PredictBatchResponse,
     PredictRequest,
@@ -84,7 +83,6 @@ class Routes:
                 responses=documented(401, 409, 413, 415, 422, 429, 503, 504),
                 route_class_override=JsonRoute,
             )
-        router.add_api_route("/labels/{uid:path}", self.label, responses=documented(401, 404, 503))
         router.add_api_route("/version", self.version, responses=documented(401, 503))
         router.add_api_route(
             "/health/live", self.health_live, response_model_exclude_none=True, responses=documented(503)
@@ -126,17 +124,6 @@ class Routes:
         stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
         headers = {"X-Index-Version": version, "Server-Timing": ", ".join(stages)}
         return Response(response_json(version, found, batch), media_type="application/json", headers=headers)
-
-    async def label(self, uid: str, response: Response) -> LabelResponse:
-        """Return a label's text, and the number of training instances with this label."""
-        with self.versions.lease() as predictor:
-            labels, version = predictor.memory.labels, predictor.version
-            position = labels.position(uid)
-            if position is None:
-                raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {version}", "unknown_label")
-            response.headers["X-Index-Version"] = version
-            count = int(labels.counts[position])
-            return LabelResponse(version=version, uid=uid, text=labels.texts[position], training_count=count)
 
     async def version(self, response: Response) -> VersionResponse:
         """Return the version that this replica serves, and the time since which it serves this version."""

@@ -139,12 +139,22 @@ class PredictBatchResponse(_Answered):
     results: list[Result]
 
 
-class LabelResponse(_Versioned):
+class KnownLabel(BaseModel):
     """A label, its text, and the number of training instances with this label."""
 
     uid: str
     text: str
     training_count: int
+
+
+class LabelResponse(KnownLabel, _Versioned):
+    """One label."""
+
+
+class LabelsResponse(_Answered):
+    """The labels that a search found, the best label first."""
+
+    labels: list[KnownLabel]
 
 
 class VersionResponse(_Versioned):

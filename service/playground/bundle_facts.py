@@ -1,10 +1,11 @@
-"""Facts about the current version that only the playground shows: examples, and the measurements of the build."""
+"""Facts that only the playground shows: examples, the measurements of the build, and the rights of the API key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from fastapi import Request
 from pydantic import BaseModel
 
 from service.bundle.bundle import Bundle
@@ -24,6 +25,7 @@ class BundleFacts(BaseModel):
         curves: All measurements from which the build chose the index.
         max_batch: Maximum number of queries in a batch.
         docs: Whether a browser can open `/docs`.
+        writable: Whether the API key of the request may change the memory.
     """
 
     version: str
@@ -33,6 +35,7 @@ class BundleFacts(BaseModel):
     size_bytes: int
     max_batch: int
     docs: bool
+    writable: bool
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,17 @@ class FactsRoute:
     versions: OpenVersions
     max_batch: int
     docs: bool
+    writable: bool
 
-    def bundle(self) -> BundleFacts:  # not async: on a thread, because reading mapped texts may wait for the disk
-        """Return examples and measurements of the current version.
+    def bundle(
+        self, request: Request
+    ) -> BundleFacts:  # not async: on a thread, because reading mapped texts may wait for the disk
+        """Return examples and measurements of the current version, and the rights of the API key.
 
         Raises:
             NotReadyError: If no version is open yet.
         """
+        key = request.scope.get("api_key")
         with self.versions.lease() as predictor:
             manifest = predictor.manifest
             return BundleFacts(
@@ -59,6 +66,7 @@ class FactsRoute:
                 size_bytes=manifest.size_bytes,
                 max_batch=self.max_batch,
                 docs=self.docs,
+                writable=self.writable and key is not None and key.writes,
             )
 
 

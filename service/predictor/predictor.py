@@ -18,6 +18,7 @@ from service.bundle.bundle import Bundle
 from service.bundle.manifest import Defaults
 from service.errors import BundleError
 from service.memory.entries import LoggedEntry
+from service.memory.label_search import LabelSearch
 from service.memory_log.log import MemoryLog
 from service.memory_log.writer import MemoryWriter
 from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
@@ -42,6 +43,7 @@ class Predictor:
         bundle_memory: The memory of the bundle, without live entries.
         changing: Held during a change of the memory that no log keeps.
         log: Follows the log of the store, and writes to it; None before `follow`.
+        label_search: Finds labels by their texts and uids.
         block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
             and the time between two checkpoints.
     """
@@ -57,6 +59,7 @@ class Predictor:
         self.memory = self.bundle_memory = Memory.open(bundle, device)
         self.changing = threading.Lock()
         self.log: MemoryWriter[Memory] | None = None
+        self.label_search = LabelSearch(bundle.labels)
         self._live: LiveMemory | None = None
         self._write = threading.Lock()
         bundle.components.release_unused()
@@ -83,7 +86,7 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components, self.log = self.bundle.components, None
-        del self.bundle, self.encoder, self.memory, self.bundle_memory, self._live
+        del self.bundle, self.encoder, self.memory, self.bundle_memory, self.label_search, self._live
         components.close()
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,12 +20,13 @@ from tests.service.http_helpers import add_version, copy_store, make_first, reha
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
-from playwright.sync_api import Error, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Error, expect  # noqa: E402
+
+from tests.service.browser_pages import CHROMIUM, address, checked_page, chromium, labels_of  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 QUERY = "Bake the bread in a hot oven for forty minutes"
@@ -55,37 +55,19 @@ def url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    """An empty page. After the test: no script failed, nothing was refused, and no other server was asked."""
-    with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
-        page = context.new_page()
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda message: faults.append(message.text) if "Security Policy" in message.text else None)
-        page.on("request", lambda request: None if request.url.startswith(url) else faults.append(request.url))
+    with checked_page(browser, url) as page:
         yield page
-        assert faults == []
-        assert page.evaluate("window.ran") is None
-
-
-def address(url: str, **state: Any) -> str:
-    return f"{url}/#{httpx.QueryParams(state)}"
 
 
 def ask(url: str, **body: Any) -> list[dict[str, Any]]:
     labels: list[dict[str, Any]] = httpx.post(f"{url}/predict", json=body).json()["labels"]
     return labels
-
-
-def labels_of(page: Page, side: str = "#view-ask") -> Any:
-    return page.locator(f"{side} .label-text")
 
 
 def answered_once(status: int, code: str, headers: dict[str, str]) -> Callable[[Route], None]:

@@ -22,10 +22,11 @@ function section(api, { id, path, method, operation }) {
   return el("section", { class: "operation", id },
     el("h2", {}, el("span", { class: "method" }, method.toUpperCase()), path),
     el("p", {}, operation.description ?? operation.summary ?? ""),
+    parametersTable(api, operation),
     body && fieldsTable(api, "Fields of the request", body, body.required),
     answerTable(api, operation),
     statusesTable(operation),
-    tryForm(api, path, method, operation, body),
+    tryForm(api, { path, method, operation, body }),
   );
 }
 
@@ -33,6 +34,13 @@ function section(api, { id, path, method, operation }) {
 function resolve(api, schema) {
   const name = schema?.$ref?.split("/").at(-1);
   return name ? api.components.schemas[name] : schema;
+}
+
+function parametersTable(api, { parameters }) {
+  if (!parameters) return null;
+  const properties = Object.fromEntries(parameters.map(({ name, schema, description }) => [name, { ...schema, description }]));
+  const required = parameters.filter((parameter) => parameter.required).map(({ name }) => name);
+  return fieldsTable(api, "Parameters", { properties }, required);
 }
 
 function answerTable(api, operation) {
@@ -84,26 +92,34 @@ function statusesTable(operation) {
 }
 
 /** A form that sends a request of this kind, and shows the answer. */
-function tryForm(api, path, method, operation, body) {
-  const names = [...path.matchAll(/\{(\w+)/g)].map(([, name]) => name);
-  const parameters = names.map((name) => el("input", { "aria-label": name, placeholder: name }));
+function tryForm(api, { path, method, operation, body }) {
+  const parameters = (operation.parameters ?? []).map(({ name, in: part }) =>
+    ({ name, part, field: el("input", { "aria-label": name, placeholder: name }) }));
   const content = body && el("textarea", { rows: 5, spellcheck: "false", "aria-label": "Body of the request" });
   if (content) content.value = JSON.stringify(example(api, body), null, 2);
   const slot = el("div", { "aria-live": "polite" });
   const task = new Task(slot, slot);
-  const request = () => {
-    const address = parameters.reduce((text, field) => text.replace(/\{[^}]*\}/, () => encodeURIComponent(field.value)), path);
-    task.start(async (signal) => {
-      const { status, text } = await answer(address.slice(1), method, content?.value, signal);
-      return () => slot.replaceChildren(el("p", { class: "small" }, `Status ${status}`), el("pre", { tabindex: "0" }, text));
-    });
-  };
+  const request = () => task.start(async (signal) => {
+    const { status, text } = await answer(address(path, parameters), method, content?.value, signal);
+    return () => slot.replaceChildren(el("p", { class: "small" }, `Status ${status}`), el("pre", { tabindex: "0" }, text));
+  });
   return el("details", { class: "try" },
     el("summary", {}, "Try it"),
-    ...parameters,
+    ...parameters.map(({ field }) => field),
     content,
     el("p", { class: "actions" }, el("button", { type: "button", class: "primary", onclick: request }, "Send")),
     slot);
+}
+
+/** The address of a path with its parameters. Empty fields of the query string are left out. */
+function address(path, parameters) {
+  const query = new URLSearchParams();
+  let filled = path.slice(1);
+  for (const { name, part, field } of parameters) {
+    if (part === "path") filled = filled.replace(`{${name}}`, () => encodeURIComponent(field.value));
+    else if (field.value) query.set(name, field.value);
+  }
+  return [filled, ...(`${query}` ? [query] : [])].join("?");
 }
 
 /** Send a request; an error answer is shown like any other answer, except one that needs an API key. */

@@ -28,15 +28,16 @@ query.addEventListener("input", () => store.update({ query: query.value, why: ""
 
 const starting = new Task(main, document.getElementById("start"));
 starting.start(loadFacts);
-document.addEventListener("version", () => starting.start(loadFacts));
+for (const event of ["version", "apikey"]) document.addEventListener(event, () => starting.start(loadFacts));
 
-/** Load the facts about the served version, at the start and whenever another version answers. */
+/** Load the facts at the start, and whenever another version answers or another API key is used. */
 async function loadFacts(signal) {
   const [version, bundle] = await Promise.all([
     send("version", { signal }),
     send("playground/bundle", { signal }),
   ]);
   Object.assign(facts, version.json, bundle.json);
+  main.toggleAttribute("data-writable", facts.writable);
   if (!page.views) connect();
   for (const panel of page.panels) panel.show();
   showEdition();

@@ -5,16 +5,20 @@ import { el } from "./dom.js";
 
 const TITLES = {
   0: "The service cannot be reached",
+  403: "The change is not allowed",
   413: "The text is too long",
   422: "The service does not accept this request",
   429: "The limit of this API key is reached",
   503: "The service is not ready",
   504: "The answer took too long",
+  507: "The memory is full",
 };
 const TITLES_BY_CODE = {
   overloaded: "The service is busy",
   draining: "This replica is stopping",
+  log_unwritable: "The memory cannot be changed now",
   not_ready: "The service is starting",
+  sequence_unknown: "This replica does not know your last change yet",
 };
 
 /** Show a problem in `slot`. `automatic` tells whether the page tries again by itself; `again` tries at once. */

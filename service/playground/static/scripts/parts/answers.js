@@ -1,13 +1,17 @@
 // A list of labels with their scores as bars.
 
 import { arrange, count, el, percent, score } from "../dom.js";
+import { Thumbs } from "./thumbs.js";
 
-/** The labels of one answer. `onSelect(uid)` is called when a label is selected; without it, labels are plain rows. */
+/**
+ * The labels of one answer. `onSelect(uid)` is called when a label is selected; without it, labels are plain rows.
+ * `onJudge(label, relevant)` is called when a label is judged; without it, labels have no thumbs.
+ */
 export class LabelList {
   #rows = new Map();
 
-  constructor(list, onSelect) {
-    Object.assign(this, { list, onSelect });
+  constructor(list, onSelect, onJudge) {
+    Object.assign(this, { list, onSelect, onJudge });
   }
 
   /**
@@ -16,15 +20,17 @@ export class LabelList {
    * @param labels The labels of an answer.
    * @param most The score whose bar has the full width.
    * @param marks For some uids, a remark such as a change of rank.
+   * @param judgement For a uid: true if the user has judged the label as relevant, false if as not relevant.
    * @param assigned The number of labels above the line of the labels to assign; undefined for no line.
    */
-  show(labels, { most = labels[0]?.score ?? 1, marks = new Map(), assigned } = {}) {
+  show(labels, { most = labels[0]?.score ?? 1, marks = new Map(), judgement = () => undefined, assigned } = {}) {
     const kept = new Map();
     for (const label of labels) kept.set(label.uid, this.#rows.get(label.uid) ?? this.#row(label));
     this.#rows = kept;
     const nodes = labels.map((label) => {
       const row = kept.get(label.uid);
       row.update(label, Math.min(1, label.score / (most || 1)), marks.get(label.uid));
+      row.thumbs?.show(label.text || label.uid, judgement(label.uid));
       return row.node;
     });
     if (assigned !== undefined && labels.length > 0) nodes.splice(assigned, 0, assignLine(assigned));
@@ -63,6 +69,7 @@ export class LabelList {
       ? el("button", { type: "button", class: "label-head", "aria-expanded": "false" }, ...parts)
       : el("div", { class: "label-head" }, ...parts);
     if (this.onSelect) head.addEventListener("click", () => this.onSelect(label.uid));
+    const thumbs = this.onJudge && new Thumbs((relevant) => this.onJudge(label, relevant));
     const update = (shown, width, remark) => {
       text.textContent = shown.text || shown.uid;
       uid.textContent = shown.uid === shown.text ? "" : shown.uid;
@@ -75,7 +82,7 @@ export class LabelList {
       mark.hidden = !remark;
       fill.style.width = `${100 * width}%`;
     };
-    return { node: el("li", {}, head, why), head, why, update };
+    return { node: el("li", {}, el("div", { class: "label-row" }, head, thumbs?.node), why), head, why, thumbs, update };
   }
 }
 

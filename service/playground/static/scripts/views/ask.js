@@ -4,6 +4,8 @@ import { Problem, send } from "../api.js";
 import { count } from "../dom.js";
 import { showMessage } from "../notices.js";
 import { LabelList } from "../parts/answers.js";
+import { Feedback } from "../parts/feedback.js";
+import { LabelSearch } from "../parts/label-search.js";
 import { requestOptions } from "../parts/settings.js";
 import { connectShare } from "../parts/share.js";
 import { showTiming } from "../parts/timing.js";
@@ -25,7 +27,12 @@ export class AskView {
     this.slot = section.querySelector(".notice-slot");
     this.timing = side.querySelector("#timing");
     this.share = side.querySelector("#share");
-    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid));
+    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid),
+      (label, relevant) => this.feedback.judge(store.state.query, label, relevant));
+    this.feedback = new Feedback(section.querySelector(".judged"), () => this.show({ atOnce: true }));
+    this.adding = section.querySelector(".add-label");
+    new LabelSearch(this.adding, (label) => this.feedback.judge(store.state.query, label, true),
+      (text) => this.feedback.create(store.state.query, text));
     this.task = new Task(section, this.slot);
     connectShare(this.share, () => this.#request());
     section.addEventListener("keydown", (event) => {
@@ -37,11 +44,18 @@ export class AskView {
     return { query: store.state.query, ...requestOptions("a", this.facts.defaults) };
   }
 
+  /** Send a request that knows the last change of this tab. */
+  #send(request, signal) {
+    const { sequence } = this.feedback;
+    return send("predict", { body: sequence ? { ...request, min_sequence: sequence } : request, signal });
+  }
+
   /** Answer the current query, if it or the options have changed. */
   show({ atOnce = false } = {}) {
     const request = this.#request();
     const asked = JSON.stringify(request);
     this.intro.hidden = request.query.trim() !== "";
+    this.adding.hidden = request.query.trim() === "";
     if (request.query.trim() === "") {
       this.#clear();
     } else if (asked !== this.#asked || atOnce) {
@@ -69,9 +83,9 @@ export class AskView {
   }
 
   async #answer(request, signal) {
-    const answer = await send("predict", { body: request, signal });
+    const answer = await this.#send(request, signal);
     const { labels, truncated } = answer.json;
-    this.labels.show(labels);
+    this.#show(request.query, labels);
     showTiming(this.timing, answer);
     this.share.hidden = false;
     this.status.textContent = [
@@ -88,12 +102,19 @@ export class AskView {
   /** Draw a line below the labels that the service would assign. */
   async #showAssigned(query, labels, signal) {
     try {
-      const { json } = await send("predict", { body: { query, assign: true }, signal });
+      const { json } = await this.#send({ query, assign: true }, signal);
       const uids = new Set(json.labels.map((label) => label.uid));
-      this.labels.show(labels, { assigned: labels.filter((label) => uids.has(label.uid)).length });
+      this.#show(query, labels, { assigned: labels.filter((label) => uids.has(label.uid)).length });
     } catch (error) {
       if (!(error instanceof Problem)) throw error; // without an assigned set, there is no line
     }
+  }
+
+  /** Show the labels. If the row with the focus is gone, for example after a judgement, Undo gets the focus. */
+  #show(query, labels, options) {
+    const focused = document.activeElement;
+    this.labels.show(labels, { judgement: (uid) => this.feedback.judgement(query, uid), ...options });
+    if (document.activeElement !== focused) (focused.isConnected ? focused : this.feedback.button).focus();
   }
 
   #select(uid) {
@@ -116,9 +137,9 @@ export class AskView {
   }
 
   async #explanations(request, signal) {
-    const name = JSON.stringify([this.facts.version, request]);
+    const name = JSON.stringify([this.facts.version, this.feedback.sequence, request]);
     if (this.#explained.request !== name) {
-      const { json } = await send("predict", { body: request, signal });
+      const { json } = await this.#send(request, signal);
       this.#explained = { request: name, labels: json.labels };
     }
     return this.#explained.labels;

@@ -23,6 +23,7 @@ export class BundleView {
         size: bytes(facts.size_bytes),
         encoder: `${facts.encoder.name}, ${facts.encoder.precision}, ${facts.encoder.max_length} tokens`,
         dimension: number(facts.dim),
+        memory: facts.writable ? "this API key may change it" : "read-only",
       }),
       ...Object.entries(PARTS).flatMap(([part, title]) => this.#index(part, title)),
       el("h3", {}, "Default options"),

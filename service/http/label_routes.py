@@ -1,0 +1,87 @@
+"""The routes of labels: one label by its uid, and a search among all labels."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import AfterValidator
+
+from service.http.problems import ProblemError, documented
+from service.http.schemas import KnownLabel, LabelResponse, LabelsResponse
+from service.lexical.text_search import MAX_CHARACTERS
+from service.memory.layers import Labels
+from service.options import require_words
+from service.serving.pipeline import AnswerPipeline
+from service.versions.open_versions import OpenVersions
+
+_MAX_FOUND = 100
+
+
+def _require_words(search: str) -> str:
+    return require_words(search, "search text")
+
+
+_Search = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=MAX_CHARACTERS,
+        description="beginning of a uid, or beginning or part of a text; upper and lower case are equal in texts",
+    ),
+    AfterValidator(_require_words),
+]
+_Limit = Annotated[int, Query(ge=1, le=_MAX_FOUND, description="maximum number of labels to return")]
+
+
+@dataclass(frozen=True)
+class LabelRoutes:
+    """The handlers of the paths `/labels` and `/labels/{uid}`.
+
+    Attributes:
+        versions: The open versions.
+        pipeline: Counts the searches of each API key; a search counts as one query.
+    """
+
+    versions: OpenVersions
+    pipeline: AnswerPipeline
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def register(self, router: APIRouter) -> None:
+        router.add_api_route("/labels", self.search, responses=documented(401, 422, 429, 503))
+        router.add_api_route("/labels/{uid:path}", self.label, responses=documented(401, 404, 503))
+
+    async def search(self, request: Request, response: Response, search: _Search, limit: _Limit = 10) -> LabelsResponse:
+        """Find labels whose texts or uids begin with a search text, contain it, or are similar to it."""
+        if (key := request.scope.get("api_key")) is not None:
+            await self.pipeline.charge(key, 1)
+        # One search at a time: a search reads all labels, and the other cores must stay free for queries.
+        async with self._turn:
+            found = await asyncio.to_thread(self._search, search, limit)
+        response.headers["X-Index-Version"] = found.version
+        return found
+
+    def _search(self, text: str, limit: int) -> LabelsResponse:
+        with self.versions.lease() as predictor:
+            memory = predictor.memory
+            positions = predictor.label_search.find(memory.labels, text, limit)
+            labels = [_known(memory.labels, position) for position in positions]
+            return LabelsResponse(version=predictor.version, sequence=memory.sequence, labels=labels)
+
+    async def label(self, uid: str, response: Response) -> LabelResponse:
+        """Return a label's text, and the number of training instances with this label."""
+        with self.versions.lease() as predictor:
+            labels, version = predictor.memory.labels, predictor.version
+            position = labels.position(uid)
+            if position is None:
+                raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {version}", "unknown_label")
+            response.headers["X-Index-Version"] = version
+            return LabelResponse(version=version, **_known(labels, position).model_dump())
+
+
+def _known(labels: Labels, position: int) -> KnownLabel:
+    return KnownLabel(
+        uid=labels.uids[position], text=labels.texts[position], training_count=int(labels.counts[position])
+    )

@@ -1,0 +1,98 @@
+// Changes of the memory: judgements of labels, new labels, and the undo of the last change.
+
+import { send } from "../api.js";
+import { Task } from "../task.js";
+
+const SHOWN_CHARACTERS = 60;
+
+export class Feedback {
+  #judgements = new Map(); // by query and label
+  #requests = new Map(); // the request id of each query
+  #undo = null;
+
+  /** `place` shows the last change and its undo; `changed()` is called after each change and each undo. */
+  constructor(place, changed) {
+    Object.assign(this, { place, changed, sequence: 0 });
+    this.message = place.querySelector(".change p");
+    this.button = place.querySelector(".change button");
+    this.task = new Task(place, place.querySelector(".notice-slot"));
+    this.button.addEventListener("click", () => this.#write(this.#undo));
+  }
+
+  /** The judgement of a label that this tab has made for a query: true, false, or undefined for none. */
+  judgement(query, uid) {
+    return this.#judgements.get(name(query, uid))?.relevant;
+  }
+
+  /** Judge a label. The same judgement a second time undoes the first one; the opposite one replaces it. */
+  judge(query, label, relevant) {
+    const key = name(query, label.uid);
+    const before = this.#judgements.get(key);
+    if (before?.relevant === relevant) return this.#write(before.undo);
+    return this.#write(async (signal) => {
+      const body = { query, label: label.uid, relevant, request_id: this.#request(query) };
+      const { json } = await send("feedback", { body, signal });
+      const undo = async (later) => {
+        const { json: changed } = await send(`feedback/${encodeURIComponent(json.id)}`, { method: "DELETE", signal: later });
+        return () => {
+          this.#judgements.delete(key);
+          this.#show(changed.sequence, "The judgement is undone.");
+        };
+      };
+      return () => {
+        this.#judgements.set(key, { relevant, undo });
+        this.#show(json.sequence, `${quote(label.text || label.uid)} is ${relevant ? "" : "not "}relevant to ${quote(query)}.`, undo);
+      };
+    });
+  }
+
+  /** Create a label, and make the query its first training text. Both are one change, so there is never half of it. */
+  create(query, text) {
+    const uid = `playground-${randomId()}`;
+    const instances = [{ uid, text: query, labels: [text] }];
+    return this.#write(async (signal) => {
+      const { json } = await send("memory/instances", { body: { instances, create_labels: true }, signal });
+      return () => this.#show(json.sequence, `${quote(text)} is a new label of ${quote(query)}.`, (later) => this.#uncreate(uid, text, later));
+    });
+  }
+
+  /** Remove a created label with its training text; keep the label if it has other training texts by now. */
+  async #uncreate(uid, label, signal) {
+    const { json: known } = await send(`labels/${encodeURIComponent(label)}`, { signal });
+    const path = known.training_count > 1 ? `memory/instances/${encodeURIComponent(uid)}` : `memory/labels/${encodeURIComponent(label)}`;
+    const { json } = await send(path, { method: "DELETE", signal });
+    return () => this.#show(json.sequence, `${quote(label)} is removed.`);
+  }
+
+  /** Start a change; one that waits for its answer is not interrupted, because the service may have made it. */
+  #write(work) {
+    if (!this.place.hasAttribute("aria-busy")) this.task.start(work);
+  }
+
+  #show(sequence, message, undo = null) {
+    this.sequence = sequence;
+    this.#undo = undo;
+    this.message.textContent = message;
+    this.button.hidden = undo === null;
+    this.changed();
+  }
+
+  /** The id of a query in this tab, so that a later judgement of its labels replaces an earlier one. */
+  #request(query) {
+    if (!this.#requests.has(query)) this.#requests.set(query, randomId());
+    return this.#requests.get(query);
+  }
+}
+
+function name(query, uid) {
+  return JSON.stringify([query, uid]);
+}
+
+function randomId() {
+  // `crypto.randomUUID` is missing on pages without HTTPS.
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function quote(text) {
+  return `“${text.length > SHOWN_CHARACTERS ? `${text.slice(0, SHOWN_CHARACTERS)}…` : text}”`;
+}

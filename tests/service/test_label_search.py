@@ -1,0 +1,94 @@
+"""The search among all labels over HTTP: `GET /labels`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.http_helpers import add_version, copy_store, make_first, relabel, serving
+from tests.service.test_http import is_problem
+
+WRITER = "writer-0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def client(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a writable service; the uids of the labels are numbers after `topic-`."""
+    folder = tmp_path_factory.mktemp("labels")
+    store = copy_store(light_versions, folder / "store")
+    make_first(store, add_version(store, "v3", "numbered", relabel([f"topic-{number}" for number in range(8)])))
+    (folder / "keys").write_text(f"writer {WRITER} write\nslow slow-0123456789abcdef 0.001\n")
+    with (
+        serving(store, "--api-keys", str(folder / "keys"), "--writable", "--max-batch", "2") as server,
+        httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client,
+    ):
+        yield client
+
+
+def texts(client: httpx.Client, search: str, **options: int) -> list[str]:
+    response = client.get("/labels", params={"search": search, **options})
+    assert response.status_code == 200, response.text
+    return [label["text"] for label in response.json()["labels"]]
+
+
+def put(client: httpx.Client, uid: str, text: str) -> None:
+    assert client.post("/memory/labels", json={"labels": [{"uid": uid, "text": text}]}).status_code == 200
+
+
+@pytest.mark.parametrize("search", ["Cook", "cooking", "ooki", "cokking", "cooknig"])
+def test_label_is_found_by_a_part_of_its_text_and_despite_a_wrong_letter(client: httpx.Client, search: str) -> None:
+    answer = client.get("/labels", params={"search": search})
+    best = answer.json()["labels"][0]
+    assert best["text"] == "Cooking"
+    assert answer.headers["x-index-version"] == answer.json()["version"] == "numbered"
+    one = client.get(f"/labels/{best['uid']}").json()
+    assert {"version": "numbered", **best} == one
+
+
+def test_label_is_found_by_its_uid_and_the_number_of_labels_is_limited(client: httpx.Client) -> None:
+    assert [texts(client, f"topic-{number}")[0] for number in range(2)] == ["Taxation", "Medicine"]
+    assert len(texts(client, "topic-", limit=3)) == 3
+    assert len(texts(client, "topic-")) == 8
+    assert texts(client, "nothing like this") == []
+
+
+def test_live_labels_are_found_and_removed_and_replaced_ones_are_not(client: httpx.Client) -> None:
+    put(client, "whales", "Cook a whale")
+    put(client, "topic-2", "Stars")  # was Astronomy
+    assert texts(client, "cook") == ["Cooking", "Cook a whale"]
+    assert texts(client, "whal") == ["Cook a whale"]
+    assert texts(client, "star") == ["Stars"]
+    assert texts(client, "topic-2")[0] == "Stars"
+    assert texts(client, "Astronomy") == []
+    put(client, "whales", "Orcas")
+    assert (texts(client, "whale"), texts(client, "orc")) == (["Orcas"], ["Orcas"])  # the first one by its uid
+    for uid in ("whales", "topic-2"):
+        assert client.delete(f"/memory/labels/{uid}").status_code == 200
+    assert texts(client, "orcas") == texts(client, "stars") == texts(client, "topic-2") == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"search": ""},
+        {"search": " \u200b"},
+        {"search": "x" * 201},
+        {"search": "x", "limit": "0"},
+        {"search": "x", "limit": "101"},
+    ],
+)
+def test_wrong_search_is_refused(client: httpx.Client, params: dict[str, str]) -> None:
+    problem = is_problem(client.get("/labels", params=params), 422, "invalid_request")
+    assert "search" in problem["detail"] or "limit" in problem["detail"]
+
+
+def test_search_needs_an_api_key_and_counts_towards_its_limit(client: httpx.Client) -> None:
+    is_problem(httpx.get(f"{client.base_url}/labels", params={"search": "cook"}), 401, "unauthorized")
+    slow = {"X-API-Key": "slow-0123456789abcdef"}
+    first, second, third = (client.get("/labels", params={"search": "cook"}, headers=slow) for _ in range(3))
+    assert (first.status_code, second.status_code) == (200, 200)  # as many as in a batch are allowed at once
+    assert (third.status_code, third.json()["code"]) == (429, "rate_limited")
