@@ -151,14 +151,20 @@ class BuildSettings(PublishSettings):
 class CompactSettings(PublishSettings):
     """Publish a bundle with the live memory of a store: the current version's memory, and all live entries.
 
-    Nothing is encoded again. Entries that are written meanwhile stay live. The last line of the output is the version.
+    Entries that are written meanwhile stay live. The last line of the output is the version.
     """
 
     store: CliPositionalArg[Location] = Field(description="bundle store: a folder, or a URL such as s3://bucket/store")
-    run: Path = Field(
-        description="run folder from which the current version was built, or --out of the compaction that built it"
+    run: Path | None = Field(
+        None,
+        description="run folder from which the current version was built, or --out of the compaction that built it; "
+        "default: the keys are read from the bundle, or its texts are encoded again",
     )
-    out: Path = Field(description="folder for the new memory, which the next compaction needs as --run; must be absent")
+    out: Path | None = Field(
+        None,
+        description="folder for the new memory, which the next compaction can use as --run; must be absent; default: "
+        "a temporary folder",
+    )
     verify_key: Path | None = Field(
         None,
         description="Ed25519 public keys (PEM), one of which must verify the signatures of the bundle and of the live "

@@ -247,6 +247,7 @@ def unprotect(settings: UnprotectSettings) -> None:
 
 
 def copy(settings: CopySettings) -> None:
+    from service.memory_log.log import MEMORY, MemoryLog
     from service.store.copying import copy_version
     from service.store.locations import open_store
 
@@ -254,6 +255,10 @@ def copy(settings: CopySettings) -> None:
     version = store.resolve(settings.version)
     if not copy_version(store, version, target):
         _print_error(f"{target.name} contains the same bundle already")
+    if MemoryLog.of(store, store.manifest(version)).exists:
+        _print_error(
+            f"{store.name} has a live memory, which is not copied; copy its folder {MEMORY}/ if {target.name} has none"
+        )
     _print_line(version)
 
 

@@ -215,7 +215,7 @@ class VerifySettings(ServiceSettings):
 
 
 class ExportSettings(ServiceSettings):
-    """Write the memory of a version as a dataset folder, which `recollect train` reads."""
+    """Write the memory of a version, with its live entries, as a dataset folder, which `recollect train` reads."""
 
     store: CliPositionalArg[Location] = Field(
         description="Bundle store: a folder, or a URL such as s3://bucket/store", repr=False
@@ -252,6 +252,7 @@ class UnprotectSettings(ServiceSettings):
 class CopySettings(ServiceSettings):
     """Copy a version to another store, and verify every file on the way. The copy does not become current.
 
+    The live memory, which is the folder `memory/` of a store, is not copied.
     A copy that was interrupted can be started again. A version that the other store contains is never overwritten.
     """
 

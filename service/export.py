@@ -3,8 +3,9 @@
     labels.jsonl   {"uid", "text"}             one line for each label, in order of position
     train.jsonl    {"uid", "text", "labels"}   one line for each instance; `labels` are uids
 
-`recollect train` reads this folder. A compacted version has one line for each key that it kept. Pairs that the original
-dataset excluded are not part of a bundle, so the folder has none.
+`recollect train` reads this folder. The live entries of the store are included. A compacted version has one line for
+each key that it kept. Corrections, weights of instances, and pairs that the original dataset excluded are left out,
+because the layout has no place for the first two, and a bundle does not contain the last.
 """
 
 from __future__ import annotations
@@ -14,51 +15,18 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from service.bundle.bundle import Bundle
+import numpy as np
+
 from service.command_settings import ExportSettings
 from service.errors import OutputError
+from service.memory.delta import Delta
+from service.memory.view import View
+from service.memory_log.log import MemoryLog
 from service.store.locations import open_store
 
-
-class InstanceRow(NamedTuple):
-    uid: str
-    text: str
-    labels: list[str]
-
-
-class LabelRow(NamedTuple):
-    uid: str
-    text: str
-
-
-class MemoryContents(Protocol):
-    """The texts of an open version."""
-
-    def instances(self) -> Iterator[InstanceRow]: ...
-
-    def labels(self) -> Iterator[LabelRow]: ...
-
-
-class BundleContents:
-    """The texts of a bundle."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-
-    def instances(self) -> Iterator[InstanceRow]:
-        bundle, uids = self._bundle, self._bundle.labels.uids
-        for row in range(len(bundle.instance_uids)):
-            labels = bundle.value_indices[bundle.value_indptr[row] : bundle.value_indptr[row + 1]]
-            yield InstanceRow(
-                bundle.instance_uids[row], bundle.instance_texts[row], [uids[label] for label in labels.tolist()]
-            )
-
-    def labels(self) -> Iterator[LabelRow]:
-        table = self._bundle.labels
-        for position in range(len(table)):
-            yield LabelRow(table.uids[position], table.texts[position])
+_BLOCK_ROWS = 4_096
 
 
 def export_version(settings: ExportSettings) -> tuple[int, int]:
@@ -66,14 +34,17 @@ def export_version(settings: ExportSettings) -> tuple[int, int]:
 
     Raises:
         StoreError: If the store or the version does not exist.
-        BundleError: If the bundle is damaged, or is not signed by a key in `verify_key`.
+        BundleError, MemoryLogError: If the bundle or the log is damaged, or is not signed by a key in `verify_key`.
         OutputError: If the folder cannot be written.
     """
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    return export(BundleContents(store.open(store.resolve(settings.version))), settings.out)
+    bundle = store.open(store.resolve(settings.version))
+    no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
+    log = MemoryLog.of(store, bundle.manifest, lambda texts: np.tile(no_vectors, (len(texts), 1)))
+    return export(Delta(bundle, bundle.values, None, None).apply(log.read()), settings.out)
 
 
-def export(contents: MemoryContents, out: Path) -> tuple[int, int]:
+def export(memory: View, out: Path) -> tuple[int, int]:
     """Write a dataset folder; return the numbers of instances and labels.
 
     The folder appears after its files are complete.
@@ -87,8 +58,8 @@ def export(contents: MemoryContents, out: Path) -> tuple[int, int]:
     try:
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
-        labels = _write_lines(incoming / "labels.jsonl", contents.labels())
-        instances = _write_lines(incoming / "train.jsonl", contents.instances())
+        labels = _write_lines(incoming / "labels.jsonl", _labels(memory))
+        instances = _write_lines(incoming / "train.jsonl", _instances(memory))
         incoming.replace(out)  # replaces an empty folder too
     except OSError as error:
         raise OutputError(f"--out {out}: cannot be written: {error.strerror}") from None
@@ -97,11 +68,39 @@ def export(contents: MemoryContents, out: Path) -> tuple[int, int]:
     return instances, labels
 
 
-def _write_lines(path: Path, rows: Iterable[Any]) -> int:
+def _labels(memory: View) -> Iterator[dict[str, Any]]:
+    labels = memory.labels
+    for position in np.flatnonzero(labels.present()).tolist():
+        yield {"uid": labels.uids[position], "text": labels.texts[position]}
+
+
+def _instances(memory: View) -> Iterator[dict[str, Any]]:
+    """The instances of the bundle, then the live ones."""
+    mapped = len(memory.instance_ends.ends)
+    live = np.arange(memory.instances.count)
+    present = [
+        np.flatnonzero(memory.instance_ends.present(np.arange(mapped))),
+        mapped + live[memory.instances.ends.present(live)],
+    ]
+    numbers, uids = np.concatenate(present), memory.labels.uids
+    for start in range(0, len(numbers), _BLOCK_ROWS):
+        block = numbers[start : start + _BLOCK_ROWS]
+        place, label = memory.values.gather(block)
+        starts = np.searchsorted(place, np.arange(len(block) + 1))
+        for nth, number in enumerate(block.tolist()):
+            own = label[starts[nth] : starts[nth + 1]].tolist()
+            yield {
+                "uid": memory.instance_uids[number],
+                "text": memory.instance_texts[number],
+                "labels": [uids[position] for position in own],
+            }
+
+
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
     with path.open("w", encoding="utf-8", errors="replace") as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007 - the last number is the result
-            file.write(json.dumps(row._asdict(), ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
     return count

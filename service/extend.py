@@ -112,7 +112,7 @@ def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
     log = MemoryLog.of(store, bundle.manifest, signing=signing)
     writer = MemoryWriter(log, KnownUids(bundle), _apply)
     known = writer.catch_up()
-    log.require_signable()
+    log.require_writable()
     _check_labels(additions, removals, known, settings.add)
     unknown = known.missing(list(removals))
     encoder = QueryEncoder.of(bundle, threads_or_cores(0))

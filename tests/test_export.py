@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,38 @@ def test_training_on_an_exported_memory_encodes_no_text_again(
     before, after = open_memory(built.run / "memory"), open_memory(tmp_path / "run" / "memory")
     assert after.plan.dataset_sha256 == before.plan.dataset_sha256
     assert (after.keys == before.keys).all()
+
+
+def test_live_entries_are_exported(built: Built, tmp_path: Path) -> None:
+    shutil.copytree(built.store, tmp_path / "store")
+    model = recollect.open(tmp_path / "store", live="write")
+    model.add(
+        labels=[{"uid": "Animals", "text": "Animals and pets"}, {"uid": "Law", "text": "Law and courts"}],
+        instances=[
+            {"uid": "dog", "text": "The dog sleeps", "labels": ["Animals", "Law"]},
+            {"uid": "Law/0", "text": "The contract is void", "labels": ["Law"]},
+        ],
+    )
+    model.remove(labels=["Cooking"], instances=["Football/1"])
+    out = recollect.export(tmp_path / "store", out=tmp_path / "exported")
+    before, after = ({row["uid"]: row for row in rows(folder / "labels.jsonl")} for folder in (built.dataset, out))
+    del before["Cooking"]
+    before |= {
+        "Animals": {"uid": "Animals", "text": "Animals and pets"},
+        "Law": {"uid": "Law", "text": "Law and courts"},
+    }
+    assert after == before
+    before, after = ({row["uid"]: row for row in rows(folder / "train.jsonl")} for folder in (built.dataset, out))
+    removed = [uid for uid, row in before.items() if row["labels"] == ["Cooking"]]
+    assert removed
+    for uid in [*removed, "Football/1"]:
+        del before[uid]
+    before["Law/0"] = {"uid": "Law/0", "text": "The contract is void", "labels": ["Law"]}
+    before["dog"] = {"uid": "dog", "text": "The dog sleeps", "labels": ["Animals", "Law"]}
+    assert {uid: row | {"labels": sorted(row["labels"])} for uid, row in after.items()} == {
+        uid: row | {"labels": sorted(row["labels"])} for uid, row in before.items()
+    }
+    assert len(open_dataset(out).read_split("train")) == len(before)
 
 
 def test_command_prints_the_numbers_of_rows(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

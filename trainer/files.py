@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,27 @@ def save_array(path: Path, array: np.ndarray) -> None:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
         flush(file)
+
+
+def save_rows(path: Path, shape: tuple[int, int], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """Save an array that is computed block by block, and map it.
+
+    The blocks are written, not copied to a mapped file: a write to a mapped file on a full disk kills the process.
+
+    Raises:
+        OSError: If the disk is full. The error names the file.
+    """
+    try:
+        with path.open("wb") as file:
+            header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for block in blocks:
+                file.write(np.ascontiguousarray(block, dtype=dtype).data)
+            flush(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped
 
 
 def flush(file: IO[Any]) -> None:

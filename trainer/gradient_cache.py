@@ -100,7 +100,7 @@ class Embedder:
         return loss_value
 
     def _shape(self, part: Part) -> tuple[int, int, int]:
-        return len(part.rows), self.model.view_count(part.inputs.side), self.model.dim
+        return len(part.rows), self.model.view_count(part.inputs.side), self.model.view_dim
 
     def _backward_cached(
         self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: RandomState, leaves: list[Tensor]

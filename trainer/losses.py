@@ -201,8 +201,9 @@ def clipped_triplet(
     positives: Bool[Tensor, "query key"],
     relevant: Bool[Tensor, "query key"],
     margin: tuple[float, float] = (0.1, 0.3),
-    hardest: int = 100,
     ranks: Ranks = ALONE,
+    *,
+    hardest: int = 100,
 ) -> Float[Tensor, " query"]:
     """Triplet loss over the hardest negatives, with a margin that depends on the positive (PRIME, Eq. 3).
 
@@ -217,18 +218,45 @@ def clipped_triplet(
         positives: T_i.
         relevant: P_i, which includes T_i.
         margin: Lower and upper bound of m. With equal bounds, m is constant.
-        hardest: Number of negatives of a query, taken by highest similarity.
         ranks: The processes that share the pool.
+        hardest: Number of negatives of a query, taken by highest similarity.
     """
     negatives = ranks.top_k(_top_k(scores.masked_fill(relevant, _MASKED), hardest), hardest)
     query, key = positives.nonzero(as_tuple=True)
-    lead = scores[query, key][:, None] - negatives[query]
-    violations = torch.relu(lead.detach().abs().clamp(*margin) - lead)
+    violations = _violations(scores[query, key], negatives[query], margin)
     violates = (violations > 0) & (negatives[query] > _MASKED)
     logits = (negatives[query].detach() / _SHARPNESS).masked_fill(~violates, _MASKED)
     weights = torch.softmax(logits, dim=1).masked_fill(~violates, 0)
     losses = scores.new_zeros(len(scores)).index_add(0, query, (weights * violations).sum(dim=1))
     return losses / ranks.all_reduce_sum(positives.sum(dim=1)).clamp_min(1)
+
+
+def triplet_sum(
+    scores: Float[Tensor, "query key"],
+    positives: Bool[Tensor, "query key"],
+    relevant: Bool[Tensor, "query key"],
+    margin: tuple[float, float] = (0.1, 0.3),
+    ranks: Ranks = ALONE,
+) -> Float[Tensor, " query"]:
+    """Triplet loss over all negatives of the pool, as PRIME prints it (Eq. 3). Its code has `clipped_triplet`.
+
+    sum over p in T_i, sum over n not in P_i of  max(0, s_in - s_ip + m),    m = clamp(|s_ip - s_in|)
+
+    The terms have equal weight. The arguments are those of `clipped_triplet`.
+    """
+    keys = int(ranks.all_reduce_sum(torch.tensor(scores.shape[1], device=scores.device)))
+    negatives = ranks.top_k(scores.masked_fill(relevant, _MASKED), keys)  # of all ranks; a masked one adds 0
+    query, key = positives.nonzero(as_tuple=True)
+    violations = _violations(scores[query, key], negatives[query], margin)
+    return scores.new_zeros(len(scores)).index_add(0, query, violations.sum(dim=1))
+
+
+def _violations(
+    positives: Float[Tensor, " positive"], negatives: Float[Tensor, "positive negative"], margin: tuple[float, float]
+) -> Float[Tensor, "positive negative"]:
+    """Return max(0, s_n - s_p + clamp(|s_p - s_n|)) of each triplet. The margin is a constant for the gradient."""
+    lead = positives[:, None] - negatives
+    return torch.relu(lead.detach().abs().clamp(*margin) - lead)
 
 
 def prototype_regulariser(

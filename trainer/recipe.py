@@ -44,6 +44,7 @@ _SINCE_ADDED = {
     "cluster_every": 1,
     "cluster_double_at": (),
     "mine_from": 0,
+    "embedding_dropout": 0.0,
     "preset": None,
     "scale": 1.0,
     "options": {},
@@ -51,6 +52,12 @@ _SINCE_ADDED = {
     "over_positives": "mean",
     "softtopk_k": 5,
     "softtopk_alpha": 2.0,
+    "centroids": "instances",
+    "triplets": "weighted",
+    "text_loss": True,
+    "regulariser": True,
+    "classifier_norm": True,
+    "projection": 0,
 }
 
 
@@ -93,6 +100,7 @@ class Recipe:
         cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
+        embedding_dropout: Probability of dropout on the vectors below the head.
         preset: Name of the preset that gives the values without a flag; None: no preset.
         scale: Factor on the values of the preset.
         options: The options of the method.
@@ -129,6 +137,7 @@ class Recipe:
     cluster_every: int = 1
     cluster_double_at: tuple[int, ...] = ()
     mine_from: int = 0
+    embedding_dropout: float = 0.0
     preset: str | None = None
     scale: float = 1.0
     options: MethodOptions = MethodOptions()
@@ -222,6 +231,7 @@ class Recipe:
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
             cluster_double_at=tuple(settings.cluster_double_at) if clusters else (),
             mine_from=settings.mine_from * per_epoch,
+            embedding_dropout=settings.embedding_dropout,
             preset=settings.preset,
             scale=settings.scale,
             options=_options(settings, method).with_defaults(labels),

@@ -24,6 +24,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
+CentroidKind = Literal["instances", "ema"]
+TripletKind = Literal["weighted", "sum"]
 
 # Value of --encoder that makes a static encoder.
 STATIC = "static"
@@ -181,6 +183,9 @@ class SharedTrainSettings(TrainerSettings):
     learning_rate: LearningRate = None
     temperature: float | None = Field(
         None, gt=0, description="tau of the loss; unset: the method's default, from 0.04 to 0.056; prime has no tau"
+    )
+    embedding_dropout: float = Field(
+        0, ge=0, lt=1, description="dropout on the encoder's vectors in training, before they are normalised"
     )
     positives: int | None = Field(
         None,

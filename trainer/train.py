@@ -103,6 +103,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     ranks, device = machine.ranks, machine.device
     torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
     model = task.model.to(device).train()
+    model.dropout.p = recipe.embedding_dropout
     batches = Batches(
         task.label_sets,
         len(task.labels),

@@ -15,7 +15,7 @@ from trainer.methods.ova import OvaOptions
 from trainer.methods.prime import PrimeOptions
 from trainer.methods.rae import RaeOptions
 from trainer.methods.softtopk import SoftTopKOptions
-from trainer.methods.supcon import SupconOptions
+from trainer.methods.unidec import UnidecOptions
 from trainer.presets.preset import find_preset
 from trainer.settings import STATIC, SharedTrainSettings
 from trainer.warm_start import start_from
@@ -27,7 +27,7 @@ _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "mi
 
 
 class TrainSettings(
-    PrimeOptions, SupconOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
+    PrimeOptions, UnidecOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
 ):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 

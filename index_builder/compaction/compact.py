@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import shutil
 import tempfile
@@ -26,11 +27,14 @@ from index_builder.compaction.methods import Methods
 from index_builder.compaction.prune import Pruning
 from index_builder.compaction.rotation import fit_rotation, rotate_memory
 from index_builder.compaction.served_memory import ServedMemory
+from index_builder.errors import BuildError
 from service.bundle.manifest import Compaction
 from trainer.data.split import LabelSets
+from trainer.files import save_rows
 from trainer.memory import Memory
 
 _BLOCK_KEYS = 16_384
+_NO_SPACE = errno.ENOSPC, errno.EDQUOT
 
 
 @contextlib.contextmanager
@@ -38,13 +42,22 @@ def compacted(memory: Memory, run: Path, methods: Methods) -> Iterator[ServedMem
     """Make the memory that the bundle serves. Its new arrays are in a temporary folder.
 
     Raises:
-        BuildError: If the rotation is impossible, or the memory is damaged.
+        BuildError: If the rotation is impossible, the memory is damaged, or the disk of the temporary folder is full.
     """
     if not methods.names:
         yield ServedMemory.whole(memory)
         return
     with tempfile.TemporaryDirectory() as folder:
-        yield compact(memory, run, methods, Path(folder))
+        try:
+            served = compact(memory, run, methods, Path(folder))
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            raise BuildError(
+                f"{folder}: expected room for the compacted keys, found: {error.strerror}; set TMPDIR to a folder on a "
+                "larger disk"
+            ) from None
+        yield served
 
 
 def compact(memory: Memory, run: Path, methods: Methods, folder: Path) -> ServedMemory:
@@ -141,17 +154,15 @@ def _select(served: ServedMemory, kept: Bool[np.ndarray, " instance"], folder: P
 
 
 def _write_keys(memory: Memory, rows: Int[np.ndarray, " row"], path: Path) -> Float[np.ndarray, "key dim"]:
-    """Write the keys of some instances and of all labels, block by block."""
+    """Write the keys of some instances and of all labels."""
     labels = memory.label_keys()
-    keys = np.lib.format.open_memmap(path, "w+", np.float32, (len(rows) + len(labels), memory.plan.dim))
-    for part, wanted, first in (
-        (memory.instance_keys, rows, 0),
-        (labels, np.arange(len(labels)), len(rows)),
-    ):
-        for start in range(0, len(wanted), _BLOCK_KEYS):
-            block = wanted[start : start + _BLOCK_KEYS]
-            keys[first + start : first + start + len(block)] = part[block]
-    return keys
+    parts = (memory.instance_keys, rows), (labels, np.arange(len(labels)))
+    blocks = (
+        part[wanted[start : start + _BLOCK_KEYS]]
+        for part, wanted in parts
+        for start in range(0, len(wanted), _BLOCK_KEYS)
+    )
+    return save_rows(path, (len(rows) + len(labels), memory.plan.dim), np.dtype(np.float32), blocks)
 
 
 def _keep_lines(path: Path, kept: Bool[np.ndarray, " line"], target: Path) -> None:

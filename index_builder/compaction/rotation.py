@@ -20,6 +20,7 @@ from jaxtyping import Float
 from onnx import TensorProto, helper, numpy_helper
 
 from index_builder.errors import BuildError
+from trainer.files import save_rows
 from trainer.memory import Memory
 
 _BLOCK_KEYS = 16_384
@@ -103,8 +104,6 @@ def add_rotation(path: Path, rotation: Float[np.ndarray, "dim served_dim"]) -> N
 def _rotate_to_file(
     vectors: Float[np.ndarray, "row dim"], rotation: Float[np.ndarray, "dim served_dim"], path: Path
 ) -> Float[np.ndarray, "row served_dim"]:
-    rotated = np.lib.format.open_memmap(path, "w+", np.float32, (len(vectors), rotation.shape[1]))
-    for start in range(0, len(vectors), _BLOCK_KEYS):
-        block = slice(start, start + _BLOCK_KEYS)
-        rotated[block] = rotate(vectors[block], rotation)
-    return rotated
+    starts = range(0, len(vectors), _BLOCK_KEYS)
+    blocks = (rotate(vectors[start : start + _BLOCK_KEYS], rotation) for start in starts)
+    return save_rows(path, (len(vectors), rotation.shape[1]), np.dtype(np.float32), blocks)

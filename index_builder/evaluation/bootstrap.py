@@ -16,8 +16,9 @@ from scipy import sparse
 _RESAMPLES, _SEED = 1_000, 0
 # Percentiles that enclose 95% of the resamples.
 _PERCENTILES = 2.5, 97.5
-# Largest number of draws that are in memory at once.
-_BLOCK_DRAWS = 4_000_000
+# Largest number of draws that are in memory at once. Macro F1 has two sums for each of about ten labels a query, so a
+# draw needs 160 bytes.
+_BLOCK_DRAWS = 1_000_000
 
 
 @dataclass(frozen=True)

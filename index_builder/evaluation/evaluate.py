@@ -10,6 +10,7 @@ from typing import Any
 
 from index_builder.errors import BuildError
 from index_builder.evaluation.bootstrap import Sampled, bootstrap
+from index_builder.evaluation.deciles import by_frequency
 from index_builder.evaluation.predictions import Setting, align_labels, predict_top
 from index_builder.evaluation.statistics import probability_statistics, ranking_statistics
 from index_builder.settings import EvaluateSettings
@@ -33,6 +34,7 @@ class Evaluation:
         coverage: The coverage statements of the bundle, and the shares found here; empty without probabilities.
         differences: For each setting with both orders, each metric by probability minus the metric by score, and the
             ends of the 95% confidence interval of this difference.
+        deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`).
     """
 
     version: str
@@ -40,6 +42,7 @@ class Evaluation:
     rows: list[dict[str, Any]]
     coverage: list[dict[str, float]]
     differences: list[dict[str, Any]]
+    deciles: list[dict[str, Any]]
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
@@ -82,7 +85,13 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         write_text(settings.report / "reliability.svg", judged.diagram())
     info = predictor.manifest.probabilities
     coverage = judged.coverage(info.coverage) if info is not None and judged is not None else []
-    return Evaluation(predictor.version, len(test), rows, coverage, _differences(grid, sampled, with_words))
+    differences = _differences(grid, sampled, with_words)
+    deciles = [
+        setting.to_dict(with_words)
+        | {"deciles": by_frequency(found.labels, truth.relevance, truth.label_counts, truth.deciles, found.sources)}
+        for setting, found in zip(grid, predictions, strict=True)
+    ]
+    return Evaluation(predictor.version, len(test), rows, coverage, differences, deciles)
 
 
 def _differences(grid: list[Setting], sampled: list[dict[str, Sampled]], with_words: bool) -> list[dict[str, Any]]:

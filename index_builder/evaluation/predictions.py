@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from scipy import sparse
 
 from index_builder.errors import BuildError
+from index_builder.evaluation.deciles import count_sources, decile_of
 from index_builder.evaluation.probability_report import JudgedProbabilities
 from service.bundle.bundle import LabelTable
 from service.bundle.manifest import Order
@@ -25,6 +27,9 @@ from service.predictor.words import mix
 from trainer.data.split import Entries, Split
 from trainer.metrics import hits
 from trainer.progress_bar import progress_bar
+
+# The best labels of some queries, and their probabilities.
+_Best: TypeAlias = tuple[Int[np.ndarray, "query 100"], Float[np.ndarray, "query 100"] | None]
 
 # Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
@@ -60,15 +65,18 @@ class Predictions:
     Attributes:
         labels: Labels, best first; -1 pads short lists.
         probabilities: Their probabilities, 0 for the padding; None if the bundle has none for the setting.
+        sources: Number of retrieved keys that vote for a true label of each decile of label frequency.
     """
 
     labels: Int[np.ndarray, "query 100"]
     probabilities: Float[np.ndarray, "query 100"] | None
+    sources: Int[np.ndarray, "source decile"]
 
     @classmethod
-    def of(cls, blocks: Sequence[Predictions]) -> Predictions:
-        labels, probabilities = zip(*((block.labels, block.probabilities) for block in blocks), strict=True)
-        return cls(np.concatenate(labels), None if probabilities[0] is None else np.concatenate(probabilities))
+    def of(cls, blocks: Sequence[_Best], sources: Sequence[Int[np.ndarray, "source decile"]]) -> Predictions:
+        labels, probabilities = zip(*blocks, strict=True)
+        whole = None if probabilities[0] is None else np.concatenate(probabilities)
+        return cls(np.concatenate(labels), whole, np.sum(sources, axis=0))
 
     def judge(self, truth: sparse.csr_matrix) -> JudgedProbabilities | None:
         """Compare the probabilities with the truth; None without probabilities."""
@@ -91,6 +99,10 @@ class GroundTruth:
     @property
     def labels(self) -> int:
         return len(self.label_counts)
+
+    @functools.cached_property
+    def deciles(self) -> Int[np.ndarray, " label"]:
+        return decile_of(self.label_counts)
 
 
 def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -> GroundTruth:
@@ -127,16 +139,19 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     Each text is encoded once. Each index is searched once for each number of keys, because neither lambda nor the
     temperature changes the keys that an index finds.
     """
-    predictions: list[list[Predictions]] = [[] for _ in grid]
+    predictions: list[list[_Best]] = [[] for _ in grid]
+    sources: list[list[Int[np.ndarray, "source decile"]]] = [[] for _ in grid]
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
             search = _CachedSearch(predictor.memory.searcher, vectors)
-            for setting, blocks in zip(grid, predictions, strict=True):
+            relevance = truth.relevance[start : start + len(vectors)]
+            for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
                 options = setting.options()
                 found = search.nearest(setting.top_b, setting.lambda_)
                 votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.memory.values)
+                counts.append(count_sources(votes, relevance, predictor.memory.values.instances, truth.deciles))
                 mixed = votes
                 if setting.word_weight:
                     mixed = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
@@ -146,7 +161,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 ranking = _allowed(ranking, start, truth)
                 blocks.append(_best(ranking, predictor.probabilities(ranking, options), len(vectors)))
             bar.update(len(vectors))
-    return [Predictions.of(blocks) for blocks in predictions]
+    return [Predictions.of(blocks, counts) for blocks, counts in zip(predictions, sources, strict=True)]
 
 
 class _CachedSearch:
@@ -222,8 +237,8 @@ def _allowed(ranking: Ranking, first_query: int, truth: GroundTruth) -> Ranking:
     return Ranking(ranking.query[kept], ranking.label[kept], ranking.score[kept], logit)
 
 
-def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> Predictions:
+def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> _Best:
     """The best 100 labels of each query."""
     rows = best_rows(ranking.query, queries)
     chances = None if probabilities is None else pick(probabilities, rows, 0.0)
-    return Predictions(pick(ranking.label, rows, -1), chances)
+    return pick(ranking.label, rows, -1), chances

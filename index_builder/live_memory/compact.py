@@ -1,13 +1,16 @@
 """`recollect compact`: the memory of the current version and all live entries become the memory of a new version.
 
-Nothing is encoded or fitted again: encoder, ranker, probabilities and default options are those of the current version.
-Entries that a bundle cannot contain, and entries that are written meanwhile, stay live.
+Nothing is fitted again: encoder, ranker, probabilities and default options are those of the current version. The keys
+come from the run of this version, or from its bundle (`bundle_memory`). Entries that a bundle cannot contain, and
+entries that are written meanwhile, stay live.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import faiss
@@ -19,6 +22,7 @@ from index_builder.choose_index import evenly_spaced_rows
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError
+from index_builder.live_memory.bundle_memory import BundleMemory
 from index_builder.live_memory.final_state import FinalState, Fold
 from index_builder.live_memory.merged_memory import write_merged_memory
 from index_builder.onnx_export import WORST_COSINE, Sample, cosines
@@ -36,6 +40,7 @@ from service.ranking.names import Names
 from service.store.locations import open_store
 from service.store.store import Store
 from service.threads import threads_or_cores
+from trainer.data.split import LabelSets
 from trainer.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256
@@ -48,7 +53,8 @@ def compact(settings: CompactSettings) -> str:
         The new version.
 
     Raises:
-        BuildError: If the run is not that of the current version, `--out` exists, or there are no live entries.
+        BuildError: If the run is not that of the current version, `--out` exists, there are no live entries, or they
+            leave no instance or no label. If there is no run, and the bundle cannot give its keys.
         CheckFailed: If a check fails and `--force` is not set.
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
@@ -56,28 +62,30 @@ def compact(settings: CompactSettings) -> str:
     signing = read_signing_key(settings.sign) if settings.sign else None
     threads = threads_or_cores(settings.threads)
     faiss.omp_set_num_threads(threads)
-    if settings.out.exists():
+    if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
-    memory = open_memory(settings.run / "memory")
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.require_current())
-    _check_run(memory, bundle, settings.run)
+    _check_all_keys(bundle)
     encoder = QueryEncoder.of(bundle, threads)
-    sample = _sample(memory)
-    _check_encoder(encoder, sample, bundle, settings.run)
-    state, sequence = _final_state(store, bundle, memory, encoder, signing)
-    print_status(
-        f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
-        f"added, {memory.plan.instances - len(state.rows):,} and {memory.plan.labels - len(state.label_rows):,} "
-        f"removed; {len(state.kept):,} entries stay live"
-    )
-    before = current_metrics(store, settings, threads)
-    try:
-        merged = write_merged_memory(memory, state, sequence, settings.out / "memory")
-        version = _publish(store, bundle, merged, sample, sequence, before, settings, signing, threads)
-    except BaseException:
-        shutil.rmtree(settings.out, ignore_errors=True)
-        raise
+    with tempfile.TemporaryDirectory() as temporary:
+        open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
+        state, sequence = _final_state(store, bundle, encoder, signing)
+        counts = bundle.manifest.counts
+        print_status(
+            f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
+            f"added, {counts.instances - len(state.rows):,} and {counts.labels - len(state.label_rows):,} removed; "
+            f"{len(state.kept):,} entries stay live"
+        )
+        before = current_metrics(store, settings, threads)
+        out = settings.out or Path(temporary) / "merged"
+        try:
+            memory = open_base()
+            merged = write_merged_memory(memory, state, sequence, out / "memory")
+            version = _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads)
+        except BaseException:
+            shutil.rmtree(out, ignore_errors=True)
+            raise
     if settings.activate:
         if signing:
             store.sign_activations(signing)
@@ -85,13 +93,30 @@ def compact(settings: CompactSettings) -> str:
     return version
 
 
-def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
-    """Check that a bundle has the instances and labels of a run, row by row."""
+def _check_all_keys(bundle: Bundle) -> None:
     if bundle.manifest.compaction is not None:
         raise BuildError(
             f"{bundle.manifest.version}: expected a version with all keys of its run, found one that was built with "
             "--compact; export it with `recollect export`, and train and build again"
         )
+
+
+def _find_base(run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path) -> Callable[[], Memory]:
+    """Find the memory of the current version, and return a function that opens it.
+
+    Without a run, this function checks that the bundle can give its keys. The returned function writes them into the
+    folder, which takes longer.
+    """
+    if run is None:
+        return functools.partial(BundleMemory(bundle, encoder).write, folder / "base")
+    memory = open_memory(run / "memory")
+    _check_run(memory, bundle, run)
+    _check_encoder(encoder, _sample(memory), bundle, run)
+    return lambda: memory
+
+
+def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
+    """Check that a bundle has the instances and labels of a run, row by row."""
     for name, uids in (("instances", bundle.instance_uids), ("labels", bundle.labels.uids)):
         rows = list(read_field(memory.folder / f"{name}.jsonl", "uid"))
         if len(rows) != len(uids) or any(uids[row] != uid for row, uid in enumerate(rows)):
@@ -119,7 +144,7 @@ def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: P
 
 
 def _final_state(
-    store: Store, bundle: Bundle, memory: Memory, encoder: QueryEncoder, signing: SigningKey | None
+    store: Store, bundle: Bundle, encoder: QueryEncoder, signing: SigningKey | None
 ) -> tuple[FinalState, int]:
     """The final state after all entries of the log, and the sequence number of the last one.
 
@@ -131,7 +156,8 @@ def _final_state(
         return encoder.encode(encoder.tokenise(texts))
 
     log = MemoryLog.of(store, bundle.manifest, encode, signing)
-    fold = Fold(_strings(bundle.instance_uids), _strings(bundle.labels.uids), memory.label_sets)
+    label_sets = LabelSets(bundle.value_indptr, bundle.value_indices)
+    fold = Fold(_strings(bundle.instance_uids), _strings(bundle.labels.uids), label_sets)
     with log.exclusive() as section:
         if not section.others:
             raise BuildError(
@@ -139,6 +165,11 @@ def _final_state(
                 "nothing to compact"
             )
         state, sequence = fold.apply(section.others), log.sequence
+        if not state.label_sets or len(state.label_rows) + len(state.labels) == 0:
+            raise BuildError(
+                f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
+                "needs both, so add some first"
+            )
         section.append(number(state.kept, section.next_sequence))
     return state, sequence
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int
 from index_builder.bundle_tables import read_field
 from index_builder.live_memory.final_state import FinalState
 from service.memory.entries import PutInstance, PutLabel
-from trainer.files import flush, save_array
+from trainer.files import flush, save_array, save_rows
 from trainer.memory import QUERY_VECTORS, Memory, open_memory, write_defaults
 
 _BLOCK_ROWS = 65_536
@@ -33,21 +34,18 @@ def write_merged_memory(memory: Memory, state: FinalState, sequence: int, folder
     folder.mkdir(parents=True)
     instances, labels = len(state.rows) + len(state.instances), len(state.label_rows) + len(state.labels)
     new_instances, new_labels = _vectors(state.instances, memory), _vectors(state.labels, memory)
-    label_keys = memory.keys[memory.plan.instances :]
-    with (folder / "keys.npy").open("wb") as file:
-        _write_header(file, (instances + labels, memory.plan.dim), memory.keys.dtype)
-        _write_rows(file, memory.keys, state.rows)
-        file.write(new_instances.tobytes())
-        replaced = {row: _vectors([put], memory)[0] for row, put in state.replaced_labels.items()}
-        _write_rows(file, label_keys, state.label_rows, replaced)
-        file.write(new_labels.tobytes())
-        flush(file)
+    label_keys, dim = memory.keys[memory.plan.instances :], memory.plan.dim
+    replaced = {row: _vectors([put], memory)[0] for row, put in state.replaced_labels.items()}
+    keys = itertools.chain(
+        _blocks(memory.keys, state.rows),
+        [new_instances],
+        _blocks(label_keys, state.label_rows, replaced),
+        [new_labels],
+    )
+    save_rows(folder / "keys.npy", (instances + labels, dim), memory.keys.dtype, keys)
     if memory.distilled is not None:
-        with (folder / QUERY_VECTORS).open("wb") as file:
-            _write_header(file, (instances, memory.plan.dim), memory.distilled.dtype)
-            _write_rows(file, memory.distilled, state.rows)
-            file.write(new_instances.astype(memory.distilled.dtype).tobytes())
-            flush(file)
+        queries = itertools.chain(_blocks(memory.distilled, state.rows), [new_instances])
+        save_rows(folder / QUERY_VECTORS, (instances, dim), memory.distilled.dtype, queries)
     save_array(folder / "value_indptr.npy", state.label_sets.indptr)
     save_array(folder / "value_indices.npy", state.label_sets.indices)
     save_array(folder / "filtered_pairs.npy", _filtered_pairs(memory, state))
@@ -66,23 +64,16 @@ def _vectors(puts: Sequence[PutInstance | PutLabel], memory: Memory) -> Float[np
     return stacked.astype(memory.keys.dtype)
 
 
-def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: np.dtype) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-
-
-def _write_rows(
-    file: IO[bytes],
-    vectors: np.ndarray,
-    rows: Int[np.ndarray, " row"],
-    replaced: Mapping[int, np.ndarray] | None = None,
-) -> None:
-    """Write some rows, in blocks. Some of them can be replaced."""
+def _blocks(
+    vectors: np.ndarray, rows: Int[np.ndarray, " row"], replaced: Mapping[int, np.ndarray] | None = None
+) -> Iterator[np.ndarray]:
+    """Yield some rows, in blocks. Some of them can be replaced."""
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
         content = vectors[block]
         for row, vector in (replaced or {}).items():
             content[block == row] = vector
-        file.write(content.tobytes())
+        yield content
 
 
 def _write_texts(

@@ -6,11 +6,10 @@ probability of the label if the bundle has probabilities, otherwise the label's 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
@@ -90,7 +89,7 @@ class AnnifRoutes:
     async def suggest(self, project_id: str, request: Request) -> dict[str, Any]:
         """Suggest subjects for the document in a form."""
         _require_project(project_id)
-        form = _validate(SuggestForm, await asyncio.to_thread(_fields, await request.body()))
+        form = _validate(SuggestForm, _fields(await request.body(), self.max_query_bytes))
         (suggestions,) = await self._suggest([form.text], form, request)
         return {"results": suggestions}
 
@@ -161,16 +160,18 @@ def _require_project(project_id: str) -> None:
         raise ProblemError(404, f"project {project_id[:80]!r}: expected {PROJECT!r}, the only project")
 
 
-def _fields(body: bytes) -> dict[str, str]:
-    """The fields of a form.
+def _fields(body: bytes, max_bytes: int) -> dict[str, str]:
+    """The known fields of a form. Only the beginning of a long value is decoded: at least its first `max_bytes` bytes.
 
     Raises:
         ProblemError: If there are too many fields.
     """
-    try:
-        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
-    except ValueError:
-        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more") from None
+    pairs = body.decode(errors="replace").split("&", _MAX_FIELDS)
+    if len(pairs) > _MAX_FIELDS:
+        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more")
+    encoded = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+    most = 3 * max_bytes + 2  # a byte has at most three characters, and the last ones may be a part of a byte
+    return {name: unquote_plus(encoded[name][:most]) for name in SuggestForm.model_fields if name in encoded}
 
 
 def _validate(model: type[Any], fields: dict[str, str]) -> Any:

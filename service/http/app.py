@@ -27,6 +27,7 @@ from service.reloaded_file import ReloadedFile
 from service.serve_settings import ServeSettings
 from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
 from service.serving.batcher import Batcher
+from service.serving.change_threads import ChangeThreads
 from service.serving.pipeline import AnswerPipeline
 from service.serving.rate_limit import RateLimits
 from service.serving.shadow import Shadow
@@ -67,12 +68,15 @@ def create_app(
         log_queries=settings.log_queries,
         max_query_bytes=settings.max_query_bytes,
         max_seconds=settings.max_seconds,
+        follow_log=model_manager.follow_log,
     )
+    changes = ChangeThreads()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
         yield
+        await asyncio.to_thread(changes.close)
         await asyncio.to_thread(model_manager.close)
         await asyncio.to_thread(batcher.close)
         if tracer is not None:
@@ -108,7 +112,8 @@ def create_app(
     )
     routes.register(app.router, with_metrics=settings.metrics != "off")
     LabelRoutes(model_manager.versions, pipeline).register(app.router)
-    MemoryRoutes(model_manager.versions, pipeline, settings.writable, settings.delta_keys).register(app.router)
+    memory_routes = MemoryRoutes(model_manager.versions, pipeline, changes, settings.writable, settings.delta_keys)
+    memory_routes.register(app.router)
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:

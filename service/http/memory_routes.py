@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.errors import ChangeError, StoreError
 from service.http.problems import ProblemError, documented
 from service.http.routes import JsonRoute, parse_body
 from service.memory.changes import (
@@ -32,15 +38,19 @@ from service.memory.entries import Entry, RemoveCorrection, RemoveInstance
 from service.memory.view import View
 from service.options import Query
 from service.predictor.changing import Change, change, present_view
+from service.serving.change_threads import ChangeThreads
 from service.serving.pipeline import AnswerPipeline
 from service.versions.open_versions import OpenVersions
 
+log = structlog.get_logger(__name__)
+
 _MAX_ROWS = 1_000
+# Maximum number of new keys of a change, with the labels that it creates.
+_MAX_KEYS = 2 * _MAX_ROWS
 # Maximum number of lists, objects and fields in the body of a change: 1,000 instances have 5,002.
 _MAX_MEMBERS = 6_000
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
-
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -94,8 +104,9 @@ class ChangedFeedback(Changed):
 class MemoryStatus(Changed):
     """The size of the memory, and of its live entries.
 
-    `live_keys` counts also the keys that were replaced or removed. `skipped` entries name a label that the version does
-    not have. `oldest` is the time of the oldest entry since the bundle was built.
+    `live_keys` are those of instances, labels and corrections, also the keys that were replaced or removed. `skipped`
+    entries name a label that the version does not have. `oldest` is the time of the oldest entry that the bundle does
+    not contain.
     """
 
     instances: int
@@ -133,12 +144,14 @@ class MemoryRoutes:
     Attributes:
         versions: The open versions.
         pipeline: Counts the cost of the changes of each API key.
+        threads: The threads that change the memory.
         writable: Whether changes are allowed.
         max_live_keys: Number of live keys from which on changes that add keys are refused.
     """
 
     versions: OpenVersions
     pipeline: AnswerPipeline
+    threads: ChangeThreads
     writable: bool
     max_live_keys: int
 
@@ -191,14 +204,15 @@ class MemoryRoutes:
 
     async def feedback(self, body: FeedbackBody, request: Request) -> Response:
         """Learn that a label is relevant to a query, or that it is not."""
-        uid = new_feedback()
+        uid, opposite = new_feedback(), list[Entry]()
         if body.request_id is not None:
             digest = hashlib.sha256(f"{body.request_id}\n{body.label}".encode())
             uid = FEEDBACK + digest.hexdigest()[:32]
-        opposite = RemoveCorrection(uid) if body.relevant else RemoveInstance(uid)  # an earlier, opposite judgement
+            # An earlier, opposite judgement.
+            opposite = [RemoveCorrection(uid) if body.relevant else RemoveInstance(uid)]
 
         def make(view: View, encode: Encode) -> list[Entry]:
-            return [opposite, *learned(view, encode, uid, body.query, body.label, body.relevant)]
+            return [*opposite, *learned(view, encode, uid, body.query, body.label, body.relevant)]
 
         return JSONResponse({"id": uid, **await self._change(make, request, [body.query])})
 
@@ -210,11 +224,11 @@ class MemoryRoutes:
         """Return the size of the memory, and of its live entries."""
         with self.versions.lease() as predictor:
             view = present_view(predictor)
-            facts, oldest = vars(view.status).copy(), view.status.oldest_seconds
-            del facts["oldest_seconds"]
+            facts = dataclasses.asdict(view.status)
+            oldest = facts.pop("oldest_seconds")
             return MemoryStatus(
                 version=predictor.version,
-                sequence=predictor.memory.sequence,
+                sequence=view.sequence,
                 max_live_keys=self.max_live_keys,
                 log_bytes=0 if predictor.log is None else predictor.log.log.size_bytes,
                 oldest=None if oldest is None else datetime.fromtimestamp(oldest, UTC),
@@ -240,26 +254,49 @@ class MemoryRoutes:
                 weight=float(np.exp(view.values.log_counts_of(row)).item()),
             )
 
-    async def _change(self, make: Change, request: Request, texts: list[str] | None = None) -> dict[str, Any]:
+    async def _change(self, make: Change, request: Request, texts: Sequence[str] = ()) -> dict[str, Any]:
         """Change the memory, and return the version and the sequence number."""
         self._require_write(request)
-        cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts or []))
+        cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts))
         await self.pipeline.charge(request.scope["api_key"], cost)
-        return await asyncio.to_thread(self._write, make, len(texts or []))
+        return await self.threads.run(lambda: self._write(make))
 
-    def _write(self, make: Change, keys: int) -> dict[str, Any]:
+    def _write(self, make: Change) -> dict[str, Any]:
+        def limited(view: View, encode: Encode) -> list[Entry]:
+            def encode_few(texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+                self._require_room(view, len(texts))
+                return encode(texts)
+
+            return make(view, encode_few)
+
         with self.versions.lease() as predictor:
             if predictor.log is not None:
-                predictor.log.log.require_signable()
-            live = present_view(predictor).status.live_keys
-            if keys and live + keys > self.max_live_keys:
-                raise ProblemError(
-                    507,
-                    f"the memory has {live:,} live keys, and --delta-keys allows {self.max_live_keys:,}; "
-                    "run `recollect compact`",
-                    "memory_full",
-                )
-            return {"version": predictor.version, "sequence": change(predictor, make)}
+                predictor.log.log.require_writable()
+            try:
+                changed = {"version": predictor.version, "sequence": change(predictor, limited)}
+            except (StoreError, OSError) as error:
+                log.error("memory_unwritable", error=str(error))
+                raise
+            for lease in self.versions.lease_open(standby=False):
+                with lease as other, contextlib.suppress(StoreError, OSError):  # the log follower logs the reason
+                    if other is not predictor:  # a canary, or a version that became current meanwhile
+                        other.catch_up()
+        return changed
+
+    def _require_room(self, view: View, keys: int) -> None:
+        """Refuse a change with too many new keys, before their texts are encoded."""
+        if keys > _MAX_KEYS:
+            raise ChangeError(
+                f"labels: expected at most {_MAX_KEYS:,} new instances and labels in a call, found {keys:,}; add the "
+                "labels first, in several calls"
+            )
+        if (live := view.status.live_keys) + keys > self.max_live_keys:
+            raise ProblemError(
+                507,
+                f"the memory has {live:,} live keys, {keys:,} more are needed, and --delta-keys allows "
+                f"{self.max_live_keys:,}; run `recollect compact`",
+                "memory_full",
+            )
 
     def _require_write(self, request: Request) -> None:
         if not self.writable:

@@ -186,7 +186,7 @@ class BodyLimit:
             return
         body = await self._read(receive)
         if body is None:
-            detail = f"the body exceeds {self._max_bytes:,} bytes; send a shorter query, or fewer queries at a time"
+            detail = f"the body exceeds {self._max_bytes:,} bytes; send shorter or fewer texts at a time"
             await problem_response(413, detail)(scope, receive, send)
             return
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

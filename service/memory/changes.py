@@ -134,7 +134,7 @@ def added(
     if unknown and not create_labels:
         raise ChangeError(
             f"labels: expected labels of the memory, found {len(unknown):,} unknown: {_name(unknown)}; "
-            "add them in the same call, or set create_labels"
+            "add these labels first, or set create_labels"
         )
     rows = [*labels, *(NewLabel(uid=uid, text=uid) for uid in unknown)]
     vectors = iter(encode([each.text for each in (*rows, *instances)]))

@@ -63,7 +63,7 @@ class Delta:
         self._corrected: dict[int, list[int]] = {}
         self._name_words = GrowingRows(np.uint64)
         self._removed_words: tuple[list[int], list[int]] = ([], [])  # instances and labels, by rows of the word index
-        self._sequence, self._skipped, self._oldest = 0, 0, math.inf
+        self._sequence, self._skipped, self._oldest = bundle.manifest.memory_sequence, 0, math.inf
 
     def apply(self, entries: Sequence[LoggedEntry]) -> View:
         """Apply entries in order, and return the new view. Entries that were applied earlier change nothing.
@@ -228,7 +228,7 @@ class Delta:
                 instances=mapped - instance_ends.ended + instances.present,
                 labels=len(label_ends.ends) - label_ends.ended,
                 corrections=corrections.present,
-                live_keys=instances.count + labels.count,
+                live_keys=instances.count + labels.count + corrections.count,
                 skipped=self._skipped,
                 oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
             ),

@@ -21,7 +21,7 @@ class Status:
         instances: Number of instances that are present.
         labels: Number of labels that are present.
         corrections: Number of corrections that are present.
-        live_keys: Number of live keys, with those that were replaced or removed.
+        live_keys: Number of live keys of instances, labels and corrections, with those that were replaced or removed.
         skipped: Number of entries that named a label that the version does not have.
         oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
     """

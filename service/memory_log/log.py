@@ -169,12 +169,20 @@ class MemoryLog:
         with self._mutex, self._segments.exclusive():
             yield Section(self, self._read())
 
-    def require_signable(self) -> None:
-        """Check that this process has the private key that new entries need.
+    @property
+    def exists(self) -> bool:
+        """Whether the log has segments."""
+        return self._segments.has(self._segments.first())
+
+    def require_writable(self) -> None:
+        """Check that this process may append.
 
         Raises:
-            MemoryLogError: If entries must be signed, and there is no private key.
+            MemoryLogError: If the log lacks entries that the bundle contains, or if entries must be signed and there is
+                no private key.
         """
+        if self.sequence < self._after:
+            raise self._foreign()
         if self._keys.signing is None and (self._keys.verify is not None or self._is_signed):
             raise MemoryLogError(
                 f"{self.name}: expected a private key, because the entries of this log must be signed, found none; "
@@ -199,6 +207,8 @@ class MemoryLog:
                 continue
             following = self.sequence + 1
             if following == self._segment or not self._segments.has(following):
+                if 0 < self.sequence < self._after:
+                    raise self._foreign()
                 found, self._found = self._found, []
                 return found
             if at < len(content):
@@ -255,7 +265,7 @@ class MemoryLog:
             )
 
     def _append(self, entries: Sequence[LoggedEntry]) -> None:
-        self.require_signable()
+        self.require_writable()
         if entries[0].sequence != self.sequence + 1:
             raise ValueError(f"expected sequence number {self.sequence + 1}, found {entries[0].sequence}")
         encoded = [encode_entry(entry, self._encoder.dim) for entry in entries]
@@ -287,6 +297,13 @@ class MemoryLog:
 
     def _where(self) -> str:
         return f"{self.name}/{segment_name(self._segment)}: byte {self._offset:,}"
+
+    def _foreign(self) -> MemoryLogError:
+        """A new entry would get the number of one that the bundle contains, and would be skipped later."""
+        return MemoryLogError(
+            f"{self.name}: expected the log whose first {self._after:,} entries the version contains, found a log of "
+            f"{self.sequence:,} entries; copy the folder {MEMORY}/ of the store in which the version was built"
+        )
 
     def _damaged(self, reason: str) -> MemoryLogError:
         return MemoryLogError(

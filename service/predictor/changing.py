@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
 
 from service.memory.changes import Encode
 from service.memory.entries import Entry, LoggedEntry
@@ -26,7 +28,7 @@ def change(predictor: Predictor, make: Change) -> int:
     """Change the memory. When this function returns, later searches of this process use the change.
 
     `make` is called first without a lock, because it encodes texts, and then again, with the vectors of the first call,
-    to check the change against the memory as it is then.
+    to check the change against the memory as it is then. Only a text that the first call did not have is encoded then.
 
     If the predictor follows a log, the change is durable, and other processes that follow the log apply it too.
 
@@ -37,10 +39,15 @@ def change(predictor: Predictor, make: Change) -> int:
         ChangeError: If the change is wrong. Then nothing has changed.
         MemoryLogError, StoreError, OSError: If the log cannot be read or written. Then nothing has changed.
     """
-    kept = functools.lru_cache(maxsize=1)(predictor.encode)
+    vectors: dict[str, Float[np.ndarray, " dim"]] = {}
+
+    def encode(texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        if new := [text for text in dict.fromkeys(texts) if text not in vectors]:
+            vectors.update(zip(new, predictor.encode(new), strict=True))
+        return np.array([vectors[text] for text in texts])
 
     def entries() -> list[Entry]:
-        return make(present_view(predictor), lambda texts: kept(tuple(texts)))
+        return make(present_view(predictor), encode)
 
     entries()
     if predictor.log is not None:

@@ -42,7 +42,7 @@ class Memory:
         reranker: Orders labels; None without a ranker.
         exhaustive: Ranks the labels that a filter admits.
         view: The live entries; None for the memory of a bundle.
-        sequence: Sequence number of the last entry; 0 for the memory of a bundle.
+        sequence: Sequence number of the last entry that the memory knows; 0 if it knows none.
     """
 
     searcher: Searcher
@@ -74,7 +74,15 @@ class Memory:
             reranker = Reranker(Ranker.open(bundle, values), values)
         exhaustive = ExhaustiveRanker(Voters(bundle.voter_indptr, bundle.voter_indices), searcher, values)
         return cls(
-            searcher, values, bundle.labels, bundle.instance_uids, bundle.instance_texts, words, reranker, exhaustive
+            searcher,
+            values,
+            bundle.labels,
+            bundle.instance_uids,
+            bundle.instance_texts,
+            words,
+            reranker,
+            exhaustive,
+            sequence=bundle.manifest.memory_sequence,
         )
 
     def reason(self, key: int, share: float, by_words: bool) -> Reason:

@@ -133,13 +133,22 @@ class Predictor:
             return self.memory
 
     def follow(self, log: MemoryLog) -> None:
-        """Apply all entries of a log. Later calls of `catch_up` and `write` of the attribute `log` apply further ones.
+        """Apply all entries of a log. Later calls of `catch_up` and of `log.write` apply further ones.
 
         Raises:
             MemoryLogError, StoreError, OSError: If the log cannot be read.
         """
         self.log = MemoryWriter(log, self.memory, lambda _, entries: self.apply(entries))
-        self.log.catch_up()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Apply the entries that other processes and other open versions have appended to the log, if there is one.
+
+        Raises:
+            MemoryLogError, StoreError, OSError: If the log cannot be read.
+        """
+        if self.log is not None:
+            self.log.catch_up()
 
     def warm_up(self, pause: Callable[[], None] | None = None) -> None:
         """Answer some training queries of the bundle, so that the first real query is fast.

@@ -48,7 +48,7 @@ _MAX_EXPLAINED_KEYS = 2_000
 # answered sooner.
 _WATCH_AFTER_SECONDS = 0.1
 # Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
-_FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.05
+_FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
 # Fields in JSON. In a text, their second quotation mark would be escaped.
 _SCORE, _PROBABILITY = (re.compile(rb'"%b":([^,}]+)' % name) for name in (b"score", b"probability"))
 
@@ -111,6 +111,7 @@ class AnswerPipeline:
         log_queries: Fraction of the queries to log, with their answers.
         max_query_bytes: Maximum size of a query (UTF-8).
         max_seconds: Time after which every request has passed its deadline.
+        follow_log: Starts to read the log of the live memory.
     """
 
     versions: OpenVersions
@@ -123,6 +124,7 @@ class AnswerPipeline:
     log_queries: float
     max_query_bytes: int
     max_seconds: float
+    follow_log: Callable[[], None]
 
     async def answer(self, request: AnswerRequest) -> tuple[str, JsonAnswers]:
         """Answer a request with the current version, or with the canary if the request belongs to its share.
@@ -152,7 +154,7 @@ class AnswerPipeline:
                 async with asyncio.timeout(seconds):
                     if request.quota is not None and request.quota.rate:
                         await self.charge(request.quota, request_cost(request.queries, options))
-                    await _wait_for(request.min_sequence, predictor)
+                    await self._wait_for(request.min_sequence, predictor)
                     found = await self._look_up_or_compute(lease, options, request)
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
@@ -194,6 +196,24 @@ class AnswerPipeline:
                 f"{cost:,}; retry in {wait:.1f} s",
                 wait,
             )
+
+    async def _wait_for(self, sequence: int, predictor: Predictor) -> None:
+        """Wait until the memory knows a change.
+
+        Raises:
+            SequenceError: If it does not know the change in time.
+        """
+        if predictor.memory.sequence >= sequence:
+            return
+        self.follow_log()
+        deadline = time.monotonic() + _FOLLOW_SECONDS
+        while predictor.memory.sequence < sequence:
+            if time.monotonic() > deadline:
+                raise SequenceError(
+                    f"min_sequence: expected a change that this replica knows, at most {predictor.memory.sequence}, "
+                    f"found {sequence}; repeat the request later"
+                )
+            await asyncio.sleep(_CHECK_SECONDS)
 
     async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
         """Take answers from the cache; compute the missing answers and put them into the cache."""
@@ -292,25 +312,6 @@ class AnswerPipeline:
             if random.random() < self.log_queries:
                 labels = {label["uid"]: label["score"] for label in json.loads(answer)["labels"]}
                 log.info("query", query=query, labels=labels, version=version)
-
-
-async def _wait_for(sequence: int, predictor: Predictor) -> None:
-    """Wait until the memory knows a change.
-
-    Raises:
-        SequenceError: If it does not know the change in time.
-    """
-    deadline = time.monotonic() + _FOLLOW_SECONDS
-    while predictor.memory.sequence < sequence:
-        if predictor.log is not None:
-            await asyncio.to_thread(predictor.log.catch_up)
-        if predictor.memory.sequence < sequence:
-            if time.monotonic() > deadline:
-                raise SequenceError(
-                    f"min_sequence: expected a change that this replica knows, up to {predictor.memory.sequence}, "
-                    f"found {sequence}; repeat the request later"
-                )
-            await asyncio.sleep(_CHECK_SECONDS)
 
 
 def _check_explained_keys(options: AnswerOptions, queries: int) -> None:

@@ -100,6 +100,15 @@ class Metrics:
             "Number of workers that stopped the canary because of its errors or its latency.",
             "livesum",
         )
+        self.memory_sequence = gauge(
+            "memory_sequence",
+            "Sequence number of the last change of the live memory that the current version knows. With several "
+            "workers, the lowest.",
+            "livemin",
+        )
+        self.memory_live_keys = gauge(
+            "memory_live_keys", "Number of live keys of the current version, which --delta-keys limits.", "livemax"
+        )
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
         self.connections = gauge("connections", "Number of open connections.", "livesum")
         self.connections_refused = counter(

@@ -196,6 +196,7 @@ class Follower:
         ):
             if opened is not None and self._may_serve(opened.predictor, record.version):
                 record = self._require_still_desired(record)
+                _catch_up(opened.predictor)
                 make_current()
                 return record
         predictor = self._open(record.version)
@@ -204,6 +205,7 @@ class Follower:
         except CancelledWorkError:
             predictor.close()
             raise
+        _catch_up(predictor)
         self._versions.replace(predictor)
         return record
 
@@ -302,6 +304,17 @@ class Follower:
 def _names(record: ActivationRecord, version: str) -> bool:
     """Whether a record makes a version current, or tries it as a canary."""
     return version == record.version or (record.canary is not None and version == record.canary.version)
+
+
+def _catch_up(predictor: Predictor) -> None:
+    """Apply the newest changes of the live memory, so that the swap hides none of them.
+
+    If the log cannot be read, the swap does not wait for it: a rollback must work then, too.
+    """
+    try:
+        predictor.catch_up()
+    except (StoreError, OSError) as error:
+        log.error("log_unreadable", version=predictor.version, error=str(error))
 
 
 def _return_freed_memory() -> None:

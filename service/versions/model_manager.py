@@ -44,7 +44,7 @@ class ModelManager:
         self._metrics = metrics
         self.versions = OpenVersions(metrics.by_version)
         self._reporter = Reporter(replicas, self.versions, metrics)
-        self._log_follower = LogFollower(self.versions)
+        self._log_follower = LogFollower(self.versions, metrics)
         self._follower = Follower(
             opener,
             DesiredVersion(opener.store),
@@ -81,6 +81,10 @@ class ModelManager:
     def wake(self) -> None:
         """Check the desired version now."""
         self._follower.wake()
+
+    def follow_log(self) -> None:
+        """Read the log of the live memory now."""
+        self._log_follower.wake()
 
     def drain(self) -> None:
         """Report "not ready" and stop swapping versions; requests are still answered."""

@@ -193,10 +193,10 @@ class OpenVersions:
             opened = (self.current, self.standby, self.canary)
             return [version.predictor for version in opened if version is not None]
 
-    def lease_open(self) -> list[Lease]:
-        """Take leases of the current version, the standby and the canary."""
+    def lease_open(self, standby: bool = True) -> list[Lease]:
+        """Take leases of the current version and the canary, and of the standby."""
         with self._lock:
-            opened = (self.current, self.standby, self.canary)
+            opened = (self.current, self.canary, self.standby if standby else None)
             return [Lease(version, self._lock) for version in opened if version is not None]
 
     def close_unused(self) -> int:

@@ -26,7 +26,7 @@ class Output(NamedTuple):
     @property
     def trained(self) -> list[str]:
         """Names of the runs that this command trained."""
-        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "computed now" in line]
+        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "written now" in line]
 
 
 def run(*arguments: object) -> Output:

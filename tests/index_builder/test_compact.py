@@ -22,6 +22,7 @@ from service.memory_log.log import MemoryLog, number
 from service.model import Model, open_model
 from service.store.store import Store
 from tests.conftest import TOPICS, Built
+from trainer.memory import open_memory, write_defaults
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
 
@@ -38,8 +39,11 @@ def compact(
 ) -> Callable[..., tuple[int, str, str]]:
     """Compact the store with a run; return status, output and errors."""
 
-    def compact(out: str, *flags: object, run: Path = built.run) -> tuple[int, str, str]:
-        arguments = ("compact", store.root, "--run", run, "--out", tmp_path / out, "--index", "flat", *flags)
+    def compact(out: str | None, *flags: object, run: Path | None = built.run) -> tuple[int, str, str]:
+        """`out` and `run` are left out if they are None."""
+        arguments: list[object] = ["compact", store.root, "--index", "flat", *flags]
+        arguments += [] if run is None else ["--run", run]
+        arguments += [] if out is None else ["--out", tmp_path / out]
         status = recollect.main([str(each) for each in arguments])
         captured = capsys.readouterr()
         return status, captured.out.strip(), captured.err
@@ -112,6 +116,7 @@ def test_compacted_version_answers_as_the_live_memory_and_can_be_compacted_again
     assert status == 0, errors
     manifest = store.manifest(version)
     assert manifest.memory_sequence == len(entries)
+    assert open_model(store.root, version, live="off").sequence == len(entries)  # a client may require this change
     assert manifest.encoder == base.manifest.encoder
     assert (manifest.counts.instances, manifest.counts.labels) == (28 - 4 - 3 - 2 + 4, 8)
     kept = [logged.entry for logged in MemoryLog.of(store, manifest).read()]
@@ -131,6 +136,62 @@ def test_compacted_version_answers_as_the_live_memory_and_can_be_compacted_again
     assert status == 0, errors
     assert store.current() == second
     assert_same_answers(live_model(store, second), live_model(store, built.version))
+
+
+def test_compaction_without_a_run_reads_exact_keys_from_the_bundle(
+    store: Store, compact: Callable[..., tuple[int, str, str]], tmp_path: Path, built: Built
+) -> None:
+    base = open_model(store.root)
+    write(store, *changes(base.predictor.encode))
+    status, version, errors = compact(None, "--activate", run=None)
+    assert status == 0, errors
+    assert "keys of 28 instances read from the index" in errors
+    assert_same_answers(live_model(store, version), live_model(store, built.version))
+    write(store, PutInstance("late", "A late dog", ["Law"], base.predictor.encode(["A late dog"])[0]))
+    status, second, errors = compact("kept", run=None)
+    assert status == 0, errors
+    assert_same_answers(live_model(store, second), live_model(store, built.version))
+    assert (tmp_path / "kept" / "memory" / "keys.npy").is_file()
+
+
+def test_compaction_without_a_run_encodes_the_texts_of_approximate_keys_again(
+    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built
+) -> None:
+    recollect.build(built.run, store=store.root, index="SQ8", lexical="off", recall_target=0.5, activate=True)
+    write(store, *changes(open_model(store.root).predictor.encode))
+    status, with_run, errors = compact(None)
+    assert status == 0, errors
+    status, without_run, errors = compact(None, run=None)
+    assert status == 0, errors
+    assert "keys of 28 instances encoded again" in errors
+    assert "keys of 8 labels encoded again" in errors
+    assert_same_answers(live_model(store, without_run), live_model(store, with_run))
+
+
+def test_approximate_label_keys_that_are_not_those_of_their_texts_need_the_run(
+    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built, tmp_path: Path
+) -> None:
+    run = tmp_path / "mixed"
+    shutil.copytree(built.run, run)
+    memory = open_memory(run / "memory")
+    write_defaults(memory.folder, memory.plan, memory.defaults | {"label_key_alpha": 0.3})
+    version = recollect.build(run, store=store.root, index="SQ8", lexical="off", recall_target=0.5, activate=True)
+    write(store, RemoveInstance("Law/0"))
+    status, _, errors = compact(None, run=None)
+    assert status == 2
+    assert f"--run: required for version {version}, because its index of label keys" in errors
+    assert sorted(store.versions()) == sorted([built.version, version])
+
+
+def test_compaction_that_would_leave_no_instance_is_refused(
+    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built
+) -> None:
+    bundle = store.open(built.version)
+    write(store, *(RemoveInstance(bundle.instance_uids[row]) for row in range(len(bundle.instance_uids))))
+    status, _, errors = compact(None, run=None)
+    assert status == 2
+    assert "expected live entries that leave an instance and a label, found none left" in errors
+    assert store.versions() == [built.version]
 
 
 def test_compaction_without_live_entries_or_with_another_run_changes_nothing(

@@ -166,7 +166,7 @@ def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: 
     arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["version", "queries", "rows", "coverage", "differences"]
+    assert list(printed) == ["version", "queries", "rows", "coverage", "differences", "deciles"]
     assert (printed["version"], printed["queries"]) == (built.version, 7)
     assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
     first = printed["rows"][0]

@@ -11,6 +11,7 @@ import pytest
 
 from service.store.store import Store
 from tests.service.http_helpers import Server, copy_store, serving
+from tests.service.redis_server import until
 from tests.service.test_http import is_problem
 
 WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
@@ -217,6 +218,34 @@ def test_full_memory_refuses_new_keys_and_still_removes(
         problem = is_problem(refused, 507, "memory_full")
         assert "recollect compact" in problem["detail"]
         assert client.delete("/memory/labels/label 0").status_code == 200
+
+
+def test_labels_that_a_change_creates_and_corrections_are_live_keys(
+    light_versions: Path, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    with serving(store, *flags) as server, httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client:
+
+        def put(labels: int) -> httpx.Response:
+            instance = {"uid": "new", "text": TEXT, "labels": [f"label {n}" for n in range(labels)]}
+            return client.post("/memory/instances", json={"instances": [instance], "create_labels": True})
+
+        is_problem(put(40), 507, "memory_full")
+        problem = is_problem(put(2_000), 422, "invalid_request")
+        assert "found 2,001; add the labels first" in problem["detail"]
+        assert client.get("/memory").json()["sequence"] == 0
+        assert put(38).status_code == 200
+        rejected = {"query": TEXT, "label": "label 0", "relevant": False}
+        assert client.post("/feedback", json=rejected).status_code == 200
+        assert client.get("/memory").json()["live_keys"] == 40
+        is_problem(client.post("/feedback", json=rejected), 507, "memory_full")
+
+        def gauges() -> dict[str, float]:
+            lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+            found = (line.split() for line in lines if line.startswith("recollect_memory"))
+            return {name: float(value) for name, value in found}
+
+        until(lambda: gauges() == {"recollect_memory_sequence": 40, "recollect_memory_live_keys": 40})
 
 
 def test_changes_survive_a_restart_and_a_change_of_the_version(

@@ -20,6 +20,8 @@ from trainer.heads.prototypes import Prototypes
 HEADS: dict[str, Callable[[], Head]] = {
     "classifier": lambda: Classifier(32, 6),
     "prototypes": lambda: Prototypes(32, 6, ("text", "free", "centroid"), 2),
+    "prototypes with momentum": lambda: Prototypes(32, 6, ("text", "centroid"), 0, "ema"),
+    "classifier with projection": lambda: Classifier(32, 6, normalised=False, projection=12),
     "prototypes of texts": lambda: Prototypes(32, 6, ("text",), 0),
     "prototypes of free vectors": lambda: Prototypes(32, 6, ("free",), 6),
 }

@@ -97,6 +97,56 @@ def test_dropout_in_training_changes_only_the_query_view_of_the_classifier(head:
     torch.testing.assert_close(found.norm(dim=2), torch.ones(QUERIES, 2))
 
 
+def test_classifier_without_normalisation_compares_inner_products_and_has_the_same_keys(head: Classifier) -> None:
+    plain = Classifier(DIM, LABELS, normalised=False).eval()
+    plain.load_state_dict(head.state_dict())
+    queries, labels = plain.queries(VECTORS), plain.labels(TEXTS, ALL_LABELS)
+    for query, vector in zip(queries[:, 1], VECTORS, strict=True):
+        torch.testing.assert_close(query, head.project.weight @ vector + head.project.bias)
+    assert torch.equal(labels[:, 1], head.weights)
+    torch.testing.assert_close(plain.key(queries), head.key(head.queries(VECTORS)))
+    torch.testing.assert_close(plain.key(labels), head.key(head.labels(TEXTS, ALL_LABELS)))
+    again = Classifier(DIM, **plain.shape())
+    assert not again.normalised
+
+
+def test_dropout_of_a_classifier_without_normalisation_applies_to_queries_and_labels() -> None:
+    plain = Classifier(DIM, LABELS, normalised=False).train()
+    with torch.no_grad():
+        plain.weights.fill_(0.5)
+    torch.manual_seed(0)
+    queries, labels = plain.queries(torch.ones(QUERIES, DIM)), plain.labels(TEXTS, ALL_LABELS)
+    for views, value in ((queries, 1.0), (labels, 0.5)):
+        kept = views[:, 1][views[:, 1] != 0]
+        assert 0 < len(kept) < views[:, 1].numel()
+        torch.testing.assert_close(kept, torch.full_like(kept, value / 0.9))
+    assert torch.equal(labels[:, 0], TEXTS)
+
+
+def test_projection_is_a_tanh_layer_of_fewer_dimensions_on_queries_and_label_texts() -> None:
+    torch.manual_seed(1)
+    head = Classifier(DIM, LABELS, normalised=False, projection=6).eval()
+    head.start(TEXTS.numpy(), VECTORS.numpy(), label_sets([[row] for row in range(QUERIES)]).to_csr(LABELS), seed=0)
+    assert head.reduce is not None
+    with torch.no_grad():
+        head.reduce.weight.add_(0.3 * torch.randn(6, DIM))
+        head.reduce.bias.add_(0.1)
+    assert (head.dim, head.key_dim) == (6, 12)
+    for views, below in ((head.queries(VECTORS), VECTORS), (head.labels(TEXTS, ALL_LABELS), TEXTS)):
+        for view, vector in zip(views[:, 0], below, strict=True):
+            entries = torch.tanh(head.reduce.weight @ vector * DIM**0.5 + head.reduce.bias)
+            torch.testing.assert_close(view, entries / entries.norm())
+        torch.testing.assert_close(head.key(views).norm(dim=1), torch.ones(len(below)))
+    for view, vector in zip(head.queries(VECTORS)[:, 1], VECTORS, strict=True):
+        torch.testing.assert_close(view, head.project.weight @ vector)
+    both = TEXTS[:QUERIES] + VECTORS  # each of the first labels has one instance
+    starts = nn.functional.normalize(torch.cat([both, TEXTS[QUERIES:]]) @ head.project.weight.T, dim=1)
+    torch.testing.assert_close(head.weights.detach(), starts)
+    again = Classifier(DIM, **head.shape()).eval()
+    again.load_state_dict(head.state_dict())
+    assert torch.equal(again.key(again.queries(VECTORS)), head.key(head.queries(VECTORS)))
+
+
 def test_classifier_rebuilt_from_its_shape_and_weights_equals_the_original(head: Classifier, tmp_path: Path) -> None:
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     again = Classifier(DIM, **head.shape()).eval()

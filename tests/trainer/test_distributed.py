@@ -35,7 +35,7 @@ BATCHES: dict[str, dict[str, Any]] = {
     "one query, all labels": {"batch_size": 1, "hard_negatives": None},
     "two queries, two labels": {"batch_size": 2, "positives": 1, "hard_negatives": 0},
 }
-LOSSES = ["softmax", "decoupled", "rae", "soft top k", "pal", "triplet", "two hardest", "regulariser"]
+LOSSES = ["softmax", "decoupled", "rae", "soft top k", "pal", "triplet", "two hardest", "triplet sum", "regulariser"]
 ROWS = [1, 2, 3, 7, 8, 13]
 
 
@@ -62,6 +62,7 @@ def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
         "pal": lambda s, t, p, x: losses.pal(s, t, ranks),
         "triplet": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, ranks=ranks),
         "two hardest": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, hardest=2, ranks=ranks),
+        "triplet sum": lambda s, t, p, x: losses.triplet_sum(s / 10, t, p, ranks=ranks),
         "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks),
     }.items():
         scores, positives, relevant, others = columns(ranks, keys)

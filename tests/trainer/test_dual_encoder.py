@@ -65,6 +65,19 @@ def test_model_without_head_returns_the_vectors_of_the_adapter(vectors: Tensor, 
 
 
 @every_side
+def test_embedding_dropout_in_training_equals_dropout_before_normalisation(vectors: Tensor, side: Side) -> None:
+    model = VectorDualEncoder(DIM)
+    model.dropout.p = 0.3
+    assert torch.equal(model.eval().views(vectors, side), vectors[:, None])
+    torch.manual_seed(3)
+    found = model.train().views(vectors, side)[:, 0]
+    torch.manual_seed(3)
+    expected = nn.functional.normalize(nn.functional.dropout(7 * vectors, 0.3), dim=1)  # vectors of another length
+    torch.testing.assert_close(found, expected)
+    assert 0 < (found == 0).float().mean() < 0.6
+
+
+@every_side
 @pytest.mark.parametrize("method", METHODS)
 def test_head_is_applied_to_the_vectors_of_the_adapter(vectors: Tensor, method: str, side: Side) -> None:
     adapter, head = learned_adapter(DIM, 8).eval(), learned_head(method, DIM, LABELS)

@@ -41,6 +41,19 @@ def written_triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardes
     return found
 
 
+def written_triplet_sum(pool: Pool, margin: tuple[float, float] = (0.1, 0.3)) -> list[Tensor]:
+    found = []
+    for s, positive, relevant in zip(*pool[:3], strict=True):
+        total = s.sum() * 0
+        for p in positive.nonzero()[:, 0].tolist():
+            for n in (~relevant).nonzero()[:, 0].tolist():
+                m = min(max(abs(s[p].item() - s[n].item()), margin[0]), margin[1])
+                if s[n].item() - s[p].item() + m > 0:
+                    total = total + s[n] - s[p] + m
+        found.append(total)
+    return found
+
+
 def written_regulariser(pool: Pool, margin: float = 0.1) -> list[Tensor]:
     found = []
     for b, positive, relevant, s in zip(*pool[:4], strict=True):
@@ -74,6 +87,15 @@ def test_triplet_loss_and_its_gradient_equal_the_formula(pool: Pool, margin: tup
     pool = cosines(pool)
     found = value_and_gradients(lambda own: triplet(own, margin), pool)
     expected = value_and_gradients(lambda own: written_triplet(own, margin), pool)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@every_margin
+@every_pool
+def test_sum_of_triplets_and_its_gradient_equal_the_formula(pool: Pool, margin: tuple[float, float]) -> None:
+    pool = cosines(pool)
+    found = value_and_gradients(lambda own: losses.triplet_sum(*own[:3], margin=margin), pool)
+    expected = value_and_gradients(lambda own: written_triplet_sum(own, margin), pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 

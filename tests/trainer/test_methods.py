@@ -18,14 +18,14 @@ from tests.trainer.test_losses import (
     written_soft_top_k,
     written_softmax,
 )
-from tests.trainer.test_losses_prime import written_regulariser, written_triplet
+from tests.trainer.test_losses_prime import written_regulariser, written_triplet, written_triplet_sum
 from trainer.distributed import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.heads.prototypes import Prototypes
 from trainer.methods import METHODS, MethodOptions, SymmetricOptions
 from trainer.methods.scored import Scored, ScoredLabels
 from trainer.methods.supcon import PSL
-from trainer.settings import MethodName
+from trainer.settings import MethodName, TripletKind
 from trainer.train_settings import TrainSettings
 
 WITH_PSL = ["unidec", "supcon"]
@@ -149,6 +149,34 @@ def test_prime_adds_triplets_of_prototypes_and_texts_and_a_tenth_of_the_regulari
     torch.testing.assert_close(found, written_prime(pools, margin), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("text_loss", [True, False])
+@pytest.mark.parametrize("regulariser", [True, False])
+@pytest.mark.parametrize("triplets", ["weighted", "sum"])
+def test_options_of_prime_leave_out_terms_and_sum_all_triplets(
+    text_loss: bool, regulariser: bool, triplets: TripletKind
+) -> None:
+    pools = drawn("prime", dense=0.2)
+    given = options("prime", text_loss=text_loss, regulariser=regulariser, triplets=triplets)
+    similarities = stacked(pools)
+    prototypes, texts = of_views(pools, similarities)
+    written = written_triplet if triplets == "weighted" else written_triplet_sum
+    terms = [
+        (1, written(prototypes)),
+        (int(text_loss), written(texts)),
+        (0.1 * regulariser, written_regulariser(prototypes._replace(instances=texts.labels))),
+    ]
+    expected = with_gradient(added(*terms), similarities)
+    torch.testing.assert_close(loss_and_gradient("prime", pools, given), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_label_loss_of_prime_sums_all_triplets_on_request() -> None:
+    pools = drawn("prime")
+    found = label_loss_and_gradient("prime", pools, options("prime", triplets="sum"))
+    similarities = stacked(pools)
+    expected = with_gradient(written_triplet_sum(of_views(pools, similarities)[1]), similarities)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 @every_margin
 def test_label_loss_of_prime_uses_texts_and_never_prototypes(margin: tuple[float, float]) -> None:
     pools = drawn("prime")
@@ -231,6 +259,6 @@ def test_heads_have_the_given_dimensions_and_labels() -> None:
     assert {name for name, head in heads.items() if head is not None} == {"prime", "unidec"}
     prime, unidec = heads["prime"], heads["unidec"]
     assert isinstance(prime, Prototypes)
-    assert prime.shape() == {"labels": 20, "tokens": ["text", "free"], "bank": 4}
+    assert prime.shape() == {"labels": 20, "tokens": ["text", "free"], "bank": 4, "centroids": "instances"}
     assert isinstance(unidec, Classifier)
     assert (unidec.dim, unidec.weights.shape) == (8, (20, 8))

@@ -128,8 +128,9 @@ def _loss_of_queries(
     """Return the loss of each query."""
     pairs = positives, relevant
     if name == "prime":
-        triplets = sum(losses.clipped_triplet(view, *pairs, margin=options.margin) for view in views)
-        return triplets + 0.1 * losses.prototype_regulariser(*views, *pairs)
+        loss = losses.triplet_sum if options.triplets == "sum" else losses.clipped_triplet
+        triplets = sum(loss(view, *pairs, margin=options.margin) for view in views[: 1 + options.text_loss])
+        return triplets + 0.1 * options.regulariser * losses.prototype_regulariser(*views, *pairs)
     if name == "everything":
         return sum(losses.rae(view, *pairs, *instances) for view in views)
     if name in {"unidec", "supcon"}:
@@ -147,7 +148,8 @@ def _loss_of_queries(
 def _loss_of_labels(name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
     """Return the loss of each label."""
     if name == "prime":
-        return losses.clipped_triplet(views[1], positives, relevant, margin=options.margin)
+        loss = losses.triplet_sum if options.triplets == "sum" else losses.clipped_triplet
+        return loss(views[1], positives, relevant, margin=options.margin)
     return _mean_over_views(options, views, positives) / 2
 
 
@@ -184,6 +186,9 @@ def test_gradient_computed_in_blocks_equals_autograd_of_the_whole_loss(method: s
     [
         ("prime", {"symmetric": False}),
         ("prime", {"margin": (0.2, 0.2)}),
+        ("prime", {"triplets": "sum"}),
+        ("prime", {"text_loss": False}),
+        ("prime", {"regulariser": False}),
         ("unidec", {"symmetric": False}),
         ("unidec", {"psl": "pal"}),
         ("supcon", {"symmetric": False, "psl": "pal"}),

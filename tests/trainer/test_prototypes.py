@@ -154,6 +154,21 @@ def test_step_leaves_its_queries_out_of_centroids_and_then_updates_their_stored_
     assert torch.equal(prototypes(head), before) != ("centroid" in tokens)
 
 
+def test_prototypes_with_momentum_centroids_resume_from_their_weights_alone() -> None:
+    batches = Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)
+    torch.manual_seed(0)
+    heads = [Prototypes(DIM, LABELS, ALL, BANK, "ema").eval()]
+    heads[0].start(TEXTS.numpy(), INSTANCES.numpy(), VALUES.to_csr(LABELS), seed=3)
+    torch.testing.assert_close(prototypes(heads[0]), prototypes(started()), rtol=0, atol=1e-3)
+    heads[0].follow(batches.at(0, None), units(12, 8))
+    heads.append(Prototypes(DIM, **heads[0].shape()).eval())
+    heads[1].load_state_dict(heads[0].state_dict())
+    assert heads[0].training_arrays() == {}
+    for head in heads:
+        head.follow(batches.at(1, None), units(12, 9))
+    assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))
+
+
 @every_choice
 def test_training_arrays_restore_the_stored_instance_vectors(tokens: tuple[PrototypeToken, ...]) -> None:
     heads, batches = [started(tokens)], Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)

@@ -289,8 +289,32 @@ def test_recipe_stores_the_options_of_its_method() -> None:
         "prototype": ["text", "free", "centroid"],
         "bank": 7,
         "margin": [0.2, 0.2],
+        "centroids": "instances",
+        "triplets": "weighted",
+        "text_loss": True,
+        "regulariser": True,
     }
     assert bank_of(recipe(method="prime", prototype="text,centroid")) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "added"),
+    [
+        ("prime", {"centroids": "ema", "triplets": "sum", "text_loss": False, "regulariser": False}),
+        ("unidec", {"classifier_norm": False, "projection": 8}),
+        ("rae", {"embedding_dropout": 0.1}),
+    ],
+)
+def test_recipe_from_before_an_option_of_the_papers_equals_one_with_its_default(
+    method: str, added: dict[str, Any]
+) -> None:
+    saved = json.loads(json.dumps(recipe(method=method).as_json()))
+    for name in added:
+        saved.pop(name, None)
+        saved["options"].pop(name, None)
+    assert recipe(method=method).differences(saved) == []
+    for name, value in added.items():
+        assert recipe(method=method, **{name: value}).differences(saved) == [name]
 
 
 def bank_of(found: Recipe) -> Any:

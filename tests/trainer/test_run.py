@@ -63,7 +63,7 @@ def test_run_without_epochs_writes_the_pretrained_encoder_and_its_memory(
     outcome = train()
     assert (outcome.status, outcome.out) == (0, "")
     assert "14 instances, 5 labels" in outcome.err
-    assert "19 keys, 19 computed now at " in outcome.err
+    assert "19 keys, 19 written now at " in outcome.err
     assert sorted(path.name for path in run_folder.iterdir()) == ["checkpoint", "memory"]
     memory = open_memory(run_folder / "memory")
     encoder = load_checkpoint(run_folder / "checkpoint", "cpu")
@@ -128,7 +128,7 @@ def test_interrupted_run_exits_with_130_and_the_next_run_continues(
         outcome = train()
     assert outcome.status == 130
     assert outcome.err.endswith("recollect train: interrupted\n")
-    assert "19 keys, 5 computed now at " in train().err
+    assert "19 keys, 5 written now at " in train().err
     assert open_memory(run_folder / "memory").keys.shape == (19, 32)
 
 

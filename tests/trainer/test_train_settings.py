@@ -80,6 +80,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prototype": "text,centroid", "bank": 4, "method": "prime"},
         "--bank: expected free vectors in prototypes, found --prototype text,centroid; omit the flag",
     ),
+    "kind of centroids without centroids in prototypes": (
+        {"prototype": "text,free", "centroids": "ema", "method": "prime"},
+        "--centroids: expected centroids in prototypes, found --prototype text,free; omit the flag",
+    ),
+    "triplets with a method without them": (
+        {"triplets": "sum"},
+        "--triplets: expected --method prime, found --method rae; omit the flag",
+    ),
+    "classifier norm with a method without a classifier": (
+        {"classifier_norm": False, "method": "supcon"},
+        "--classifier-norm: expected --method unidec, found --method supcon; omit the flag",
+    ),
     "margin with the upper bound first": (
         {"margin": "0.3,.1", "method": "prime"},
         "--margin: expected the lower bound first, found 0.3,0.1; swap the bounds",
@@ -124,6 +136,9 @@ def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], compl
         {"method": "unidec", "temperature": 0.1, "mine_every": 3},
         {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},
         {"method": "prime", "prototype": "text", "symmetric": True},
+        {"method": "prime", "centroids": "ema", "triplets": "sum", "text_loss": False, "regulariser": False},
+        {"method": "unidec", "classifier_norm": False},
+        {"method": "infonce", "hard_negatives": "all", "embedding_dropout": 0.1},
     ],
     ids=str,
 )

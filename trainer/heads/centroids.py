@@ -74,5 +74,13 @@ class Centroids(nn.Module):
         labels = np.unique(batch.label_sets.indices)
         self.sums.index_add_(0, self._on_device(labels), self._on_device(batch.label_sets[:, labels].T @ moved))
 
+    def training_arrays(self) -> dict[str, np.ndarray]:
+        """Return the instance vectors, which training needs to resume."""
+        return {"followed": self.followed}
+
+    def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restore the arrays that `training_arrays` returned."""
+        self.followed = arrays["followed"]
+
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.sums.device)

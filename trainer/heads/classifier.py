@@ -1,10 +1,14 @@
 """The classifier head (UniDEC): a second view of queries and labels beside the text vectors, with a weight per label.
 
-    query:  [ f(x) ; unit(dropout(W f(x) + b)) ] / sqrt 2        label:  [ f(z_l) ; unit(w_l) ] / sqrt 2
+    query:  [ g(x) ; unit(dropout(W f(x) + b)) ] / sqrt 2        label:  [ g(z_l) ; unit(w_l) ] / sqrt 2
 
-w_l is a trained vector for each label. Both views have equal weight in the similarity of two keys. UniDEC adds a layer
-between the encoder and f, and does not normalise the classifier's query. Here f is the encoder's vector, as in every
-method, and both views are unit vectors in training and at query time.
+w_l is a trained vector for each label. Both views have equal weight in the similarity of two keys. By default, g is the
+encoder's vector f, as in every method. UniDEC has a layer above the encoder, with fewer dimensions (`projection`):
+
+    g(x) = unit(dropout(tanh(V sqrt(d) f(x) + c)))
+
+UniDEC's paper trains the classifier with the inner product of dropout(W f(x) + b) and dropout(w_l), which are not
+normalised; only its keys are (`normalised=False`). By default, both views are unit vectors in training too.
 """
 
 from __future__ import annotations
@@ -30,33 +34,57 @@ class Classifier(Head):
     Args:
         dim: Size of a vector.
         labels: Number of labels.
+        normalised: Whether the classifier's views are unit vectors in training too. Keys always have unit vectors.
+        projection: Size of a view above the layer g. 0: no such layer.
     """
 
     kind: ClassVar[str] = "classifier"
     query_views, label_views = 2, 2
 
-    def __init__(self, dim: int, labels: int) -> None:
-        super().__init__(dim)
-        self.project = nn.Linear(dim, dim)
+    def __init__(self, dim: int, labels: int, normalised: bool = True, projection: int = 0) -> None:
+        super().__init__(projection or dim)
+        self.normalised = normalised
+        self.reduce = nn.Linear(dim, projection) if projection else None
+        self.project = nn.Linear(dim, self.dim)
         self.dropout = nn.Dropout(_DROPOUT)
-        self.weights = nn.Parameter(torch.zeros(labels, dim))
-        nn.init.eye_(self.project.weight)  # at first both views of a query are equal
+        self.weights = nn.Parameter(torch.zeros(labels, self.dim))
         nn.init.zeros_(self.project.bias)
+        if self.reduce is None:
+            nn.init.eye_(self.project.weight)  # at first both views of a query are equal
+        else:
+            nn.init.orthogonal_(self.project.weight)  # keeps most of the similarities
+            nn.init.zeros_(self.reduce.bias)
+            with torch.no_grad():
+                self.reduce.weight.copy_(self.project.weight)
 
     @property
     def key_dim(self) -> int:
         return 2 * self.dim
 
     def shape(self) -> dict[str, Any]:
-        return {"labels": len(self.weights)}
+        projection = 0 if self.reduce is None else self.dim
+        return {"labels": len(self.weights), "normalised": self.normalised, "projection": projection}
 
-    def queries(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row 2 dim"]:
-        return torch.stack([vectors, nn.functional.normalize(self.dropout(self.project(vectors)), dim=-1)], dim=1)
+    def queries(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row 2 dim"]:
+        return self._views(self._reduced(vectors), self.dropout(self.project(vectors)))
 
-    def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 2 dim"]:
-        return torch.stack([vectors, nn.functional.normalize(self.weights[rows], dim=-1)], dim=1)
+    def labels(self, vectors: Float[Tensor, "row below"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 2 dim"]:
+        weights = self.weights[rows]
+        return self._views(self._reduced(vectors), weights if self.normalised else self.dropout(weights))
+
+    def _reduced(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row dim"]:
+        """Return g. The entries of sqrt(d) f(x) have about the size 1, like those of UniDEC's vectors."""
+        if self.reduce is None:
+            return vectors
+        entries = torch.tanh(self.reduce(math.sqrt(vectors.shape[1]) * vectors))
+        return nn.functional.normalize(self.dropout(entries), dim=-1)
+
+    def _views(self, vectors: Float[Tensor, "row dim"], others: Float[Tensor, "row dim"]) -> Float[Tensor, "row 2 dim"]:
+        return torch.stack([vectors, nn.functional.normalize(others, dim=-1) if self.normalised else others], dim=1)
 
     def key(self, views: Float[Tensor, "row 2 dim"]) -> Float[Tensor, "row key"]:
+        if not self.normalised:
+            views = nn.functional.normalize(views, dim=-1)
         return views.flatten(1) / math.sqrt(2)
 
     def start(
@@ -69,7 +97,10 @@ class Classifier(Head):
         """Initialise each label's vector w_l between the label's text vector and the mean of its instances."""
         weights = mix(texts, values.T @ instances, alpha=0.5)
         with torch.no_grad():
-            self.weights.copy_(torch.from_numpy(weights))
+            start = torch.from_numpy(weights)
+            if self.reduce is not None:
+                start = nn.functional.normalize(start @ self.project.weight.cpu().T, dim=-1)
+            self.weights.copy_(start)
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.weights]

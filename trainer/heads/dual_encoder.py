@@ -22,6 +22,9 @@ class DualEncoder(nn.Module):
         dim: Size of the vectors below adapter and head.
         adapter: The residual networks of queries and labels. None: the vectors pass unchanged.
         head: The head of the training method. None: the vector itself is compared by the loss and stored as the key.
+
+    Attributes:
+        dropout: Dropout on the vectors below the head, in training only. Its probability is 0 until training sets it.
     """
 
     def __init__(self, dim: int, adapter: Adapter | None = None, head: Head | None = None) -> None:
@@ -29,10 +32,15 @@ class DualEncoder(nn.Module):
         self.dim = dim
         self.adapter = adapter
         self.head = head
+        self.dropout = nn.Dropout(0.0)
 
     @property
     def key_dim(self) -> int:
         return self.dim if self.head is None else self.head.key_dim
+
+    @property
+    def view_dim(self) -> int:
+        return self.dim if self.head is None else self.head.dim
 
     def view_count(self, side: Side) -> int:
         if self.head is None:
@@ -51,11 +59,17 @@ class DualEncoder(nn.Module):
         raise NotImplementedError
 
     def views_of_vectors(
-        self, vectors: Float[Tensor, "row dim"], side: Side, rows: Int[Tensor, " row"] | None
+        self, vectors: Float[Tensor, "row below"], side: Side, rows: Int[Tensor, " row"] | None
     ) -> Float[Tensor, "row view dim"]:
-        """Apply adapter and head to text vectors. For a head, `rows` must contain the label positions."""
+        """Apply adapter, dropout and head to text vectors. For a head, `rows` must contain the label positions.
+
+        DEXML's code drops dimensions of the pooled vector h before it normalises h. Here h is a unit vector already,
+        which gives the same result, because the length of h does not matter: unit(dropout(unit(h))) = unit(dropout(h)).
+        """
         if self.adapter is not None:
             vectors = self.adapter(vectors, side)
+        if self.training and self.dropout.p > 0:
+            vectors = nn.functional.normalize(self.dropout(vectors), dim=-1)
         if self.head is None:
             return vectors[:, None]
         if side == "queries":
@@ -71,11 +85,11 @@ class VectorDualEncoder(DualEncoder):
     """A dual encoder whose inputs are vectors that a frozen encoder computed before."""
 
     def views(
-        self, vectors: Float[Tensor, "row dim"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
+        self, vectors: Float[Tensor, "row below"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row view dim"]:
         return self.views_of_vectors(vectors, side, rows)
 
     def forward(
-        self, vectors: Float[Tensor, "row dim"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
+        self, vectors: Float[Tensor, "row below"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row key"]:
         return self.key(self.views(vectors, side, rows))

@@ -24,7 +24,7 @@ class Head(nn.Module, abc.ABC):
         query_views: Number of views of a query.
         label_views: Number of views of a label. The loss compares view number i of a label with view number i of a
             query, or with the query's only view.
-        dim: Size of a view.
+        dim: Size of a view. The vectors below the head may have another size.
     """
 
     kind: ClassVar[str]
@@ -41,11 +41,11 @@ class Head(nn.Module, abc.ABC):
         """Size of a key."""
 
     @abc.abstractmethod
-    def queries(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row view dim"]:
+    def queries(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row view dim"]:
         """Return the views of queries or instances."""
 
     @abc.abstractmethod
-    def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row view dim"]:
+    def labels(self, vectors: Float[Tensor, "row below"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row view dim"]:
         """Return the views of labels, given their text vectors and their label positions."""
 
     @abc.abstractmethod

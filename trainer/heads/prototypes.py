@@ -21,9 +21,14 @@ from trainer.batches import Batch
 from trainer.clustering import balanced_clusters
 from trainer.heads.centroids import Centroids
 from trainer.heads.head import Head
+from trainer.heads.momentum_centroids import MomentumCentroids
 from trainer.randomness import Purpose, generator
-from trainer.settings import PrototypeToken
+from trainer.settings import CentroidKind, PrototypeToken
 
+_CENTROIDS: dict[CentroidKind, type[Centroids | MomentumCentroids]] = {
+    "instances": Centroids,
+    "ema": MomentumCentroids,
+}
 _FEED_FORWARD, _DROPOUT = 1_024, 0.1
 
 
@@ -35,14 +40,22 @@ class Prototypes(Head):
         labels: Number of labels.
         tokens: The parts of a prototype: `text`, `free` and `centroid`, or some of them.
         bank: Number of free vectors. 0 if `free` is not among the tokens.
+        centroids: Kind of centroids, `instances` or `ema`.
     """
 
     kind: ClassVar[str] = "prototypes"
     query_views, label_views = 1, 2
 
-    def __init__(self, dim: int, labels: int, tokens: Sequence[PrototypeToken], bank: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        labels: int,
+        tokens: Sequence[PrototypeToken],
+        bank: int,
+        centroids: CentroidKind = "instances",
+    ) -> None:
         super().__init__(dim)
-        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
+        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank, "centroids": centroids}
         self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
         for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # a prototype starts as the mean of its parts
             nn.init.zeros_(last.weight)
@@ -50,7 +63,8 @@ class Prototypes(Head):
         self.free = nn.Parameter(torch.zeros(bank, dim))
         self.cluster: Tensor
         self.register_buffer("cluster", torch.zeros(labels if bank else 0, dtype=torch.int64))
-        self.centroids = Centroids(labels, dim) if "centroid" in tokens else None
+        kind = _CENTROIDS[centroids]
+        self.centroids = kind(labels, dim) if "centroid" in tokens else None
 
     @property
     def key_dim(self) -> int:
@@ -101,11 +115,11 @@ class Prototypes(Head):
             self.centroids.follow(batch, queries)
 
     def training_arrays(self) -> dict[str, np.ndarray]:
-        return {} if self.centroids is None else {"followed": self.centroids.followed}
+        return {} if self.centroids is None else self.centroids.training_arrays()
 
     def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         if self.centroids is not None:
-            self.centroids.followed = arrays["followed"]
+            self.centroids.load_training_arrays(arrays)
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.free]

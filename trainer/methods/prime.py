@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from pydantic_settings import CliImplicitFlag
 
 from trainer.errors import TrainingError
 from trainer.methods.method import Method, SymmetricOptions
-from trainer.settings import Listed, NotEmpty, Positive, PrototypeToken
+from trainer.settings import CentroidKind, Listed, NotEmpty, Positive, PrototypeToken, TripletKind
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from trainer.distributed import Ranks
     from trainer.heads.prototypes import Prototypes
     from trainer.methods.scored import Scored, ScoredLabels
 
@@ -40,6 +42,21 @@ class PrimeOptions(SymmetricOptions):
         description="prime: lower and upper bound of the triplet margin; equal bounds give a constant margin",
     )
 
+    centroids: CentroidKind = Field(
+        "instances",
+        description="prime: mean of a label's instances without the batch's queries, or momentum as in the paper (ema)",
+    )
+    triplets: TripletKind = Field(
+        "weighted",
+        description="prime: weighted mean of the hardest triplets, or sum of all triplets as in the paper (sum)",
+    )
+    text_loss: CliImplicitFlag[bool] = Field(
+        True, description="prime: also train queries to find label texts, not only prototypes"
+    )
+    regulariser: CliImplicitFlag[bool] = Field(
+        True, description="prime: make prototypes better than label texts by a margin"
+    )
+
     def contradictions(self) -> Iterator[str]:
         tokens, (low, high) = self.prototype, self.margin
         if len(set(tokens)) < len(tokens):
@@ -51,6 +68,8 @@ class PrimeOptions(SymmetricOptions):
             )
         if "bank" in self.model_fields_set and "free" not in tokens:
             yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; omit the flag"
+        if "centroids" in self.model_fields_set and "centroid" not in tokens:
+            yield f"--centroids: expected centroids in prototypes, found --prototype {','.join(tokens)}; omit the flag"
         if low > high:
             yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
 
@@ -65,29 +84,40 @@ class PrimeOptions(SymmetricOptions):
 
 
 def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
-    """L(queries, prototypes) + L(queries, texts) + .1 R."""
+    """L(queries, prototypes) + L(queries, texts) + .1 R. Options leave out the second and the third term."""
     from trainer import losses
 
     prototypes, texts = scored.labels
-    pairs = scored.positives, scored.relevant
-    regulariser = losses.prototype_regulariser(prototypes, texts, *pairs, ranks=scored.ranks)
-    triplets = [
-        losses.clipped_triplet(view, *pairs, margin=options.margin, ranks=scored.ranks) for view in (prototypes, texts)
-    ]
-    return triplets[0] + triplets[1] + _REGULARISER_WEIGHT * regulariser
+    loss = _triplets(prototypes, scored, options, scored.ranks)
+    if options.text_loss:
+        loss = loss + _triplets(texts, scored, options, scored.ranks)
+    if options.regulariser:
+        loss = loss + _REGULARISER_WEIGHT * losses.prototype_regulariser(
+            prototypes, texts, scored.positives, scored.relevant, ranks=scored.ranks
+        )
+    return loss
 
 
 def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " label"]:
     """L(texts, queries)."""
+    return _triplets(scored.queries[1], scored, options)
+
+
+def _triplets(
+    view: Float[Tensor, "row key"], scored: Scored | ScoredLabels, options: PrimeOptions, *ranks: Ranks
+) -> Float[Tensor, " row"]:
     from trainer import losses
 
-    return losses.clipped_triplet(scored.queries[1], scored.positives, scored.relevant, margin=options.margin)
+    pairs = scored.positives, scored.relevant
+    if options.triplets == "sum":
+        return losses.triplet_sum(view, *pairs, options.margin, *ranks)
+    return losses.clipped_triplet(view, *pairs, options.margin, *ranks)
 
 
 def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
     from trainer.heads.prototypes import Prototypes
 
-    return Prototypes(dim, labels, options.prototype, options.bank or 0)
+    return Prototypes(dim, labels, options.prototype, options.bank or 0, options.centroids)
 
 
 METHOD = Method(

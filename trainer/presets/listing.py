@@ -78,6 +78,8 @@ def _argument(value: Any) -> str:
     """The value as an argument of a command."""
     if isinstance(value, list):
         return ",".join(map(_argument, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

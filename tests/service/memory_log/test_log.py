@@ -79,6 +79,22 @@ def test_entries_that_the_bundle_contains_are_not_returned(tmp_path: Path) -> No
     assert later.sequence == 4
 
 
+def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: Path) -> None:
+    """A new entry would get the number of an entry that the bundle contains, and the next process would skip it."""
+    missing = folder_log(tmp_path / "memory", after=2)
+    assert missing.read() == []  # a copy of the bundle alone can be served
+    assert not missing.exists
+    with pytest.raises(MemoryLogError, match="expected the log whose first 2 entries the version contains"):
+        append(missing, label("a"))
+    append(folder_log(tmp_path / "memory"), label("a"))
+    with pytest.raises(MemoryLogError, match="found a log of 1 entries; copy the folder memory/"):
+        folder_log(tmp_path / "memory", after=2).read()
+    append(folder_log(tmp_path / "memory"), label("b"))
+    complete = folder_log(tmp_path / "memory", after=2)
+    append(complete, label("c"))
+    assert complete.exists
+
+
 def test_section_reads_the_entries_of_other_processes_first(tmp_path: Path) -> None:
     mine, other = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
     append(other, label("a"), label("b"))

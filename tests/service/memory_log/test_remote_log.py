@@ -78,9 +78,10 @@ def test_two_writers_lose_no_write(remote: ObjectFolder) -> None:
 
 
 def test_log_behind_a_plain_web_server_can_be_followed_but_not_written(tmp_path: Path) -> None:
-    append(folder_log(tmp_path / "memory"), label("a"))
     with WebServer(tmp_path).running() as web:
         log = remote_log(ObjectFolder(web.url))
+        assert log.read() == []  # the server does not list the folder
+        append(folder_log(tmp_path / "memory"), label("a"))
         assert uids(log.read()) == ["a"]
         append(folder_log(tmp_path / "memory"), label("c"))
         assert uids(log.read()) == ["c"]

@@ -1,0 +1,98 @@
+"""Quality by label frequency: ten equal groups of labels, from the rarest in training to the most frequent.
+
+RAE-XMC explains its gain by the source of the retrieved keys (Fig. 3): frequent labels are found by instances, rare
+labels by their own keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from scipy import sparse
+
+from service.predictor.scoring import Votes
+from trainer.metrics import hits
+
+_GROUPS = 10
+_DEPTHS_OF_RECALL = (10, 100)
+_DEPTH_OF_PRECISION = 5
+
+
+def decile_of(label_counts: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+    """The decile of each label, from 0 for the labels with the fewest training texts to 9.
+
+    Labels with equally many texts are in the order of their positions. With fewer than ten labels, deciles are empty.
+    """
+    deciles = np.empty(len(label_counts), dtype=np.int64)
+    for number, members in enumerate(np.array_split(np.argsort(label_counts, kind="stable"), _GROUPS)):
+        deciles[members] = number
+    return deciles
+
+
+def count_sources(
+    votes: Votes, relevance: sparse.csr_matrix, instances: int, deciles: Int[np.ndarray, " label"]
+) -> Int[np.ndarray, "source decile"]:
+    """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys.
+
+    Args:
+        votes: The votes of the retrieved keys.
+        relevance: True labels of each query, with the queries of the votes.
+        instances: Number of instance keys. They come before the label keys.
+        deciles: The decile of each label.
+    """
+    labels = np.int64(relevance.shape[1])
+    query = np.repeat(np.arange(relevance.shape[0]), np.diff(relevance.indptr))
+    true = np.isin(votes.query * labels + votes.label, query * labels + relevance.indices)
+    by_instance = votes.key < instances
+    sources = [deciles[votes.label[true & source]] for source in (by_instance, ~by_instance)]
+    return np.stack([np.bincount(found, minlength=_GROUPS) for found in sources])
+
+
+def by_frequency(
+    predictions: Int[np.ndarray, "query 100"],
+    truth: sparse.csr_matrix,
+    label_counts: Int[np.ndarray, " label"],
+    deciles: Int[np.ndarray, " label"],
+    sources: Int[np.ndarray, "source decile"],
+) -> list[dict[str, Any]]:
+    """Measure each decile of the labels. A decile without labels is left out.
+
+    Args:
+        predictions: Label positions, best first; -1 pads short lists.
+        truth: True labels of each query.
+        label_counts: Number of training texts of each label.
+        deciles: The decile of each label.
+        sources: Number of retrieved keys that vote for a true label: the sum of `count_sources` over all queries.
+
+    Returns:
+        For each decile: the number of `labels`; the `least` and `most` training texts of a label; `true`, the pairs of
+        a test text and a true label. `P@5` is the part of the P@5 of all labels, so that the deciles add up to it.
+        `R@10` and `R@100` are shares of `true`. `instance_keys` and `label_keys` are retrieved keys of a true label,
+        as a mean over `true`. All metrics but these two are in percent. A mean over no pairs is None.
+    """
+    hit = hits(predictions, truth)
+
+    def counted(labels: Int[np.ndarray, " found"]) -> Int[np.ndarray, " decile"]:
+        return np.bincount(deciles[labels], minlength=_GROUPS)
+
+    true = counted(truth.indices)
+    top = predictions[:, :_DEPTH_OF_PRECISION][hit[:, :_DEPTH_OF_PRECISION]]
+    precision = 100 * counted(top) / (_DEPTH_OF_PRECISION * len(predictions))
+    means = {f"R@{k}": 100 * counted(predictions[:, :k][hit[:, :k]]) for k in _DEPTHS_OF_RECALL}
+    means |= zip(("instance_keys", "label_keys"), sources, strict=True)
+    texts = [label_counts[deciles == number] for number in range(_GROUPS)]
+    return [
+        {
+            "decile": number + 1,
+            "labels": len(members),
+            "least": int(members.min()),
+            "most": int(members.max()),
+            "true": int(true[number]),
+            "P@5": float(precision[number]),
+            **{name: float(sums[number] / true[number]) if true[number] else None for name, sums in means.items()},
+        }
+        for number, members in enumerate(texts)
+        if len(members)
+    ]

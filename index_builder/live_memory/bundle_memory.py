@@ -1,0 +1,172 @@
+"""The memory of a published bundle as a memory folder, for a compaction without the run.
+
+An index that stores exact vectors gives back its keys. Other indexes store approximate codes, so the texts of their
+keys are encoded again with the encoder of the bundle. The keys of labels can have another source than this encoder: an
+adapter, or a mix with instances. Such keys cannot be computed from a bundle, so a sample of the stored codes is
+compared with the vectors of their texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float
+
+from index_builder.choose_index import evenly_spaced_rows
+from index_builder.console import print_status
+from index_builder.errors import BuildError
+from service.bundle.bundle import Bundle
+from service.bundle.manifest import Manifest, Precision
+from service.bundle.strings import StringTable
+from service.predictor.encoder import QueryEncoder
+from service.predictor.searcher import OpenIndex
+from service.predictor.similarity import similarities_to_keys
+from trainer.data.split import no_pairs
+from trainer.files import flush, save_array, save_rows
+from trainer.memory import Memory, MemoryPlan, open_memory, write_defaults
+from trainer.progress_bar import progress_bar
+
+_BLOCK_KEYS, _BLOCK_TEXTS = 16_384, 1_024
+# Number of texts whose vectors are compared with the stored codes of their keys, and their least cosine. Codes of eight
+# bits for a dimension have a cosine of 0.9999 to their vectors.
+_SAMPLE_TEXTS = 256
+_LEAST_COSINE: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "int8": 0.98}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The keys of one part of a bundle, `instance` or `label`.
+
+    Attributes:
+        name: The part.
+        uids: Uids of the keys.
+        texts: Texts of the keys.
+        index: The index of the keys.
+        is_exact: Whether the index gives back its keys exactly.
+    """
+
+    name: str
+    uids: StringTable
+    texts: StringTable
+    index: Any
+    is_exact: bool
+
+    def check(self, bundle: Bundle, encoder: QueryEncoder) -> None:
+        """Check that the encoder of the bundle makes the keys from their texts.
+
+        Raises:
+            BuildError: If it does not, or if the codes of the index are too coarse for the check.
+        """
+        rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
+        vectors = encoder.encode(encoder.tokenise([self.texts[row] for row in rows.tolist()]))
+        found = [
+            similarities_to_keys(self.index, vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)
+        ]
+        least = _LEAST_COSINE[bundle.manifest.encoder.precision]
+        if not min(found) >= least:
+            raise BuildError(
+                f"--run: required for version {bundle.manifest.version}, because its index of {self.name} keys stores "
+                f"no exact vectors, and the vectors of the texts have a cosine of only {min(found):.3f} to its keys "
+                f"(expected {least:g}); name the run from which the version was built"
+            )
+
+    def keys(self, encoder: QueryEncoder) -> Iterator[Float[np.ndarray, "block dim"]]:
+        """Yield the keys, in blocks: those of the index, or newly encoded ones."""
+        if self.is_exact:
+            for start in range(0, len(self.texts), _BLOCK_KEYS):
+                yield self.index.reconstruct_n(start, min(_BLOCK_KEYS, len(self.texts) - start))
+            return
+        with progress_bar(len(self.texts), "text", f"encode {self.name}s") as bar:
+            for start in range(0, len(self.texts), _BLOCK_TEXTS):
+                block = range(start, min(start + _BLOCK_TEXTS, len(self.texts)))
+                yield encoder.encode(encoder.tokenise([self.texts[row] for row in block]))
+                bar.update(len(block))
+
+
+class BundleMemory:
+    """The memory of a bundle, which can be written as a memory folder.
+
+    Args:
+        bundle: A bundle with all keys of its run.
+        encoder: Its encoder.
+
+    Raises:
+        BuildError: If the keys can be neither read from the indexes nor computed with the encoder.
+    """
+
+    def __init__(self, bundle: Bundle, encoder: QueryEncoder) -> None:
+        self._bundle, self._encoder = bundle, encoder
+        version, info = bundle.manifest.version, bundle.manifest.encoder
+        if info.teacher is not None:
+            raise BuildError(
+                f"--run: required for version {version}, because its keys have another encoder ({info.teacher}) than "
+                "its queries; name the run from which the version was built"
+            )
+        self._parts = [
+            _open_part(bundle, "instance", bundle.instance_uids, bundle.instance_texts),
+            _open_part(bundle, "label", bundle.labels.uids, bundle.labels.texts),
+        ]
+        for part in self._parts:
+            if not part.is_exact:
+                part.check(bundle, encoder)
+
+    def write(self, folder: Path) -> Memory:
+        """Write the memory, and open it.
+
+        Args:
+            folder: A folder that does not exist.
+        """
+        folder.mkdir(parents=True)
+        for part in self._parts:
+            source = "read from the index" if part.is_exact else "encoded again, because the index stores no exact keys"
+            print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
+            _write_texts(folder / f"{part.name}s.jsonl", part)
+        bundle, plan = self._bundle, _plan(self._bundle.manifest)
+        blocks = (block for part in self._parts for block in part.keys(self._encoder))
+        save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks)
+        save_array(folder / "value_indptr.npy", np.asarray(bundle.value_indptr))
+        save_array(folder / "value_indices.npy", np.asarray(bundle.value_indices))
+        save_array(folder / "filtered_pairs.npy", no_pairs())
+        options = bundle.manifest.defaults
+        defaults = {"lambda": options.lambda_, "temperature": options.temperature, "top_b": options.top_b}
+        # The keys of labels are those of the bundle, which can be mixed with instances already.
+        write_defaults(folder, plan, defaults | {"label_key_alpha": 0.0})
+        return open_memory(folder)
+
+
+def _open_part(bundle: Bundle, name: str, uids: StringTable, texts: StringTable) -> _Part:
+    index = OpenIndex(bundle.folder / f"{name}_keys.faiss").faiss
+    return _Part(name, uids, texts, index, _is_exact(index))
+
+
+def _is_exact(index: Any) -> bool:
+    """Whether an index stores its vectors in single precision, in the order of the rows."""
+    vectors = index.storage if isinstance(index, faiss.IndexHNSW) else index
+    return isinstance(faiss.downcast_index(vectors), faiss.IndexFlat)
+
+
+def _plan(manifest: Manifest) -> MemoryPlan:
+    """The plan for the keys of a bundle. It names the exported encoder, so no training accepts the memory."""
+    info = manifest.encoder
+    return MemoryPlan(
+        instances=manifest.counts.instances,
+        labels=manifest.counts.labels,
+        dim=manifest.dim,
+        key_dtype="float32",
+        encoder={"name": info.name, "pooling": info.pooling, "max_length": info.max_length},
+        encoder_sha256=manifest.files["encoder.onnx"].sha256,
+        dataset_sha256=manifest.files["value_indices.npy"].sha256,
+    )
+
+
+def _write_texts(path: Path, part: _Part) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in range(len(part.texts)):
+            file.write(json.dumps({"uid": part.uids[row], "text": part.texts[row]}, ensure_ascii=False) + "\n")
+        flush(file)

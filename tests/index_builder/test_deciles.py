@@ -1,0 +1,90 @@
+"""Deciles of label frequency: their metrics against loops over pairs, and in `recollect evaluate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from index_builder.evaluation.deciles import by_frequency, count_sources, decile_of
+from index_builder.evaluation.evaluate import evaluate
+from index_builder.settings import EvaluateSettings
+from service.predictor.scoring import Votes
+
+QUERIES, LABELS, INSTANCES = 12, 37, 50
+
+
+def test_deciles_have_equal_size_and_rise_with_label_frequency() -> None:
+    counts = np.random.default_rng(0).integers(0, 30, LABELS)
+    deciles = decile_of(counts)
+    sizes = np.bincount(deciles)
+    assert len(sizes) == 10
+    assert set(sizes) == {3, 4}
+    for number in range(9):
+        assert counts[deciles == number].max() <= counts[deciles == number + 1].min()
+
+
+def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
+    random = np.random.default_rng(1)
+    truth = random.random((QUERIES, LABELS)) < 0.1
+    truth[:, 7] = False
+    counts = random.integers(0, 30, LABELS)
+    counts[7] = 1_000  # the most frequent label is never true
+    predictions = np.argsort(random.random((QUERIES, LABELS)), axis=1)
+    predictions[0, 4:] = -1
+    votes = Votes(
+        query=random.integers(0, QUERIES, 400),
+        key=random.integers(0, INSTANCES + LABELS, 400),
+        label=random.integers(0, LABELS, 400),
+        share=np.ones(400),
+    )
+    deciles, relevance = decile_of(counts), sparse.csr_matrix(truth)
+    sources = count_sources(votes, relevance, INSTANCES, deciles)
+    rows = by_frequency(predictions, relevance, counts, deciles, sources)
+    assert [row["decile"] for row in rows] == list(range(1, 11))
+    for number, row in enumerate(rows):
+        members = {int(label) for label in range(LABELS) if deciles[label] == number}
+        pairs = {(query, label) for query in range(QUERIES) for label in members if truth[query, label]}
+        found = {
+            k: sum((q, int(label)) in pairs for q in range(QUERIES) for label in predictions[q, :k]) for k in (5, 10)
+        }
+        keys = [
+            key
+            for query, key, label in zip(votes.query, votes.key, votes.label, strict=True)
+            if (query, label) in pairs
+        ]
+        assert (row["labels"], row["true"]) == (len(members), len(pairs))
+        assert (row["least"], row["most"]) == (min(counts[list(members)]), max(counts[list(members)]))
+        assert row["P@5"] == pytest.approx(100 * found[5] / (5 * QUERIES))
+        if pairs:
+            assert row["R@10"] == pytest.approx(100 * found[10] / len(pairs))
+            assert row["instance_keys"] == pytest.approx(sum(key < INSTANCES for key in keys) / len(pairs))
+            assert row["label_keys"] == pytest.approx(sum(key >= INSTANCES for key in keys) / len(pairs))
+
+
+def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out() -> None:
+    truth, counts = sparse.csr_matrix(np.array([[True, False, False]])), np.array([5, 2, 9])
+    deciles = decile_of(counts)
+    rows = by_frequency(np.array([[0, 1]]), truth, counts, deciles, np.zeros((2, 10), dtype=np.int64))
+    assert [(row["labels"], row["least"], row["most"]) for row in rows] == [(1, 2, 2), (1, 5, 5), (1, 9, 9)]
+    assert [row["R@10"] for row in rows] == [None, 100, None]
+    assert [row["instance_keys"] for row in rows] == [None, 0, None]
+
+
+def test_evaluate_gives_the_deciles_of_each_setting(built: Any) -> None:
+    given = {"dataset": built.dataset, "store": built.store, "threads": 1, "lambda": [0, 0.5, 1]}
+    evaluation = evaluate(EvaluateSettings.model_validate(given))
+    assert [each["lambda"] for each in evaluation.deciles] == [0, 0.5, 1]
+    for each, row in zip(evaluation.deciles, evaluation.rows, strict=True):
+        deciles = each["deciles"]
+        assert sum(decile["P@5"] for decile in deciles) == pytest.approx(row["P@5"])
+        assert sum(decile["labels"] for decile in deciles) == 8
+    labels_only, both, instances_only = (
+        {name: sum(decile[name] or 0 for decile in each["deciles"]) for name in ("instance_keys", "label_keys")}
+        for each in evaluation.deciles
+    )
+    assert labels_only["instance_keys"] == instances_only["label_keys"] == 0
+    assert both["instance_keys"] > 0
+    assert both["label_keys"] > 0
