@@ -33,9 +33,9 @@ from trainer.memory import Memory, MemoryPlan, open_memory, write_defaults
 from trainer.progress_bar import progress_bar
 
 _BLOCK_KEYS, _BLOCK_TEXTS = 16_384, 1_024
-# Number of texts whose vectors are compared with the stored codes of their keys, and their least similarity. With MiniLM
-# and codes of eight bits for a dimension, the least one is 0.9988; if label keys are mixed with instances with the
-# weight 0.1, it is 0.994.
+# Number of texts whose vectors are compared with the stored codes of their keys, and their least similarity. Codes of
+# eight bits for a dimension reach 0.9988 (MiniLM). Label keys that are mixed with instances with the weight 0.1 have
+# 0.994.
 _SAMPLE_TEXTS = 256
 _LEAST_SIMILARITY: dict[Precision, float] = {"fp32": 0.997, "fp16": 0.997, "int8": 0.98}
 
