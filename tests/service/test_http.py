@@ -194,7 +194,7 @@ def test_openapi_document_describes_every_error_as_a_problem(client: httpx.Clien
             errors = {status: answer for status, answer in operation["responses"].items() if status >= "4"}
             assert all(answer["content"] == {"application/problem+json": reference} for answer in errors.values()), path
             statuses[path] = sorted(errors)
-    assert statuses["/predict"] == statuses["/predict/batch"] == ["413", "415", "422", "503", "504"]
+    assert statuses["/predict"] == statuses["/predict/batch"] == ["409", "413", "415", "422", "503", "504"]
     assert statuses["/labels/{uid}"] == ["404", "503"]
     assert "HTTPValidationError" not in json.dumps(described)
 
