@@ -54,6 +54,7 @@ def test_service_ends_when_one_of_its_servers_ends(store: Path) -> None:
     # The public server ends by itself on SIGUSR1.
     prelude = """
 import asyncio, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # in all threads, until its handler exists
 from service.process import worker
 serve_until = worker.serve_until
 async def serve(stop, servers, *rest):
@@ -61,7 +62,6 @@ async def serve(stop, servers, *rest):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
     await serve_until(stop, servers, *rest)
 worker.serve_until = serve
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # until its handler exists
 """
     with serving(store, "--admin-port", "0", prelude=prelude) as server:
         server.process.send_signal(signal.SIGUSR1)
