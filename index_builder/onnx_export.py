@@ -151,7 +151,7 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
         def close_enough(in_blocks: set[str]) -> bool:
             _quantise(full, trial / "encoder.onnx", in_blocks)
             encoder = QueryEncoder.open(trial, info, torch.get_num_threads())
-            vectors = encoder.encode(encoder.tokenise(sample.texts))
+            vectors = encoder.encode_texts(sample.texts)
             return bool(cosines(vectors, sample.vectors).min(initial=1) >= _CLOSE_ENOUGH)
 
         weights = _product_weights(onnx.load(full).graph)

@@ -18,12 +18,21 @@ from service.bundle.signing_key import SigningKey
 from service.command_settings import ExtendSettings
 from service.errors import InputError, SettingsError
 from service.memory.changes import NewInstance, NewLabel
-from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from service.memory.entries import (
+    Entry,
+    LoggedEntry,
+    PutInstance,
+    PutLabel,
+    RemoveInstance,
+    RemoveLabel,
+    Subject,
+    is_put,
+    subject_of,
+)
 from service.memory_log.additions import (
     Addition,
     Line,
     Removal,
-    Subject,
     read_additions,
     read_removals,
 )
@@ -83,11 +92,7 @@ class KnownUids:
 
     def apply(self, entries: Sequence[LoggedEntry]) -> None:
         for logged in entries:
-            match logged.entry:
-                case PutInstance(uid=uid) | RemoveInstance(uid):
-                    self._is_present["instance", uid] = isinstance(logged.entry, PutInstance)
-                case PutLabel(uid=uid) | RemoveLabel(uid):
-                    self._is_present["label", uid] = isinstance(logged.entry, PutLabel)
+            self._is_present[subject_of(logged.entry)] = is_put(logged.entry)
 
 
 def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
@@ -167,7 +172,7 @@ def _additions(additions: dict[Subject, Line[Addition]], encoder: QueryEncoder) 
     contents = [line.content for line in additions.values()]
     for kind in (NewLabel, NewInstance):
         for block in _blocks([each for each in contents if isinstance(each, kind)]):
-            vectors = encoder.encode(encoder.tokenise([each.text for each in block]))
+            vectors = encoder.encode_texts([each.text for each in block])
             yield [
                 PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, each.weight)
                 if isinstance(each, NewInstance)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import faiss
@@ -135,7 +135,7 @@ def _sample(memory: Memory) -> Sample:
 
 
 def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: Path) -> None:
-    found, least = cosines(sample.vectors, encoder.encode(encoder.tokenise(sample.texts))), WORST_COSINE
+    found, least = cosines(sample.vectors, encoder.encode_texts(sample.texts)), WORST_COSINE
     if not found.min() >= least[bundle.manifest.encoder.precision]:
         raise BuildError(
             f"--run: expected keys of the encoder of version {bundle.manifest.version}, found keys of another one in "
@@ -151,11 +151,7 @@ def _final_state(
     The entries that a bundle cannot contain are appended again, after this sequence number. This happens under the lock
     of the log, so that they cannot undo a later change.
     """
-
-    def encode(texts: Sequence[str]) -> np.ndarray:
-        return encoder.encode(encoder.tokenise(texts))
-
-    log = MemoryLog.of(store, bundle.manifest, encode, signing)
+    log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
     label_sets = LabelSets(bundle.value_indptr, bundle.value_indices)
     fold = Fold(_strings(bundle.instance_uids), _strings(bundle.labels.uids), label_sets)
     with log.exclusive() as section:

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
 from service.errors import QueryError
 from service.http.problems import ProblemError
-from service.http.routes import parse_body
+from service.http.routes import invalid, parse_body, until_disconnected
 from service.options import MAX_TOP_K, check_query
 from service.serving.pipeline import AnswerPipeline, AnswerRequest
 from service.versions.open_versions import OpenVersions
@@ -118,12 +117,8 @@ class AnnifRoutes:
         return suggestions
 
     async def _answer(self, queries: list[str], top_k: int, request: Request) -> list[bytes]:
-        async def disconnected() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
         quota = request.scope.get("api_key")
-        asked = AnswerRequest(queries, queries[0], {"top_k": top_k}, None, 0, quota, disconnected)
+        asked = AnswerRequest(queries, queries[0], {"top_k": top_k}, None, 0, quota, until_disconnected(request))
         return (await self.pipeline.answer(asked))[1].answers
 
     def _shorten(self, text: str) -> str:
@@ -178,4 +173,4 @@ def _validate(model: type[Any], fields: dict[str, str]) -> Any:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
+        raise invalid(error) from None

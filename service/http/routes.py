@@ -109,17 +109,13 @@ class Routes:
         return await self._answer(body.queries, body, request, batch=True)
 
     async def _answer(self, queries: list[str], body: AnswerBody, request: Request, batch: bool) -> Response:
-        async def disconnected() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
         chosen = {name: getattr(body, name) for name in _OPTIONS}
         if body.assign and body.min_probability is None:
             chosen["min_probability"] = self.assign_threshold
         key = request.headers.get(_KEY_HEADER) or queries[0]
         quota = request.scope.get("api_key")
         version, found = await self.pipeline.answer(
-            AnswerRequest(queries, key, chosen, body.timeout_ms, body.min_sequence, quota, disconnected)
+            AnswerRequest(queries, key, chosen, body.timeout_ms, body.min_sequence, quota, until_disconnected(request))
         )
         stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
         headers = {"X-Index-Version": version, "Server-Timing": ", ".join(stages)}
@@ -182,6 +178,16 @@ class JsonRoute(APIRoute):
         return parse_body(model, body)
 
 
+def until_disconnected(request: Request) -> Callable[[], Awaitable[None]]:
+    """A function that returns once the client of a request has disconnected."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return disconnected
+
+
 def _require_json(request: Request) -> None:
     """Check the content type of a request.
 
@@ -213,7 +219,12 @@ def parse_body(model: type[_Model], body: bytes, max_members: int = _MAX_MEMBERS
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
+        raise invalid(error) from None
+
+
+def invalid(error: ValidationError) -> RequestValidationError:
+    """The error for a request that does not fit its model, without the values of the request."""
+    return RequestValidationError(error.errors(include_url=False, include_input=False))
 
 
 def _too_large(reason: str) -> RequestValidationError:

@@ -88,6 +88,22 @@ class RemoveCorrection:
 Entry = PutInstance | PutLabel | RemoveInstance | RemoveLabel | PutCorrection | RemoveCorrection
 
 
+# The kind of a subject, "instance", "label" or "correction", and its uid.
+Subject = tuple[str, str]
+
+
+def subject_of(entry: Entry) -> Subject:
+    """The part of the memory that an entry inserts, replaces or removes."""
+    if isinstance(entry, PutInstance | RemoveInstance):
+        return "instance", entry.uid
+    return "label" if isinstance(entry, PutLabel | RemoveLabel) else "correction", entry.uid
+
+
+def is_put(entry: Entry) -> bool:
+    """Whether an entry inserts or replaces its subject. Otherwise it removes its subject."""
+    return isinstance(entry, PutInstance | PutLabel | PutCorrection)
+
+
 @dataclass(frozen=True)
 class LoggedEntry:
     """An entry in a log.

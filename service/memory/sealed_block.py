@@ -24,7 +24,7 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class SealedBlock:
-    """The codes of some vectors, which never change.
+    """The codes of some vectors; immutable.
 
     Attributes:
         first: Row of the first vector.

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.errors import InputError
 from service.memory.changes import NewInstance, NewLabel, Uid
+from service.memory.entries import Subject
 from service.options import first_problem
 
 _MAX_LINE_BYTES = 16 << 20
@@ -30,8 +31,6 @@ class Removal(BaseModel):
 
 
 Addition = NewInstance | NewLabel
-# The kind of a subject, "instance" or "label", and its uid.
-Subject = tuple[str, str]
 _Parsed = TypeVar("_Parsed")
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from service.memory.entries import (
-    LoggedEntry,
-    PutCorrection,
-    PutInstance,
-    PutLabel,
-    RemoveCorrection,
-    RemoveInstance,
-    RemoveLabel,
-)
+from service.memory.entries import LoggedEntry, is_put, subject_of
 
 
 @dataclass(frozen=True)
@@ -42,27 +34,20 @@ class Summary:
 
 def summarise(entries: Iterable[LoggedEntry]) -> Summary:
     """Count the subjects of entries by the last entry of each subject."""
-    is_present: dict[str, dict[str, bool]] = {"instance": {}, "label": {}, "correction": {}}
+    found: dict[str, dict[str, bool]] = {"instance": {}, "label": {}, "correction": {}}
     count, oldest = 0, None
     for logged in entries:
         count += 1
         oldest = logged.seconds if oldest is None else min(oldest, logged.seconds)
-        entry = logged.entry
-        match entry:
-            case PutInstance() | RemoveInstance():
-                kind = "instance"
-            case PutLabel() | RemoveLabel():
-                kind = "label"
-            case PutCorrection() | RemoveCorrection():
-                kind = "correction"
-        is_present[kind][entry.uid] = isinstance(entry, PutInstance | PutLabel | PutCorrection)
-    present = {kind: sum(found.values()) for kind, found in is_present.items()}
+        kind, uid = subject_of(logged.entry)
+        found[kind][uid] = is_put(logged.entry)
+    present = {kind: sum(uids.values()) for kind, uids in found.items()}
     return Summary(
         entries=count,
         instances=present["instance"],
         labels=present["label"],
-        removed_instances=len(is_present["instance"]) - present["instance"],
-        removed_labels=len(is_present["label"]) - present["label"],
+        removed_instances=len(found["instance"]) - present["instance"],
+        removed_labels=len(found["label"]) - present["label"],
         corrections=present["correction"],
         oldest=None if oldest is None else datetime.fromtimestamp(oldest, UTC),
     )

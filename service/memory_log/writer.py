@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from service.errors import LogConflictError
-from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from service.memory.entries import Entry, LoggedEntry, subject_of
 from service.memory_log.log import MemoryLog, number
 
 # A group with so many entries gets no further change. The changes that wait then are committed in the next group.
@@ -142,7 +142,7 @@ class MemoryWriter(Generic[_Memory]):
                 except Exception as error:
                     change.error = error
                     continue
-                subjects = {(_kind(entry), entry.uid) for entry in own}
+                subjects = set(map(subject_of, own))
                 if subjects & concerned:
                     break
                 concerned |= subjects
@@ -160,10 +160,3 @@ class MemoryWriter(Generic[_Memory]):
         if self._unapplied:
             self.memory = self._apply(self.memory, self._unapplied)
             self._unapplied = []
-
-
-def _kind(entry: Entry) -> str:
-    """The kind of the subject of an entry."""
-    if isinstance(entry, PutInstance | RemoveInstance):
-        return "instance"
-    return "label" if isinstance(entry, PutLabel | RemoveLabel) else "correction"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from service.memory.changes import Encode
-from service.memory.entries import Entry, LoggedEntry
+from service.memory.entries import Entry
 from service.memory.view import View
+from service.memory_log.log import number
 from service.predictor.predictor import Predictor
 
 # Checks a change against a memory, and returns its entries.
@@ -53,6 +53,4 @@ def change(predictor: Predictor, make: Change) -> int:
     if predictor.log is not None:
         return predictor.log.write(lambda _: entries())
     with predictor.changing:
-        first, now = predictor.memory.sequence + 1, time.time()
-        numbered = [LoggedEntry(number, now, entry) for number, entry in enumerate(entries(), start=first)]
-        return predictor.apply(numbered).sequence
+        return predictor.apply(number(entries(), predictor.memory.sequence + 1)).sequence

@@ -106,11 +106,15 @@ class QueryEncoder:
             vectors[rows] = self._run([tokens.ids[row] for row in rows])
         return vectors
 
+    def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        """Encode texts as unit vectors."""
+        return self.encode(self.tokenise(texts))
+
     def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
         """Encode a text that the next version is likely to encode too, for example a golden query. Keep its vector."""
         vector = self._known.get(text)
         if vector is None:
-            vector = self.encode(self.tokenise([text]))
+            vector = self.encode_texts([text])
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[text] = vector

@@ -170,7 +170,7 @@ class Predictor:
 
     def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
         """Encode queries as unit vectors."""
-        return self.encoder.encode(self.encoder.tokenise(queries))
+        return self.encoder.encode_texts(queries)
 
     def answer(
         self,

@@ -278,7 +278,7 @@ def appending(folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 def acknowledged_until_killed(process: subprocess.Popen[str], count: int) -> list[str]:
-    """The uids that a process has acknowledged, which is killed after `count` of them."""
+    """Kill a process after it has acknowledged `count` uids, and return the acknowledged uids."""
     assert process.stdout is not None
     with process.stdout:
         lines = [process.stdout.readline() for _ in range(count)]
