@@ -270,17 +270,27 @@ class AnswerPipeline:
         Raises:
             ClientDisconnect: If the client disconnects first.
         """
-        await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
+        watches: list[asyncio.Task[None]] = []  # empty for most requests, which are answered sooner
+
+        def watch() -> None:
+            watches.append(asyncio.ensure_future(self._fail_if_gone(future, disconnected)))
+
+        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, watch)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            for each in watches:
+                each.cancel()
+
+    async def _fail_if_gone(
+        self, future: asyncio.Future[JsonAnswers], disconnected: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Fail a future once the client has disconnected."""
+        await disconnected()
         if not future.done():
-            watch: asyncio.Future[Any] = asyncio.ensure_future(disconnected())
-            try:
-                await asyncio.wait({future, watch}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                watch.cancel()
-            if not future.done():
-                self.metrics.dropped.labels("gone").inc()
-                raise ClientDisconnect
-        return future.result()
+            self.metrics.dropped.labels("gone").inc()
+            future.set_exception(ClientDisconnect())
 
     def _record(
         self, lease: Lease, request: AnswerRequest, options: AnswerOptions, found: JsonAnswers, seconds: float
