@@ -106,6 +106,7 @@ def create_app(
         openapi_url=None if settings.docs == "off" else "/openapi.json",
         docs_url=None,  # FastAPI's pages load scripts from other servers
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `service.telemetry` has all of these
     )
     routes = Routes(
         pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold
