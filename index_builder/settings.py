@@ -16,6 +16,7 @@ from trainer.settings import (
     BatchSize,
     EmptyTexts,
     EncoderName,
+    LabelLanguage,
     LabelMaxLength,
     Layout,
     LearningRate,
@@ -34,6 +35,7 @@ from trainer.settings import (
     Trained,
     TrainingDevice,
     TrainingPrecision,
+    UnknownLabels,
     trained_part,
 )
 
@@ -203,6 +205,8 @@ class EvaluateSettings(BuilderSettings):
     format: Layout = "auto"
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
+    label_language: LabelLanguage = None
+    unknown_labels: UnknownLabels = "refuse"
     lambda_: Annotated[list[Lambda], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )
@@ -244,6 +248,8 @@ class CompareSettings(BuilderSettings):
     format: Layout = "auto"
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
+    label_language: LabelLanguage = None
+    unknown_labels: UnknownLabels = "refuse"
     encoder: EncoderName = "minilm"
     static_from: StaticFrom = "minilm"
     pooling: Pooling = "auto"
