@@ -170,7 +170,7 @@ class TestLearning:
             ([{"text": "x", "subjects": [{"uri": "http://example.org/nameless"}]}], "example.org/nameless"),
             ([{"text": "x", "subjects": [{"label": "whales"}]}], "uri"),
             ([{"text": "x", "subjects": ["http://example.org/whales"]}], "subjects"),
-            ({"documents": []}, "list"),
+            ({"documents": []}, "valid array"),
             ([{"text": "x", "subjects": []}] * 1_001, "at most 1000 items"),
         ],
     )
