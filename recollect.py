@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 _PACKAGES = ("trainer", "index_builder", "service")
+# The folder of the submodule `recollect.sklearn`, which Python imports only when a program asks for it.
+__path__ = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "index_builder", "estimator")]
 
 
 # ---- Python API ----
@@ -219,6 +221,8 @@ if not TYPE_CHECKING:
     ) -> Any:  # ERRORS is loaded when it is first used, because loading it imports the packages
         if name == "ERRORS":
             return _load_errors()
+        if name == "sklearn":
+            return importlib.import_module("recollect.sklearn")
         raise AttributeError(f"module 'recollect' has no attribute {name!r}")
 
 

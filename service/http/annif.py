@@ -19,7 +19,7 @@ from urllib.parse import unquote_plus
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
-from service.errors import QueryError
+from service.errors import ChangeError, QueryError
 from service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
 from service.http.problems import ProblemError
 from service.http.routes import invalid, parse_body, until_disconnected
@@ -205,8 +205,17 @@ def _instance(text: str, subjects: list[Subject]) -> NewInstance:
 
 
 def _new_labels(view: View, subjects: Iterable[Subject]) -> list[NewLabel]:
-    """The subjects with a name that are not in the memory."""
+    """The subjects that are not in the memory.
+
+    Raises:
+        ChangeError: If one of them has no name.
+    """
     unknown = {each.uri: each.label for each in subjects if view.labels.position(each.uri) is None}
+    for uri, label in unknown.items():
+        if label is None:
+            raise ChangeError(
+                f"subjects: {uri[:80]!r} is not in the memory; send a `label` with it, the name of a new label"
+            )
     return [NewLabel(uid=uri, text=label) for uri, label in unknown.items() if label is not None]
 
 
