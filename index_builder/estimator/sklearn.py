@@ -166,7 +166,7 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.average(right, weights=sample_weight))
 
     def __sklearn_is_fitted__(self) -> bool:
-        # Without this method, scikit-learn looks for attributes with a final underscore, such as the parameter `lambda_`.
+        # By default, scikit-learn looks for attributes with a final underscore, and finds the parameter `lambda_`.
         return hasattr(self, "model_")
 
     def __sklearn_tags__(self) -> Any:
