@@ -57,7 +57,7 @@ def check_repository(repository: str, where: str, expected: str = "user/name") -
         BuildError: If the form is wrong.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         if repository.count("/") != 1:
@@ -111,7 +111,7 @@ def explain_hub_errors(where: str) -> Iterator[None]:
 
 def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import FileMetadataError
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     # The HTTP library of the hub's client differs between its versions.
     module = __import__(type(get_session()).__module__.split(".")[0])

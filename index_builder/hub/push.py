@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from index_builder.console import print_status
 from index_builder.errors import BuildError
@@ -41,9 +42,9 @@ def push(settings: PushSettings) -> str:
         return card
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    files = {name: run / name for name in checksums.files}
-    contents = {CARD: card.encode(), CHECKSUMS: write_checksums(checksums)}
-    operations = [CommitOperationAdd(name, content) for name, content in {**files, **contents}.items()]
+    files: dict[str, Path | bytes] = {name: run / name for name in checksums.files}
+    files |= {CARD: card.encode(), CHECKSUMS: write_checksums(checksums)}
+    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     with explain_hub_errors(f"--to {settings.to}"):
         hub = HfApi()
         hub.create_repo(settings.to, private=not settings.public, exist_ok=True)

@@ -14,13 +14,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.data.formats.lines import read_lines
 from trainer.errors import DatasetError
-
-if TYPE_CHECKING:
-    from rdflib import Graph, URIRef
 
 FIELDS = ("prefLabel", "altLabel", "notation")
 
@@ -118,7 +115,7 @@ def _read_skos(path: Path, syntax: str, language: str | None) -> Iterator[Subjec
         )
 
 
-def _choose_language(graph: Graph, concepts: list[URIRef], path: Path, language: str | None) -> str | None:
+def _choose_language(graph: Any, concepts: list[Any], path: Path, language: str | None) -> str | None:
     """The language of the names; None if no name has a language."""
     from rdflib.namespace import RDFS, SKOS
 
@@ -134,7 +131,7 @@ def _choose_language(graph: Graph, concepts: list[URIRef], path: Path, language:
     return language.lower()
 
 
-def _names(graph: Graph, concept: URIRef, kind: str, language: str | None) -> list[str]:
+def _names(graph: Any, concept: Any, kind: str, language: str | None) -> list[str]:
     """The names of a concept in a language, sorted; if there are none, the names without a language."""
     from rdflib.namespace import RDFS, SKOS
 
@@ -143,7 +140,8 @@ def _names(graph: Graph, concept: URIRef, kind: str, language: str | None) -> li
     return sorted(in_language or [str(name) for name in names if getattr(name, "language", None) is None])
 
 
-def _parse(path: Path, syntax: str) -> Graph:
+def _parse(path: Path, syntax: str) -> Any:
+    """Read a vocabulary as an `rdflib.Graph`. The type is `Any`, because rdflib declares its nodes too widely."""
     import xml.sax
 
     import rdflib
