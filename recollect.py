@@ -44,12 +44,15 @@ __all__ = [
     "main",
     "open",
     "predict_file",
+    "push",
     "rank",
     "train",
     "tune",
 ]
 
 _PACKAGES = ("trainer", "index_builder", "service")
+# The folder of the submodule `recollect.sklearn`, which Python imports only when a program asks for it.
+__path__ = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "index_builder", "estimator")]
 
 
 # ---- Python API ----
@@ -171,6 +174,19 @@ def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
         return build_bundle(settings)
 
 
+def push(run: str | Path, *, to: str, **flags: Any) -> str:
+    """Upload a run to the Hugging Face hub, with a model card and checksums. The token comes from HF_TOKEN.
+
+    Returns:
+        The address of the uploaded commit, `hf://user/name@commit`, which `build` reads.
+    """
+    with _require_extra("build"):
+        settings = _from_keywords("push", {"run": run, "to": to, **flags})
+        from index_builder.hub.push import push as push_run
+
+        return push_run(settings)
+
+
 def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[str, Any]:
     """Measure a bundle on the test split of a dataset folder.
 
@@ -219,6 +235,8 @@ if not TYPE_CHECKING:
     ) -> Any:  # ERRORS is loaded when it is first used, because loading it imports the packages
         if name == "ERRORS":
             return _load_errors()
+        if name == "sklearn":
+            return importlib.import_module("recollect.sklearn")
         raise AttributeError(f"module 'recollect' has no attribute {name!r}")
 
 
@@ -272,6 +290,7 @@ VERBS = {
     "tune": Verb("index_builder.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "rank": Verb("index_builder.cli", "build", "fit a ranker of labels on left-out instances"),
     "build": Verb("index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
+    "push": Verb("index_builder.cli", "build", "upload a run to the Hugging Face hub"),
     "evaluate": Verb("index_builder.cli", "build", "measure a bundle on the test split of a dataset"),
     "compare": Verb("index_builder.cli", "build", "train several methods with the same budget and write a table"),
     "predict": Verb("service.cli", "serve", "answer a query or a file of queries, without a server"),

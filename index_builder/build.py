@@ -26,6 +26,7 @@ from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
+from index_builder.hub.download import local_run
 from index_builder.index_plots import write_index_plots
 from index_builder.lexical import write_lexical
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
@@ -83,6 +84,7 @@ def build(settings: BuildSettings) -> str:
         KeyFileError: If the signing key cannot be read.
     """
     signing_key = read_signing_key(settings.sign) if settings.sign else None
+    settings = settings.model_copy(update={"run": local_run(settings.run)})
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)

@@ -11,6 +11,7 @@ from index_builder.settings import (
     CompareSettings,
     DemoSettings,
     EvaluateSettings,
+    PushSettings,
     RankSettings,
 )
 from trainer.settings import TuneSettings
@@ -51,6 +52,12 @@ def build(settings: BuildSettings) -> None:
     from index_builder.build import build as build_bundle
 
     print(build_bundle(settings))  # noqa: T201
+
+
+def push(settings: PushSettings) -> None:
+    from index_builder.hub.push import push as push_run
+
+    print(push_run(settings))  # noqa: T201
 
 
 def compact(settings: CompactSettings) -> None:

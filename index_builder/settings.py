@@ -16,6 +16,7 @@ from trainer.settings import (
     BatchSize,
     EmptyTexts,
     EncoderName,
+    LabelLanguage,
     LabelMaxLength,
     Layout,
     LearningRate,
@@ -34,6 +35,7 @@ from trainer.settings import (
     Trained,
     TrainingDevice,
     TrainingPrecision,
+    UnknownLabels,
     trained_part,
 )
 
@@ -127,7 +129,9 @@ class PublishSettings(BuilderSettings):
 class BuildSettings(PublishSettings):
     """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
 
-    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
+    run: CliPositionalArg[Path] = Field(
+        description="run folder, written by `recollect train`, or hf://user/name[@revision] on the Hugging Face hub"
+    )
     precision: Precision = Field(
         "fp32", description="precision of the query encoder: fp32, fp16 (for GPUs) or int8 (for CPUs)"
     )
@@ -146,6 +150,25 @@ class BuildSettings(PublishSettings):
         "dimensions), or several with commas; default: all keys. See --max-drop",
     )
     report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
+
+
+class PushSettings(BuilderSettings):
+    """Upload a run to the Hugging Face hub, with a model card and checksums. The token comes from HF_TOKEN."""
+
+    run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
+    to: str = Field(description="repository of the hub: user/name; created if absent")
+    public: CliImplicitFlag[bool] = Field(
+        False, description="create a public repository; everyone can then read the texts of the memory"
+    )
+    license: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9.+-]+$",
+        description="licence that the model card states, such as apache-2.0 or cc-by-4.0",
+    )
+    evaluation: Path | None = Field(
+        None, description="output of `recollect evaluate --json`, whose figures the model card shows"
+    )
+    dry_run: CliImplicitFlag[bool] = Field(False, description="print the model card, and upload nothing")
 
 
 class CompactSettings(PublishSettings):
@@ -203,6 +226,8 @@ class EvaluateSettings(BuilderSettings):
     format: Layout = "auto"
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
+    label_language: LabelLanguage = None
+    unknown_labels: UnknownLabels = "refuse"
     lambda_: Annotated[list[Lambda], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )
@@ -244,6 +269,8 @@ class CompareSettings(BuilderSettings):
     format: Layout = "auto"
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
+    label_language: LabelLanguage = None
+    unknown_labels: UnknownLabels = "refuse"
     encoder: EncoderName = "minilm"
     static_from: StaticFrom = "minilm"
     pooling: Pooling = "auto"

@@ -155,7 +155,8 @@ class ServeSettings(RedisSettings):
         50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
     )
     annif: CliImplicitFlag[bool] = Field(
-        False, description="Answer the suggestions of Annif's REST API, at /v1/projects/recollect"
+        False,
+        description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn",
     )
     metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.data.dataset import Dataset, open_dataset, print_note
+from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.formats.fields import print_note
 from trainer.data.split import Split
 from trainer.distributed import Ranks, process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
@@ -101,6 +102,8 @@ def write_run(settings: TrainSettings) -> None:
             settings.format,
             text_fields=settings.text_fields,
             empty_texts=settings.empty_texts,
+            label_language=settings.label_language,
+            unknown_labels=settings.unknown_labels,
             note=print_note if ranks.first else lambda _: None,
         )
         instances = dataset.read_split("train")

@@ -32,13 +32,22 @@ STATIC = "static"
 
 # Settings that several verbs share.
 Layout = Annotated[
-    Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet"],
+    Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet", "annif"],
     Field(description="layout of the dataset; auto: recognised from the folder's files"),
 ]
 TextFields = Annotated[
     list[str],
     *Listed,
-    Field(description="JSON fields that form a text, for example title,content; default: text, or title,content (xmc)"),
+    Field(
+        description="fields that form a text: title,content (xmc) or prefLabel,altLabel,notation (annif, for labels)"
+    ),
+]
+LabelLanguage = Annotated[
+    str | None, Field(description="language of the label texts in a SKOS vocabulary; unset: its only language")
+]
+UnknownLabels = Annotated[
+    Literal["refuse", "drop"],
+    Field(description="subjects in an Annif corpus that its vocabulary lacks: refuse the corpus, or drop them"),
 ]
 EmptyTexts = Annotated[
     Literal["refuse", "drop", "keep"],
@@ -163,6 +172,8 @@ class SharedTrainSettings(TrainerSettings):
     format: Layout = "auto"
     text_fields: TextFields = []
     empty_texts: EmptyTexts = "refuse"
+    label_language: LabelLanguage = None
+    unknown_labels: UnknownLabels = "refuse"
     encoder: EncoderName = "minilm"
     static_from: StaticFrom = "minilm"
     query_encoder: QueryEncoder = "same"

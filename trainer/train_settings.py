@@ -21,7 +21,17 @@ from trainer.settings import STATIC, SharedTrainSettings
 from trainer.warm_start import start_from
 
 # Flags that `--best` passes on; it sets all others itself.
-_DATASET_FLAGS = {"dataset", "format", "text_fields", "empty_texts", "propensity", "validation_fraction", "seed"}
+_DATASET_FLAGS = {
+    "dataset",
+    "format",
+    "text_fields",
+    "empty_texts",
+    "label_language",
+    "unknown_labels",
+    "propensity",
+    "validation_fraction",
+    "seed",
+}
 _ENCODER_FLAGS = {"encoder", "pooling", "max_length", "label_max_length", "device", "precision", "key_dtype"}
 _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "minutes"}
 

@@ -80,7 +80,12 @@ def _prepare(out: Path, overwrite: bool) -> None:
 def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contestant]:
     """The contestants that fit into the time limit."""
     train = open_dataset(
-        settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts
+        settings.dataset,
+        settings.format,
+        text_fields=settings.text_fields,
+        empty_texts=settings.empty_texts,
+        label_language=settings.label_language,
+        unknown_labels=settings.unknown_labels,
     ).read_split("train")
     device = choose_device(settings.device)
     encoder = load_encoder(settings.encoder, settings.pooling, settings.max_length, settings.label_max_length, device)

@@ -38,7 +38,12 @@ def compare(settings: CompareSettings) -> str:
     device = choose_device(settings.device)
     runs = plan_runs(settings)
     dataset = open_dataset(
-        settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts
+        settings.dataset,
+        settings.format,
+        text_fields=settings.text_fields,
+        empty_texts=settings.empty_texts,
+        label_language=settings.label_language,
+        unknown_labels=settings.unknown_labels,
     )
     train, test = dataset.read_split("train"), dataset.read_split("test")
     check_sizes(runs, settings, train, len(dataset.labels), device)

@@ -32,7 +32,7 @@ from trainer.training.validation import hold_out
 # Name of the baseline of every comparison: the pretrained encoder without training.
 UNTRAINED = "untrained"
 # All contestants have the same flags for the dataset, the encoder and the training budget.
-_DATASET_FLAGS = ("format", "text_fields", "empty_texts", "propensity")
+_DATASET_FLAGS = ("format", "text_fields", "empty_texts", "label_language", "unknown_labels", "propensity")
 _ENCODER_FLAGS = (*_DATASET_FLAGS, "encoder", "static_from", "pooling", "max_length", "label_max_length", "device")
 _BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
 # All contestants have the same values for these flags too, but a variant may override them.

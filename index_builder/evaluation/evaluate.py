@@ -58,7 +58,12 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads, live="off"
     ).predictor
     dataset = open_dataset(
-        settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts
+        settings.dataset,
+        settings.format,
+        text_fields=settings.text_fields,
+        empty_texts=settings.empty_texts,
+        label_language=settings.label_language,
+        unknown_labels=settings.unknown_labels,
     )
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test

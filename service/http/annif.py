@@ -1,22 +1,31 @@
-"""The suggestions of Annif's REST API (version 1), so that Annif's backend `http` can ask Recollect.
+"""Annif's REST API (version 1): Annif's backend `http` asks Recollect, and programs that index documents teach it.
 
 There is one project, `recollect`. The uids of the labels are the URIs of the subjects. A suggestion's score is the
-probability of the label if the bundle has probabilities, otherwise the label's score.
+probability of the label if the bundle has probabilities, otherwise the label's score. A learned document becomes an
+instance of the live memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import unquote_plus
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, ValidationError
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
-from service.errors import QueryError
+from service.errors import ChangeError, QueryError
+from service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
 from service.http.problems import ProblemError
 from service.http.routes import invalid, parse_body, until_disconnected
+from service.memory.changes import MAX_INSTANCE_LABELS, Encode, NewInstance, NewLabel, Text, Uid, added
+from service.memory.entries import Entry
+from service.memory.view import View
 from service.options import MAX_TOP_K, check_query
 from service.serving.pipeline import AnswerPipeline, AnswerRequest
 from service.versions.open_versions import OpenVersions
@@ -52,6 +61,26 @@ class Documents(BaseModel):
     documents: list[Document] = Field(max_length=_MAX_DOCUMENTS, fail_fast=True)
 
 
+class Subject(BaseModel):
+    """A subject of a document. If the memory has no label with its URI, it becomes a new label, named `label`."""
+
+    uri: Uid
+    label: Text | None = None
+
+
+class IndexedDocument(BaseModel):
+    """A document to learn. As in Annif, a document without a text or without subjects adds nothing."""
+
+    text: str = ""
+    subjects: list[Subject] = Field([], max_length=MAX_INSTANCE_LABELS)
+
+
+class IndexedDocuments(RootModel[list[IndexedDocument]]):
+    """The body of a request to learn documents."""
+
+    root: list[IndexedDocument] = Field(max_length=MAX_ROWS, fail_fast=True)
+
+
 @dataclass(frozen=True)
 class AnnifRoutes:
     """The handlers of the paths below `/v1/projects`.
@@ -59,12 +88,14 @@ class AnnifRoutes:
     Attributes:
         pipeline: Answers queries.
         versions: The open versions.
+        memory: Changes the live memory.
         max_query_bytes: Maximum size of a text (UTF-8). The rest of a longer document is ignored, because the encoder
             reads only the beginning of a text.
     """
 
     pipeline: AnswerPipeline
     versions: OpenVersions
+    memory: MemoryRoutes
     max_query_bytes: int
 
     def register(self, router: APIRouter) -> None:
@@ -73,6 +104,7 @@ class AnnifRoutes:
             ("/v1/projects/{project_id}", self.project, "GET"),
             ("/v1/projects/{project_id}/suggest", self.suggest, "POST"),
             ("/v1/projects/{project_id}/suggest-batch", self.suggest_batch, "POST"),
+            ("/v1/projects/{project_id}/learn", self.learn, "POST"),
         ):
             router.add_api_route(path, handler, methods=[method], include_in_schema=False)
 
@@ -102,6 +134,22 @@ class AnnifRoutes:
             {"results": results, "document_id": document.document_id}
             for results, document in zip(found, body.documents, strict=True)
         ]
+
+    async def learn(self, project_id: str, request: Request) -> Response:
+        """Make each document an instance of the memory. All of them are written, or none."""
+        _require_project(project_id)
+        self.memory.require_write(request)
+        documents = (await asyncio.to_thread(parse_body, IndexedDocuments, await request.body(), MAX_MEMBERS)).root
+        texts = {self._shorten(each.text): each.subjects for each in documents}  # of equal texts, the last one counts
+        learned = {text: subjects for text, subjects in texts.items() if subjects and _has_words(text)}
+
+        def make(view: View, encode: Encode) -> list[Entry]:
+            instances = [_instance(text, subjects) for text, subjects in learned.items()]
+            return added(view, encode, instances, _new_labels(view, itertools.chain(*learned.values())))
+
+        if learned:
+            await self.memory.apply(make, request, [*learned])
+        return Response(status_code=204)
 
     async def _suggest(self, texts: list[str], options: SuggestOptions, request: Request) -> list[list[dict[str, Any]]]:
         """The suggestions for each text; none for a text without words."""
@@ -148,6 +196,27 @@ def _has_words(text: str) -> bool:
 def _suggestion(label: dict[str, Any]) -> dict[str, Any]:
     score = label.get("probability", label["score"])
     return {"uri": label["uid"], "label": label["text"], "notation": None, "score": score}
+
+
+def _instance(text: str, subjects: list[Subject]) -> NewInstance:
+    """The instance of a document. Its uid depends on the text, so that a repeated document replaces itself."""
+    uid = f"annif-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return NewInstance(uid=uid, text=text, labels=[each.uri for each in subjects])
+
+
+def _new_labels(view: View, subjects: Iterable[Subject]) -> list[NewLabel]:
+    """The subjects that are not in the memory.
+
+    Raises:
+        ChangeError: If one of them has no name.
+    """
+    unknown = {each.uri: each.label for each in subjects if view.labels.position(each.uri) is None}
+    for uri, label in unknown.items():
+        if label is None:
+            raise ChangeError(
+                f"subjects: {uri[:80]!r} is not in the memory; send a `label` with it, the name of a new label"
+            )
+    return [NewLabel(uid=uri, text=label) for uri, label in unknown.items() if label is not None]
 
 
 def _require_project(project_id: str) -> None:

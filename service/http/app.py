@@ -118,7 +118,7 @@ def create_app(
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:
-        AnnifRoutes(pipeline, model_manager.versions, settings.max_query_bytes).register(app.router)
+        AnnifRoutes(pipeline, model_manager.versions, memory_routes, settings.max_query_bytes).register(app.router)
     if settings.playground:
         facts = FactsRoute(
             model_manager.versions, settings.max_batch, docs=settings.docs == "public", writable=settings.writable

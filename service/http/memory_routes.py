@@ -44,11 +44,11 @@ from service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
-_MAX_ROWS = 1_000
+MAX_ROWS = 1_000
 # Maximum number of new keys of a change, with the labels that it creates.
-_MAX_KEYS = 2 * _MAX_ROWS
+_MAX_KEYS = 2 * MAX_ROWS
 # Maximum number of lists, objects and fields in the body of a change: 1,000 instances have 5,002.
-_MAX_MEMBERS = 6_000
+MAX_MEMBERS = 6_000
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
 
@@ -62,7 +62,7 @@ class _Body(BaseModel):
 class InstancesBody(_Body):
     """Instances to insert or replace. All of them are written, or none."""
 
-    instances: Annotated[list[NewInstance], Field(min_length=1, max_length=_MAX_ROWS, fail_fast=True)]
+    instances: Annotated[list[NewInstance], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
     create_labels: bool = Field(
         False, description="whether to create labels that the memory lacks; the text of such a label is its uid"
     )
@@ -71,7 +71,7 @@ class InstancesBody(_Body):
 class LabelsBody(_Body):
     """Labels to insert or replace. All of them are written, or none."""
 
-    labels: Annotated[list[NewLabel], Field(min_length=1, max_length=_MAX_ROWS, fail_fast=True)]
+    labels: Annotated[list[NewLabel], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
 
 
 class FeedbackBody(_Body):
@@ -134,7 +134,7 @@ class ChangeRoute(JsonRoute):
     """A route whose body may be long: the checks of 1,000 texts would block the event loop for too long."""
 
     async def parse(self, model: type[_Model], body: bytes) -> _Model:
-        return await asyncio.to_thread(parse_body, model, body, _MAX_MEMBERS)
+        return await asyncio.to_thread(parse_body, model, body, MAX_MEMBERS)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class MemoryRoutes:
         def make(view: View, encode: Encode) -> list[Entry]:
             return added(view, encode, body.instances, [], body.create_labels)
 
-        return JSONResponse(await self._change(make, request, [each.text for each in body.instances]))
+        return JSONResponse(await self.apply(make, request, [each.text for each in body.instances]))
 
     async def put_labels(self, body: LabelsBody, request: Request) -> Response:
         """Insert labels, or replace those with the same uids. The next request is answered with them."""
@@ -192,15 +192,15 @@ class MemoryRoutes:
         def make(view: View, encode: Encode) -> list[Entry]:
             return added(view, encode, [], body.labels)
 
-        return JSONResponse(await self._change(make, request, [each.text for each in body.labels]))
+        return JSONResponse(await self.apply(make, request, [each.text for each in body.labels]))
 
     async def remove_instance(self, uid: str, request: Request) -> Changed:
         """Remove an instance."""
-        return Changed(**await self._change(lambda view, _: removed(view, [uid], []), request))
+        return Changed(**await self.apply(lambda view, _: removed(view, [uid], []), request))
 
     async def remove_label(self, uid: str, request: Request) -> Changed:
         """Remove a label and its votes. It is never answered again."""
-        return Changed(**await self._change(lambda view, _: removed(view, [], [uid]), request))
+        return Changed(**await self.apply(lambda view, _: removed(view, [], [uid]), request))
 
     async def feedback(self, body: FeedbackBody, request: Request) -> Response:
         """Learn that a label is relevant to a query, or that it is not."""
@@ -214,11 +214,11 @@ class MemoryRoutes:
         def make(view: View, encode: Encode) -> list[Entry]:
             return [*opposite, *learned(view, encode, uid, body.query, body.label, body.relevant)]
 
-        return JSONResponse({"id": uid, **await self._change(make, request, [body.query])})
+        return JSONResponse({"id": uid, **await self.apply(make, request, [body.query])})
 
     async def forget(self, uid: str, request: Request) -> Changed:
         """Undo a feedback."""
-        return Changed(**await self._change(lambda view, _: forgotten(view, uid), request))
+        return Changed(**await self.apply(lambda view, _: forgotten(view, uid), request))
 
     def status(self) -> MemoryStatus:  # not async: on a thread, because the first call builds tables
         """Return the size of the memory, and of its live entries."""
@@ -254,9 +254,18 @@ class MemoryRoutes:
                 weight=float(np.exp(view.values.log_counts_of(row)).item()),
             )
 
-    async def _change(self, make: Change, request: Request, texts: Sequence[str] = ()) -> dict[str, Any]:
-        """Change the memory, and return the version and the sequence number."""
-        self._require_write(request)
+    async def apply(self, make: Change, request: Request, texts: Sequence[str] = ()) -> dict[str, Any]:
+        """Change the memory for a request that may do so.
+
+        Args:
+            make: Makes the entries of the change.
+            request: The request.
+            texts: The new texts, which count towards the rate limit.
+
+        Returns:
+            The version and the sequence number.
+        """
+        self.require_write(request)
         cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts))
         await self.pipeline.charge(request.scope["api_key"], cost)
         return await self.threads.run(lambda: self._write(make))
@@ -298,7 +307,8 @@ class MemoryRoutes:
                 "memory_full",
             )
 
-    def _require_write(self, request: Request) -> None:
+    def require_write(self, request: Request) -> None:
+        """Refuse a request that may not change the memory."""
         if not self.writable:
             raise ProblemError(403, "the memory is read-only; start the service with --writable", "read_only")
         key = request.scope.get("api_key")

@@ -85,6 +85,8 @@ _MEDIA_TYPE = "application/problem+json"
 # Limits of the size of a problem: number of listed errors, and characters of a field's name.
 _MAX_ERRORS = 10
 _MAX_FIELD_CHARACTERS = 80
+# Types of pydantic's errors about a body that must be a list.
+_LIST_ERRORS = ("list_type", "too_long")
 
 
 class ProblemError(Exception):
@@ -162,7 +164,7 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}
-    if not where:
+    if not where and error["type"] not in _LIST_ERRORS:
         return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS], "message": message}
+    return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS] or "body", "message": message}

@@ -36,6 +36,8 @@ def write_as(format_name: str, folder: Path, write_lines: WriteLines) -> None:
         write_lines(folder / "Y.txt", LABELS)
     if format_name == "xclib":
         write_lines(folder / "raw_data" / "label.raw.txt", LABELS)
+    if format_name == "annif":
+        write_lines(folder / "vocab.tsv", [f"<{row}>\t{text}" for row, text in enumerate(LABELS)])
     if format_name == "parquet":
         folder.mkdir()
         pq.write_table(pa.table({"label_uid": range(3), "label_text": LABELS}), folder / "labels.parquet")
@@ -58,6 +60,9 @@ def write_as(format_name: str, folder: Path, write_lines: WriteLines) -> None:
             write_lines(folder / "raw_data" / f"{split}.raw.txt", texts)
             rows = [" ".join(f"{label}:1.0" for label in labels) for labels in positions]
             write_lines(folder / f"{short}_X_Y.txt", [f"{len(texts)} {len(LABELS)}", *rows])
+        if format_name == "annif":
+            rows = [f"{text}\t{' '.join(map(str, labels))}" for text, labels in zip(texts, positions, strict=True)]
+            write_lines(folder / f"{split}.tsv", rows)
         if format_name == "parquet":
             clicks = pa.table({"query": [texts[row] for row, _ in pairs], "label_uid": [label for _, label in pairs]})
             pq.write_table(clicks, folder / f"{split}.parquet")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
-from trainer.data.formats import click_log, label_names, native, pecos, xclib, xmc_repository
-from trainer.data.formats.fields import TextRule
+from trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
+from trainer.data.formats.fields import TextRule, UnknownLabels, print_note
 from trainer.data.formats.filters import read_filter
 from trainer.data.split import Entries, Split, SplitName
 from trainer.errors import DatasetError
@@ -33,7 +32,7 @@ class Format(Protocol):
 
     Attributes:
         EXPECTED: The files of the format, for error messages.
-        TEXT_FIELDS: The JSON fields that form a text; empty if the format has no JSON.
+        TEXT_FIELDS: The fields that form a text; empty if the format has no fields.
     """
 
     EXPECTED: str
@@ -53,11 +52,8 @@ FORMATS: dict[str, Format] = {
     "xclib": xclib,
     "attentionxml": label_names,
     "parquet": click_log,
+    "annif": annif,
 }
-
-
-def print_note(note: str) -> None:
-    print(note, file=sys.stderr)  # noqa: T201
 
 
 @dataclass(frozen=True)
@@ -107,6 +103,8 @@ def open_dataset(
     *,
     text_fields: Sequence[str] = (),
     empty_texts: EmptyTexts = "refuse",
+    label_language: str | None = None,
+    unknown_labels: UnknownLabels = "refuse",
     note: Callable[[str], None] = print_note,
 ) -> Dataset:
     """Recognise the format of a dataset folder and read its labels.
@@ -114,9 +112,11 @@ def open_dataset(
     Args:
         folder: The dataset folder.
         format_name: A key of `FORMATS`, or `auto` to recognise the format by the files in the folder.
-        text_fields: The JSON fields that form a text, in this order; empty: the fields that the format names.
+        text_fields: The fields that form a text, in this order; empty: the fields that the format names.
         empty_texts: Whether empty texts are refused, dropped with their row, or kept.
-        note: Function that reports the number of empty texts.
+        label_language: Language of the label texts, in a SKOS vocabulary; None if the vocabulary has only one.
+        unknown_labels: Whether labels that are not in the vocabulary of an Annif corpus are refused or dropped.
+        note: Function that reports the number of empty texts and of dropped labels.
 
     Raises:
         DatasetError: If the folder is missing, empty or in an unknown format, or if a label is invalid.
@@ -129,10 +129,14 @@ def open_dataset(
     if not any(folder.iterdir()):
         raise DatasetError(f"{folder}: expected a dataset, found an empty folder")
     dataset_format = _recognise(folder) if format_name == "auto" else FORMATS[format_name]
+    name = next(name for name, each in FORMATS.items() if each is dataset_format)
     if text_fields and not dataset_format.TEXT_FIELDS:
-        name = next(name for name, each in FORMATS.items() if each is dataset_format)
         raise DatasetError(f"{folder}: --text-fields: expected JSON lines, found the format {name}; omit the flag")
-    rule = TextRule(tuple(text_fields), may_be_empty=empty_texts != "refuse")
+    if label_language is not None and dataset_format is not annif:
+        raise DatasetError(
+            f"{folder}: --label-language: expected an Annif corpus, found the format {name}; omit the flag"
+        )
+    rule = TextRule(tuple(text_fields), empty_texts != "refuse", label_language, unknown_labels, note)
     path, listed = dataset_format.read_labels(folder, rule)
     check_unique(listed.uids, path)
     kept = _kept_rows(listed, path, empty_texts, note)

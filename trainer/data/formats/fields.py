@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.errors import DatasetError
+
+UnknownLabels = Literal["refuse", "drop"]
 
 EMPTY = "the text is empty; add words, or choose --empty-texts drop or keep"
 
 
+def print_note(note: str) -> None:
+    print(note, file=sys.stderr)  # noqa: T201
+
+
 @dataclass(frozen=True)
 class TextRule:
-    """What a text is: the fields of a JSON record that form it, and whether it may be empty.
+    """What a text is: the fields of a record that form it, and whether it may be empty. Also the rules for labels.
 
     Attributes:
-        fields: Names of the fields; empty: the fields that the format names. Only formats of JSON lines have fields.
+        fields: Names of the fields; empty: the fields that the format names.
         may_be_empty: Whether a text without words is valid.
+        label_language: Language of the names in a SKOS vocabulary; None if the vocabulary has only one.
+        unknown_labels: Whether a label of an instance that is not in the vocabulary is refused or dropped.
+        note: Function that reports the number of dropped labels.
     """
 
     fields: tuple[str, ...] = ()
     may_be_empty: bool = False
+    label_language: str | None = None
+    unknown_labels: UnknownLabels = "refuse"
+    note: Callable[[str], None] = print_note
 
     def check(self, text: str, where: str) -> str:
         """Return a valid text unchanged.

@@ -1,0 +1,1 @@
+"""The scikit-learn estimator. Users import it as `recollect.sklearn`."""

@@ -1,0 +1,219 @@
+"""Runs on the Hugging Face hub, against a hub on this machine: upload, download, checksums, errors, the model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+import recollect
+from index_builder.errors import BuildError
+from index_builder.hub.checksums import CHECKSUMS, sum_files
+from index_builder.hub.download import local_run
+from tests.index_builder.hub_server import TOKEN, Hub, running_hub
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hub]:
+    with running_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """An empty hub, an empty local cache, and the token in the environment."""
+    server.repositories.clear()
+    server.private.clear()
+    server.tokens.clear()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub cache"))
+    return server
+
+
+@pytest.fixture
+def run(tiny_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_run, tmp_path / "run")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in sum_files(folder).files}
+
+
+def push(run: Path, capsys: pytest.CaptureFixture[str], *flags: str, to: str = "me/bills") -> str:
+    assert recollect.main(["push", str(run), "--to", to, *flags]) == 0
+    out, err = capsys.readouterr()
+    assert TOKEN not in out + err
+    return out.rstrip("\n")
+
+
+def test_pushed_run_is_downloaded_unchanged(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoint" / "modeling.py").write_text("raise SystemExit")
+    (run / "state").mkdir()
+    (run / "state" / "optimizer.safetensors").write_bytes(b"0")
+    address = push(run, capsys)
+    uploaded = hub.repositories["me/bills"]["main"]
+    assert set(uploaded) == {*files_of(run), "README.md", CHECKSUMS}
+    assert not any(name.endswith(".py") or name.startswith("state") for name in uploaded)
+    assert hub.private == {"me/bills"}
+    for name in (address, "hf://me/bills", "hf://me/bills@main"):
+        assert files_of(local_run(Path(name))) == files_of(run)
+    assert f"Bearer {TOKEN}" in hub.tokens
+
+
+def test_revision_pins_the_commit(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, before = push(run, capsys), files_of(run)
+    labels = run / "memory" / "labels.jsonl"
+    labels.write_text(labels.read_text().replace("Taxation", "Taxes"))
+    second = push(run, capsys)
+    assert first != second
+    assert files_of(local_run(Path(first))) == before
+    assert files_of(local_run(Path("hf://me/bills"))) == files_of(run)
+
+
+@pytest.mark.slow
+def test_bundle_is_built_from_the_hub(hub: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = push(run, capsys)
+    recollect.build(address, store=tmp_path / "store", index="flat", lexical="off", activate=True, force=True)
+    assert recollect.open(tmp_path / "store").predict("tax", top_k=1)
+
+
+def test_downloaded_run_is_read_without_the_hub(
+    hub: Hub, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = push(run, capsys)
+    local_run(Path(address))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert files_of(local_run(Path(address))) == files_of(run)
+    with pytest.raises(BuildError, match=r"hf://me/other@main: expected an answer of .*, found none, and no copy"):
+        local_run(Path("hf://me/other"))
+
+
+def test_damaged_file_is_refused(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    push(run, capsys)
+    hub.commit("me/bills", {"memory/keys.npy": b"damaged"})
+    with pytest.raises(
+        BuildError, match=r"@main: memory/keys\.npy: expected [\d,]+ bytes with SHA-256 .*, found 7 bytes"
+    ):
+        local_run(Path("hf://me/bills"))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"README.md": b""}, "expected a run that `recollect push` uploaded"),
+        ({CHECKSUMS: b"[]"}, r"checksums\.json: content: Input should be an object"),
+        ({CHECKSUMS: b'{"format_version": 2, "files": {}}'}, r"checksums\.json: format_version: Input should be 1"),
+        ({CHECKSUMS: b'{"files": {"a": {"size": -1, "sha256": "x"}}}'}, r"checksums\.json: files\.a\.size"),
+    ],
+)
+def test_other_repository_is_refused(hub: Hub, files: dict[str, bytes], message: str) -> None:
+    hub.repositories["me/other"] = {}
+    hub.commit("me/other", files)
+    with pytest.raises(BuildError, match=f"hf://me/other@main: {message}"):
+        local_run(Path("hf://me/other"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.json", "memory/../../x.json", "/etc/x.json", "checkpoint/a.py", "memory/a.pkl", "a.json", "memory\\a.json"],
+)
+def test_file_that_a_run_does_not_have_is_not_downloaded(hub: Hub, name: str) -> None:
+    hub.repositories["me/other"] = {}
+    content = {"files": {name: {"size": 0, "sha256": "0" * 64}}}
+    hub.commit("me/other", {CHECKSUMS: json.dumps(content).encode(), name: b""})
+    with pytest.raises(BuildError, match="expected data files of a run, found"):
+        local_run(Path("hf://me/other"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("hf://me", "hf://me: expected hf://user/name or hf://user/name@revision"),
+        ("hf://me/a/b", "hf://me/a/b: expected hf://user/name"),
+        ("hf://me/na me", "hf://me/na me: expected hf://user/name"),
+        ("hf://me/absent@", "hf://me/absent@: expected a revision after @, found none"),
+        ("hf://me/absent", "hf://me/absent@main: the hub has no such repository, or HF_TOKEN may not use it"),
+        ("hf://me/there@v9", "hf://me/there@v9: the repository exists, but has no such revision"),
+    ],
+)
+def test_wrong_address_is_refused(hub: Hub, capsys: pytest.CaptureFixture[str], address: str, message: str) -> None:
+    hub.repositories["me/there"] = {}
+    hub.commit("me/there", {})
+    assert recollect.main(["build", address, "--store", "absent"]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("token", "to", "message"),
+    [
+        ("wrong", "me/bills", r"--to me/bills: .*HF_TOKEN"),
+        (TOKEN, "bills", "--to bills: expected user/name"),
+        (TOKEN, "me/bills/x", "--to me/bills/x: expected user/name"),
+    ],
+)
+def test_push_that_the_hub_refuses_names_the_next_step(
+    hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch, token: str, to: str, message: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(BuildError, match=message) as refusal:
+        recollect.push(run, to=to)
+    assert "\n" not in str(refusal.value)
+    assert hub.repositories == {}
+
+
+def test_hub_that_does_not_answer_is_named(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(BuildError, match="--to me/bills: expected an answer of .*, found: .*; check the network"):
+        recollect.push(run, to="me/bills")
+
+
+def test_unfinished_run_is_not_pushed(hub: Hub, run: Path) -> None:
+    (run / "training.json").write_text('{"done": false}')
+    with pytest.raises(BuildError, match="expected a finished training; finish it with `recollect train --resume`"):
+        recollect.push(run, to="me/bills")
+    assert hub.repositories == {}
+
+
+class TestModelCard:
+    def card(self, run: Path, **flags: Any) -> str:
+        return recollect.push(run, to="me/bills", dry_run=True, **flags)
+
+    def test_card_has_the_facts_figures_and_data_sheet(self, hub: Hub, run: Path, tmp_path: Path) -> None:
+        row = {"order": "score", "lambda": 0.5, "P@1": 61.25, "nDCG@5": 70.0, "R@100": None}
+        (tmp_path / "evaluation.json").write_text(json.dumps({"version": "v", "queries": 7, "rows": [row]}))
+        card = self.card(run, license="cc0-1.0", evaluation=tmp_path / "evaluation.json")
+        assert card.startswith("---\nlibrary_name: recollect\n")
+        for line in (
+            "license: cc0-1.0",
+            "# bills",
+            "recollect build hf://me/bills --store store/ --activate",
+            "| 7 test texts, order score, lambda 0.5 | P@1 61.2, nDCG@5 70.0 |",
+            "| texts | 28 |",
+            "| labels | 8 |",
+            "| labels of a text | 1.1 on average, 2 at most |",
+            "| labels without a text | 1 |",
+        ):
+            assert f"\n{line}\n" in card
+        assert hub.repositories == {}
+
+    def test_card_does_not_show_the_folders_of_the_author(self, hub: Hub, run: Path) -> None:
+        assert str(Path.home()) not in self.card(run)
+        assert "/tmp" not in self.card(run)
+
+    def test_licence_is_one_word(self, hub: Hub, run: Path) -> None:
+        with pytest.raises(recollect.UsageError, match="license: expected"):
+            self.card(run, license="mit\nextra: 1")
+
+    def test_wrong_evaluation_is_refused(self, hub: Hub, run: Path, tmp_path: Path) -> None:
+        (tmp_path / "evaluation.json").write_text("{}")
+        with pytest.raises(BuildError, match=r"evaluation\.json: expected the output of `recollect evaluate --json`"):
+            self.card(run, evaluation=tmp_path / "evaluation.json")

@@ -1,0 +1,219 @@
+"""The scikit-learn classifier: forms of y, scikit-learn's own checks, cross-validation, files, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.preprocessing import MultiLabelBinarizer
+from sklearn.utils import estimator_checks as checks
+
+import recollect
+from index_builder.estimator.targets import align, as_form, read_targets
+from recollect.sklearn import RecollectClassifier
+from tests.conftest import TOPICS
+from tests.index_builder.conftest import write_tiny_encoder
+
+TEXTS = [text for sentences in TOPICS.values() for text in sentences[:4]]
+LISTS = [[label] for label, sentences in TOPICS.items() for _ in sentences[:4]]
+LISTS[0] = ["Law", "Taxation"]
+NAMES = sorted({label for labels in LISTS for label in labels})
+MATRIX = sparse.csr_array(MultiLabelBinarizer(sparse_output=True).fit_transform(LISTS))
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    encoder = write_tiny_encoder(tmp_path_factory.mktemp("encoder"), "bert")
+    build = {"index": "flat", "lexical": "off", "precision": "fp32", "threads": 1, "force": True}
+    return {"encoder": str(encoder), "max_length": 16, "build_flags": build}
+
+
+@pytest.fixture(scope="module")
+def fitted(flags: dict[str, Any]) -> RecollectClassifier:
+    return RecollectClassifier(**flags, label_texts=NAMES).fit(TEXTS, MATRIX)
+
+
+# The checks of scikit-learn that do not fit. All others give numbers as X. The tags of the classifier state that X is
+# text, so scikit-learn skips them.
+CHECKS = (
+    checks.check_estimator_cloneable,
+    checks.check_estimator_tags_renamed,
+    checks.check_valid_tag_types,
+    checks.check_estimator_repr,
+    checks.check_no_attributes_set_in_init,
+    checks.check_parameters_default_constructible,
+    checks.check_mixin_order,
+    checks.check_get_params_invariance,
+    checks.check_set_params,
+    checks.check_do_not_raise_errors_in_init_or_set_params,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_estimator_check_of_scikit_learn_passes(check: Any) -> None:
+    check("RecollectClassifier", RecollectClassifier())
+
+
+@pytest.mark.filterwarnings("ignore:Can't test estimator:sklearn.exceptions.SkipTestWarning")
+def test_check_estimator_of_scikit_learn_reports_no_failure() -> None:
+    results = checks.check_estimator(RecollectClassifier(), on_skip=None)
+    assert results
+    assert {result["status"] for result in results} == {"passed"}
+
+
+def test_matrix_gives_a_matrix_of_labels_and_of_probabilities(fitted: RecollectClassifier) -> None:
+    assert fitted.classes_.tolist() == list(range(len(NAMES)))
+    assert fitted.labels_per_text_ == 1
+    found, scores = fitted.predict(TEXTS), fitted.predict_proba(TEXTS)
+    assert sparse.issparse(found)
+    assert sparse.issparse(scores)
+    assert found.shape == scores.shape == MATRIX.shape
+    assert found.sum(axis=1).tolist() == [1] * len(TEXTS)
+    dense = scores.toarray()
+    assert ((dense >= 0) & (dense <= 1)).all()
+    assert (dense.argmax(axis=1) == found.toarray().argmax(axis=1)).all()
+
+
+def test_score_is_the_share_of_texts_whose_best_label_is_right(fitted: RecollectClassifier) -> None:
+    right = fitted.predict(TEXTS).multiply(MATRIX).sum(axis=1).astype(bool)
+    assert fitted.score(TEXTS, MATRIX) == right.mean() > 0.9
+    weights = np.where(right, 0, 1) + np.arange(len(TEXTS)) / 1_000
+    assert fitted.score(TEXTS, MATRIX, weights) == pytest.approx(np.average(right, weights=weights))
+
+
+def test_parameters_of_the_search_apply_to_a_fitted_classifier(fitted: RecollectClassifier) -> None:
+    before = fitted.get_params()
+    fitted.set_params(k=3, top_k=2)
+    assert fitted.predict(TEXTS).sum(axis=1).tolist() == [3] * len(TEXTS)
+    assert (np.diff(fitted.predict_proba(TEXTS).indptr) == 2).all()
+    with pytest.raises(recollect.ERRORS, match="top_b"):
+        fitted.set_params(top_b=0).predict(TEXTS)
+    fitted.set_params(**before)
+
+
+def test_saved_classifier_answers_the_same_after_it_is_loaded(fitted: RecollectClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "saved")
+    loaded = RecollectClassifier.load(tmp_path / "saved")
+    assert loaded.get_params() == fitted.get_params()
+    assert (loaded.predict_proba(TEXTS) != fitted.predict_proba(TEXTS)).nnz == 0
+    assert recollect.open(tmp_path / "saved" / "store").predict(TEXTS[5])[0].text in NAMES
+    with pytest.raises(FileExistsError):
+        fitted.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("content", [None, "{}", "[", json.dumps({"format_version": 2})])
+def test_folder_without_a_saved_classifier_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "classifier.json").write_text(content)
+    with pytest.raises(ValueError, match=r"classifier\.json: expected a classifier that `save` wrote, found"):
+        RecollectClassifier.load(tmp_path)
+
+
+def test_fitted_classifier_is_not_pickled_and_an_unfitted_one_is(fitted: RecollectClassifier) -> None:
+    with pytest.raises(TypeError, match=r"not pickled; call save\(folder\)"):
+        pickle.dumps(fitted)
+    assert pickle.loads(pickle.dumps(RecollectClassifier(k=2))).k == 2
+    with pytest.raises(NotFittedError):
+        clone(fitted).predict(TEXTS)
+
+
+@pytest.mark.slow
+def test_temporary_folder_is_removed_with_the_classifier(flags: dict[str, Any]) -> None:
+    classifier = RecollectClassifier(**flags).fit(TEXTS, LISTS)
+    assert [*classifier.classes_] == NAMES
+    found = classifier.predict(TEXTS[:2])
+    assert all(len(labels) == 1 and labels[0] in NAMES for labels in found)
+    assert classifier.score(TEXTS, LISTS) > 0.9
+    folder = classifier.store_.parent
+    assert folder.exists()
+    del classifier
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_grid_search_over_single_labels_chooses_parameters(flags: dict[str, Any]) -> None:
+    single = [labels[-1] for labels in LISTS]
+    grid = {"lambda_": [0.0, 0.5]}
+    search = GridSearchCV(RecollectClassifier(**flags), grid, cv=2, error_score="raise").fit(TEXTS, single)
+    assert set(search.predict(TEXTS)) <= set(single)
+    np.testing.assert_allclose(search.predict_proba(TEXTS).sum(axis=1), 1)
+
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("y", "form", "classes"),
+        [
+            (sparse.csr_matrix([[1, 0], [0, 1]]), "sparse", [0, 1]),
+            (np.array([[True, False], [False, True]]), "dense", [0, 1]),
+            ([[1, 0], [0, 1]], "dense", [0, 1]),
+            ([["a"], ["b"]], "lists", ["a", "b"]),
+            ([3, 7], "single", [3, 7]),
+            (np.array(["a", "b"]), "single", ["a", "b"]),
+        ],
+    )
+    def test_every_form_is_recognised_and_written_again(self, y: Any, form: str, classes: list[Any]) -> None:
+        targets = read_targets(y, 2)
+        assert (targets.form, targets.classes.tolist()) == (form, classes)
+        assert targets.matrix.toarray().tolist() == [[1, 0], [0, 1]]
+        again = as_form(targets.form, targets.classes, targets.matrix)
+        assert (read_targets(again, 2).matrix != targets.matrix).nnz == 0
+
+    def test_labels_that_fit_did_not_see_are_left_out(self) -> None:
+        aligned = align(read_targets([["c", "a"], ["b"]], 2), np.array(["a", "b"], dtype=object))
+        assert aligned.toarray().tolist() == [[1, 0], [0, 1]]
+
+    @pytest.mark.parametrize(
+        ("y", "message"),
+        [
+            ([[0, 2], [1, 0]], "expected a matrix of zeros and ones, found the value 2"),
+            ([["a"], ["b"], ["c"]], "expected 2 rows, as many as texts in X, found 3"),
+            ([["a"], "b"], "expected a matrix of zeros and ones with the axes"),
+            ([[1], [2, 3]], "expected a matrix of zeros and ones with the axes"),
+            (np.array([["a", "b"], ["c", "d"]]), "found values of the type <U1"),
+            (None, "found NoneType"),
+        ],
+    )
+    def test_other_forms_are_refused(self, y: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            read_targets(y, 2)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("one text", r"X: expected a list or an array of texts, found str"),
+        (np.ones((2, 2)), r"X: expected a list or an array of texts, found ndarray"),
+        (["a", 1.0], r"X\[1\]: expected a string, found float"),
+        (["a", " "], r"X\[1\]: the text is empty"),
+        ([], r"X: expected at least one text"),
+    ],
+)
+def test_wrong_texts_are_refused(fitted: RecollectClassifier, texts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted.predict(texts)
+
+
+def test_wrong_parameters_are_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="label_texts: expected 7 texts, one for each label, found 1"):
+        RecollectClassifier(**flags, label_texts=["x"]).fit(TEXTS, MATRIX)
+    with pytest.raises(recollect.UsageError, match="unknown keyword epoch;"):
+        RecollectClassifier(**flags, train_flags={"epoch": 1}).fit(TEXTS, MATRIX)
+
+
+def test_import_of_recollect_does_not_import_the_submodule() -> None:
+    code = (
+        "import sys, recollect; print('sklearn' in sys.modules, end=' '); "
+        "print(recollect.sklearn.RecollectClassifier.__module__, end=' ')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False recollect.sklearn "

@@ -1,0 +1,212 @@
+"""Annif's corpora: short texts as TSV, and subject vocabularies as TSV and SKOS."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer.data.dataset import FORMATS, open_dataset
+from trainer.errors import DatasetError
+
+WriteLines = Callable[..., Path]
+
+CATS, DOGS, OLD = (f"http://example.org/{name}" for name in ("cats", "dogs", "old"))
+TSV = [f"<{DOGS}>\tdogs\t59.2", f"<{CATS}>\tcats", f"<{OLD}>"]
+TURTLE = f"""\
+@prefix skos: <http://www.w3.org/2004/02/skos/core#> .
+@prefix rdfs: <http://www.w3.org/2000/01/rdf-schema#> .
+@prefix owl: <http://www.w3.org/2002/07/owl#> .
+<{DOGS}> a skos:Concept ;
+    skos:prefLabel "dogs"@en, "koirat"@fi ;
+    skos:altLabel "domestic dogs"@en, "canines"@en, "hauvat"@fi ;
+    skos:notation "59.2" .
+<{CATS}> a skos:Concept ; rdfs:label "cats" ; skos:prefLabel "kissat"@fi .
+<{OLD}> a skos:Concept ; owl:deprecated true ; skos:prefLabel "old"@en .
+<http://example.org/animals> a skos:Collection ; skos:prefLabel "animals"@en ; skos:member <{DOGS}> .
+"""
+RDF_XML = f"""\
+<?xml version="1.0" encoding="utf-8"?>
+<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:skos="http://www.w3.org/2004/02/skos/core#">
+  <skos:Concept rdf:about="{DOGS}"><skos:prefLabel xml:lang="en">dogs</skos:prefLabel></skos:Concept>
+  <skos:Concept rdf:about="{CATS}"><skos:prefLabel xml:lang="en">cats</skos:prefLabel></skos:Concept>
+</rdf:RDF>
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_lines: WriteLines) -> Path:
+    write_lines(tmp_path / "vocab.tsv", TSV)
+    write_lines(
+        tmp_path / "train.tsv", [f"My \u201cbest\u201d friend\t<{DOGS}> <{CATS}>", "", f"a purr\t{CATS}", "none\t"]
+    )
+    write_lines(tmp_path / "test.tsv.gz", [f"bark\t{DOGS}"])
+    return tmp_path
+
+
+def use_skos(folder: Path, content: str = TURTLE, name: str = "pets-skos.ttl") -> Path:
+    (folder / "vocab.tsv").unlink(missing_ok=True)
+    (folder / name).write_text(content)
+    return folder
+
+
+def test_texts_and_subjects_are_instances_and_labels(folder: Path) -> None:
+    dataset = open_dataset(folder)
+    assert dataset.format is FORMATS["annif"]
+    assert dataset.labels.uids.to_pylist() == [DOGS, CATS]
+    assert dataset.labels.texts.to_pylist() == ["dogs", "cats"]
+    train, test = dataset.read_split("train"), dataset.read_split("test")
+    assert train.entries.texts.to_pylist() == ["My \u201cbest\u201d friend", "a purr", "none"]
+    assert train.labels.to_csr(2).toarray().tolist() == [[1, 1], [0, 1], [0, 0]]
+    assert test.labels.to_csr(2).toarray().tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(("before", "after"), [("train.tsv", "pets-train.tsv"), ("vocab.tsv", "pets-vocab.tsv")])
+def test_names_may_have_a_prefix(folder: Path, before: str, after: str) -> None:
+    (folder / before).rename(folder / after)
+    assert len(open_dataset(folder).read_split("train")) == 3
+
+
+def test_byte_order_mark_is_not_a_part_of_the_first_row(folder: Path) -> None:
+    for name in ("vocab.tsv", "train.tsv"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    dataset = open_dataset(folder)
+    assert dataset.labels.uids.to_pylist() == [DOGS, CATS]
+    assert dataset.read_split("train").entries.texts.to_pylist()[0] == "My \u201cbest\u201d friend"
+
+
+@pytest.mark.parametrize("vocabulary", ["tsv", "skos"])
+@pytest.mark.parametrize("uri", [OLD, "http://example.org/unknown"], ids=["deprecated", "unknown"])
+def test_subject_that_is_not_a_label_is_refused_or_dropped_with_a_note(
+    folder: Path, write_lines: WriteLines, uri: str, vocabulary: str
+) -> None:
+    language = None if vocabulary == "tsv" else "en"
+    if vocabulary == "skos":
+        use_skos(folder)
+    write_lines(folder / "train.tsv", [f"one\t{CATS}", f"two\t<{uri}> <{DOGS}> {uri}"])
+    with pytest.raises(DatasetError, match=rf"train\.tsv:2: {uri} is not in the vocab.* --unknown-labels drop$"):
+        open_dataset(folder, label_language=language).read_split("train")
+    notes = list[str]()
+    dataset = open_dataset(folder, label_language=language, unknown_labels="drop", note=notes.append)
+    row = dataset.labels.uids.to_pylist().index(DOGS)
+    assert dataset.read_split("train").labels.to_csr(2).toarray()[1].nonzero()[0].tolist() == [row]
+    assert notes == [
+        f"{folder}/train.tsv: 2 subjects are unknown or deprecated; they are dropped (the first: line 2: {uri})"
+    ]
+
+
+def test_skos_concepts_have_their_preferred_name_in_a_language_or_the_name_without_one(folder: Path) -> None:
+    use_skos(folder)
+    english, finnish = (open_dataset(folder, label_language=language).labels for language in ("en", "FI"))
+    assert english.uids.to_pylist() == [CATS, DOGS]
+    assert english.texts.to_pylist() == ["cats", "dogs"]
+    assert finnish.texts.to_pylist() == ["kissat", "koirat"]
+
+
+def test_alternative_names_and_notation_extend_the_text_of_a_label(folder: Path) -> None:
+    fields = ("prefLabel", "altLabel", "notation")
+    assert open_dataset(folder, text_fields=("notation", "prefLabel")).labels.texts.to_pylist() == [
+        "59.2; dogs",
+        "cats",
+    ]
+    labels = open_dataset(use_skos(folder), label_language="en", text_fields=fields).labels
+    assert labels.texts.to_pylist() == ["cats", "dogs; canines; domestic dogs; 59.2"]
+
+
+@pytest.mark.parametrize("name", ["vocab.rdf", "vocab.rdf.gz"])
+def test_rdf_xml_in_one_language_needs_no_language(folder: Path, name: str) -> None:
+    use_skos(folder, RDF_XML, "vocab.rdf")
+    if name.endswith(".gz"):
+        (folder / name).write_bytes(gzip.compress((folder / "vocab.rdf").read_bytes()))
+        (folder / "vocab.rdf").unlink()
+    assert open_dataset(folder).labels.texts.to_pylist() == ["cats", "dogs"]
+
+
+def test_n_triples_are_read(folder: Path) -> None:
+    skos = "http://www.w3.org/2004/02/skos/core#"
+    kind = f"<{CATS}> <http://www.w3.org/1999/02/22-rdf-syntax-ns#type> <{skos}Concept> .\n"
+    use_skos(folder, f'{kind}<{CATS}> <{skos}prefLabel> "cats" .\n', "vocab.nt")
+    assert open_dataset(folder).labels.texts.to_pylist() == ["cats"]
+
+
+def test_concept_without_a_name_in_the_language_has_an_empty_text(folder: Path) -> None:
+    use_skos(folder, TURTLE.replace('rdfs:label "cats" ; ', ""))
+    with pytest.raises(DatasetError, match=rf"pets-skos\.ttl: concept {CATS}, language en: the text is empty; .*drop"):
+        open_dataset(folder, label_language="en")
+    dataset = open_dataset(folder, label_language="en", empty_texts="drop")
+    assert dataset.labels.uids.to_pylist() == [DOGS]
+    assert dataset.read_split("train").labels.to_csr(1).toarray().tolist() == [[1], [0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("language", "message"),
+    [
+        (None, r"pets-skos\.ttl: expected one language, found en, fi; choose one with --label-language"),
+        ("de", r"pets-skos\.ttl: expected names in 'de', found en, fi; choose one with --label-language"),
+    ],
+)
+def test_language_must_be_one_of_the_vocabulary(folder: Path, language: str | None, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(use_skos(folder), label_language=language)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.ttl", b"<http://a> a\n\n oops .", r"a\.ttl:3: expected Turtle, found: "),
+        ("a.ttl", b'\n<http://a> <http://b> "caf\xe9" .', r"a\.ttl:2: expected UTF-8, found byte 0xe9"),
+        ("a.ttl", b"", r"a\.ttl: expected instances of skos:Concept that are not deprecated, found none"),
+        ("a.rdf", b"<rdf>\n</oops>", r"a\.rdf:2: expected RDF/XML, found: mismatched tag"),
+        ("a.rdf", b"<html/>", r"a\.rdf: expected instances of skos:Concept|a\.rdf.*: expected RDF/XML"),
+        ("a.ttl.gz", b"plain", r"a\.ttl\.gz: the gzip stream breaks"),
+        ("vocab.tsv", b"uri\tname\n\tname\n", r"vocab\.tsv:2: expected a URI, a tab and a name, found '\\tname'"),
+        ("vocab.tsv", b"a\tb\nc\td\na\te\n", r"vocab\.tsv: uid 'a' occurs twice, in rows 1 and 3"),
+        ("vocab.tsv", b"a\n", r"vocab\.tsv: expected at least one label, found none"),
+    ],
+)
+def test_broken_vocabulary_is_refused_and_the_error_names_its_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=message) as refusal:
+        open_dataset(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("no tab", r"train\.tsv:2: expected a text, a tab and URIs, found no tab in 'no tab'"),
+        (f" \t{CATS}", r"train\.tsv:2: the text is empty"),
+        (b"\xff\ta", r"train\.tsv:2: expected UTF-8"),
+    ],
+)
+def test_wrong_line_is_refused_and_the_error_names_it(
+    folder: Path, write_lines: WriteLines, line: str | bytes, message: str
+) -> None:
+    write_lines(folder / "train.tsv", [f"one\t{CATS}", line])
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(folder).read_split("train")
+
+
+def test_several_or_no_files_of_a_kind_are_refused(folder: Path) -> None:
+    (folder / "test.tsv.gz").unlink()
+    with pytest.raises(
+        DatasetError, match=r"expected one file named test\.tsv or \*-test\.tsv \(also \.gz\), found none"
+    ):
+        open_dataset(folder).read_split("test")
+    (folder / "pets.ttl").write_text(TURTLE)
+    with pytest.raises(DatasetError, match=r"expected one file named vocab\.tsv, .*, found pets\.ttl, vocab\.tsv"):
+        open_dataset(folder)
+
+
+def test_unknown_field_and_language_of_a_tsv_vocabulary_are_refused(folder: Path, write_lines: WriteLines) -> None:
+    with pytest.raises(DatasetError, match=r"--text-fields: expected prefLabel, altLabel, notation, found name"):
+        open_dataset(folder, text_fields=("name",))
+    with pytest.raises(DatasetError, match=r"vocab\.tsv: --label-language: expected a SKOS vocabulary, found TSV"):
+        open_dataset(folder, label_language="en")
+    write_lines(folder / "labels.jsonl", [{"uid": "a", "text": "b"}])
+    with pytest.raises(DatasetError, match="--label-language: expected an Annif corpus, found the format native"):
+        open_dataset(folder, label_language="en")
