@@ -32,11 +32,14 @@ from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.files import RANKER
 from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from service.bundle.strings import StringTable
+from service.errors import ActivationConflictError
 from service.lexical.index import write_lexical_index
 from service.memory_log.log import MemoryLog, number
 from service.predictor.encoder import QueryEncoder
 from service.predictor.golden import write_golden
 from service.ranking.names import Names
+from service.store.activation_record import ActivationRecord
+from service.store.compaction_lease import compaction_lease
 from service.store.locations import open_store
 from service.store.store import Store
 from service.threads import threads_or_cores
@@ -54,7 +57,9 @@ def compact(settings: CompactSettings) -> str:
 
     Raises:
         BuildError: If the run is not that of the current version, `--out` exists, there are no live entries, or they
-            leave no instance or no label. If there is no run, and the bundle cannot give its keys.
+            leave no instance or no label. If there is no run, and the bundle cannot give its keys. If another version
+            was activated meanwhile.
+        CompactionRunningError: If another process compacts the store.
         CheckFailed: If a check fails and `--force` is not set.
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
@@ -65,7 +70,31 @@ def compact(settings: CompactSettings) -> str:
     if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    bundle = store.open(store.require_current())
+    current = store.require_current()
+    if signing and settings.activate:
+        store.sign_activations(signing)
+    with compaction_lease(store.files):
+        record = store.activation()
+        version = _compact(store, current, settings, signing, threads)
+        if settings.activate and record is not None:
+            _activate(store, version, record)
+    return version
+
+
+def _activate(store: Store, version: str, before: ActivationRecord) -> None:
+    """Make a new version current, if no other version became current since a record."""
+    try:
+        store.activate(version, why="compaction", expected_generation=before.generation)
+    except ActivationConflictError:
+        raise BuildError(
+            f"{store.name}: version {version} is published and not activated, because of another activation during the "
+            "compaction; see `recollect log`. If that version is to stay current, compact again"
+        ) from None
+
+
+def _compact(store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int) -> str:
+    """Publish a bundle with the current version's memory and all live entries; return its version."""
+    bundle = store.open(current)
     _check_all_keys(bundle)
     encoder = QueryEncoder.of(bundle, threads)
     with tempfile.TemporaryDirectory() as temporary:
@@ -82,15 +111,10 @@ def compact(settings: CompactSettings) -> str:
         try:
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
-            version = _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads)
+            return _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
-    if settings.activate:
-        if signing:
-            store.sign_activations(signing)
-        store.activate(version)
-    return version
 
 
 def _check_all_keys(bundle: Bundle) -> None:
