@@ -146,6 +146,14 @@ class MemoryLog:
         """Sequence number of the last entry that was read or appended; 0 if there is none."""
         return self._place.sequence
 
+    @property
+    def digest(self) -> bytes:
+        """Digest of all entries up to the last one that was read or appended; empty if there is none.
+
+        It differs between logs with other entries, also if they have equal sequence numbers.
+        """
+        return (self._place.digest or b"") if self.sequence else b""
+
     def read(self) -> list[LoggedEntry]:
         """The entries that were appended since the last call, oldest first. In a folder, no news cost two `stat` calls.
 
