@@ -7,6 +7,7 @@ entries that are written meanwhile, stay live.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 import tempfile
@@ -95,7 +96,11 @@ def _activate(store: Store, version: str, before: ActivationRecord) -> None:
 def _compact(store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int) -> str:
     """Publish a bundle with the current version's memory and all live entries; return its version."""
     bundle = store.open(current)
-    _check_all_keys(bundle)
+    if bundle.manifest.compaction is not None and settings.run is not None:
+        raise BuildError(
+            f"--run: expected none, because version {current} was built with --compact, so its run has other keys, "
+            f"found {settings.run}; leave out --run, and the keys come from the bundle"
+        )
     encoder = QueryEncoder.of(bundle, threads)
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
@@ -111,18 +116,11 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
         try:
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
-            return _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads)
+            served = _served(bundle, state, merged)
+            return _publish(store, bundle, served, _sample(memory), sequence, before, settings, signing, threads)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
-
-
-def _check_all_keys(bundle: Bundle) -> None:
-    if bundle.manifest.compaction is not None:
-        raise BuildError(
-            f"{bundle.manifest.version}: expected a version with all keys of its run, found one that was built with "
-            "--compact; export it with `recollect export`, and train and build again"
-        )
 
 
 def _find_base(run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path) -> Callable[[], Memory]:
@@ -198,10 +196,29 @@ def _strings(table: StringTable) -> list[str]:
     return [table[row] for row in range(len(table))]
 
 
+def _served(bundle: Bundle, state: FinalState, memory: Memory) -> ServedMemory:
+    """A merged memory as the bundle serves it. Keys that `build --compact` merged or pruned keep their counts."""
+    served, old = ServedMemory.whole(memory), bundle.manifest
+    if old.compaction is None:
+        return served
+    counts = bundle.values.log_counts
+    if counts is not None:
+        served = dataclasses.replace(
+            served, counts=np.concatenate([np.exp(counts[state.rows]), np.ones(len(state.instances))])
+        )
+    merged_away = bundle.labels.counts - np.bincount(bundle.value_indices, minlength=len(bundle.labels))
+    instances = old.compaction.instances + memory.plan.instances - old.counts.instances
+    return dataclasses.replace(
+        served,
+        merged_away=np.concatenate([merged_away[state.label_rows], np.zeros(len(state.labels), dtype=np.int64)]),
+        compaction=old.compaction.model_copy(update={"instances": instances}),
+    )
+
+
 def _publish(
     store: Store,
     bundle: Bundle,
-    memory: Memory,
+    served: ServedMemory,
     sample: Sample,
     sequence: int,
     before: dict[str, float],
@@ -210,9 +227,8 @@ def _publish(
     threads: int,
 ) -> str:
     """Write, check and publish the bundle of a merged memory; return its version."""
-    device, old = usable_device(settings), bundle.manifest
+    device, old, memory = usable_device(settings), bundle.manifest, served.memory
     with store.incoming() as folder:
-        served = ServedMemory.whole(memory)
         write_bundle_tables(served, folder)
         for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
             shutil.copyfile(bundle.folder / name, folder / name)
