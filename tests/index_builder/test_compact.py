@@ -23,7 +23,7 @@ from service.memory_log.segments import segment_name
 from service.model import Model, open_model
 from service.store.store import Store
 from tests.conftest import TOPICS, Built
-from trainer.memory import open_memory, write_defaults
+from trainer.memory.memory import open_memory, write_defaults
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
 
