@@ -44,7 +44,7 @@ from service.store.store import Store
 from trainer.data.dataset import open_dataset
 from trainer.data.split import LabelSets
 from trainer.errors import TrainerError
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 from trainer.metrics import hits, ndcg_at, precision_at, recall_at
 
 _STEPS, _TOP_K = 10, 100
@@ -76,7 +76,6 @@ class Benchmark:
     Args:
         bundle: The version.
         memory: Its memory.
-        encoded: A predictor with its encoder.
         folder: An empty folder for bundles.
     """
 
@@ -240,12 +239,19 @@ def _percent(values: Float[np.ndarray, " query"]) -> float:
     return round(100 * float(values.mean()), 2)
 
 
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {number}")
+    return number
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live_memory", description=__doc__)
     parser.add_argument("store", type=Path, help="bundle store; its current version has a flat index")
     parser.add_argument("dataset", type=Path, help="dataset folder from which the version was made")
-    parser.add_argument("--queries", type=int, default=2_000, help="number of test texts; default: 2000")
-    parser.add_argument("--labels", type=int, default=500, help="number of new labels; default: 500")
+    parser.add_argument("--queries", type=_positive_int, default=2_000, help="number of test texts; default: 2000")
+    parser.add_argument("--labels", type=_positive_int, default=500, help="number of new labels; default: 500")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of new labels; default: 0")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
