@@ -12,6 +12,7 @@ order of the score, without words. The last line of the output is JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
@@ -27,18 +28,21 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from index_builder.build import describe_bundle, write_indexes, write_manifest
-from index_builder.bundle_tables import write_bundle_tables
+from index_builder.bundle_tables import read_field, write_bundle_tables
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.live_memory.bundle_memory import BundleMemory
 from index_builder.live_memory.final_state import FinalState
 from index_builder.live_memory.merged_memory import write_merged_memory
+from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings
+from index_builder.verify import golden_queries
 from service.bundle.bundle import Bundle, open_bundle
 from service.errors import ServiceError
 from service.memory.entries import Entry, PutInstance, PutLabel
 from service.memory_log.log import number
+from service.predictor.golden import write_golden
 from service.predictor.predictor import Predictor
 from service.store.store import Store
 from trainer.data.dataset import open_dataset
@@ -47,7 +51,7 @@ from trainer.errors import TrainerError
 from trainer.memory.memory import Memory
 from trainer.metrics import hits, ndcg_at, precision_at, recall_at
 
-_STEPS, _TOP_K = 10, 100
+_STEPS, _TOP_K, _GOLDEN_TEXTS = 10, 100, 16
 # Instances of each new label after each step.
 _INSTANCES = (1, 2, 5)
 _CUT_OFFS = (5, 10, 100)
@@ -154,6 +158,7 @@ class Benchmark:
             shutil.copyfile(self._bundle.folder / file, to / file)
         settings = BuildSettings(run=folder, store=folder, index="flat", threads=1)
         indexes, _, curves = write_indexes(served.memory, to, settings, "cpu", old.encoder)
+        write_golden(to, golden_queries(served, _golden_sample(served.memory)))
         defaults = old.defaults.model_copy(update={"order": "score", "word_weight": 0.0})
         write_manifest(to, describe_bundle(served, to, old.encoder, indexes, curves, defaults, None, {}))
         return Predictor.open(open_bundle(to), 1)
@@ -199,6 +204,12 @@ class Benchmark:
             scores = zip(first.labels, second.labels, strict=True)
             difference = max([difference, *(abs(a.score - b.score) for a, b in scores)])
         return {"same labels": round(100 * same / len(test.vectors), 2), "largest difference": difference}
+
+
+def _golden_sample(memory: Memory) -> Sample:
+    """Texts of instances with their keys, which every bundle needs."""
+    texts = itertools.islice(read_field(memory.folder / "instances.jsonl", "text"), _GOLDEN_TEXTS)
+    return Sample([*texts], np.asarray(memory.instance_keys[:_GOLDEN_TEXTS], dtype=np.float32))
 
 
 def measure(store: Path, dataset: Path, queries: int, labels: int, seed: int, folder: Path) -> dict[str, Any]:

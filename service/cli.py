@@ -260,6 +260,7 @@ def copy(settings: CopySettings) -> None:
 
     store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
+    store.require_published(version)
     if settings.memory_log:  # before the version, because its replicas need the entries
         _print_error(f"copied {copy_log(store, target):,} entries of the memory log")
     elif MemoryLog.of(store, store.manifest(version)).exists:

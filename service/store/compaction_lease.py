@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 
 from service.errors import CompactionRunningError, StoreError
@@ -40,7 +41,8 @@ def compaction_lease(files: ControlFiles) -> Iterator[None]:
         CompactionRunningError: If another process holds it.
         StoreError, OSError: If the store cannot be read or written.
     """
-    own = f"{socket.gethostname()}:{os.getpid()}"
+    # The processes of two containers can have the same name and number.
+    own = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
     def take(content: bytes | None) -> bytes:
         holder = _parse(content)
