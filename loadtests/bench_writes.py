@@ -51,7 +51,6 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
         texts, label = sample_texts(bundle.instance_texts, _TEXTS), bundle.labels.uids[0]
         flags = ["--writable", "--api-keys", keys.name, "--delta-keys", str(10_000_000)]
         with replica(copied.root, flags, cache_mb=0, threads=threads) as server:
-            address = Address(*server.address[:2], _KEY)
             queries = [json.dumps({"query": text}).encode() for text in texts]
 
             def instance(number: int) -> tuple[str, bytes]:
@@ -61,18 +60,18 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
             def query(number: int) -> tuple[str, bytes]:
                 return "/predict", queries[number % len(queries)]
 
-            _send(address, query, reads, min(2.0, seconds))  # the first requests are slower
+            _send(server.address, query, reads, min(2.0, seconds))  # the first requests are slower
             alone, during, written = list[Exchange](), list[Exchange](), list[Exchange]()
             for turn in range(_TURNS):
-                alone += _send(address, query, reads, seconds)
+                alone += _send(server.address, query, reads, seconds)
                 first = turn * round(writes * seconds)
                 sender = threading.Thread(
                     target=lambda first=first: written.extend(
-                        _send(address, lambda number: instance(first + number), writes, seconds)
+                        _send(server.address, lambda number: instance(first + number), writes, seconds)
                     )
                 )
                 sender.start()
-                during += _send(address, query, reads, seconds)
+                during += _send(server.address, query, reads, seconds)
                 sender.join()
     (p50, p99), (during_p50, during_p99) = (latency_percentiles(each, 50, 99) for each in (alone, during))
     write_p50, write_p99 = latency_percentiles(written, 50, 99)
@@ -94,7 +93,7 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
 
 def _send(address: Address, request: Callable[[int], tuple[str, bytes]], rate: float, seconds: float) -> list[Exchange]:
     exchanges: list[Exchange] = []
-    unsent = open_loop(Load(address, request, _judge, exchanges.append), rate, seconds, _CONNECTIONS)
+    unsent = open_loop(Load(address, request, _judge, exchanges.append, _KEY), rate, seconds, _CONNECTIONS)
     return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
 
 

@@ -14,11 +14,8 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Address(NamedTuple):
-    """Address of a server, and the API key for its requests; empty without a key."""
-
     host: str
     port: int
-    api_key: str = ""
 
 
 class LostRequestError(Exception):
@@ -41,9 +38,9 @@ class Reply:
 class Connection:
     """A connection that opens on first use and stays open. If the server closes it, the next request opens it again."""
 
-    def __init__(self, address: Address, timeout_seconds: float = 30.0) -> None:
-        self._address, self._timeout_seconds = address[:2], timeout_seconds
-        self._headers = f"Host: {address.host}\r\n" + (f"X-API-Key: {address.api_key}\r\n" if address.api_key else "")
+    def __init__(self, address: Address, timeout_seconds: float = 30.0, api_key: str = "") -> None:
+        self._address, self._timeout_seconds = address, timeout_seconds
+        self._headers = f"Host: {address.host}\r\n" + (f"X-API-Key: {api_key}\r\n" if api_key else "")
         self._socket: socket.socket | None = None
 
     def post(self, path: str, body: bytes) -> Reply:
