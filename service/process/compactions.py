@@ -46,11 +46,19 @@ _LOWEST_PRIORITY, _FIRST_TO_KILL = 19, "1000"
 
 
 class _Compaction(NamedTuple):
-    """A compaction in progress: its process, the folder of its temporary files and of its output, and its start."""
+    """A compaction in progress.
+
+    Attributes:
+        process: Its process.
+        folder: The folder of its temporary files and of its output.
+        started: Time of its start.
+        generation: Generation of the store before.
+    """
 
     process: subprocess.Popen[bytes]
     folder: Path
     started: float
+    generation: int
 
     def last_line(self, name: str) -> str:
         """The last line of its standard output or standard error."""
@@ -121,8 +129,8 @@ class _Compactions:
         if self._running is not None:
             if self._running.process.poll() is not None:
                 self._report(self._running)
-        elif time.monotonic() >= self._not_before and self._is_due():
-            self._start()
+        elif time.monotonic() >= self._not_before and (generation := self._due()) is not None:
+            self._start(generation)
 
     def stop(self) -> None:
         """Stop the compaction in progress. It has no effect on the store, and the next service starts it again."""
@@ -139,19 +147,19 @@ class _Compactions:
         log.info("compaction_stopped")
         self._forget(self._running)
 
-    def _is_due(self) -> bool:
-        """Whether the current version has enough keys, and no other process compacts."""
+    def _due(self) -> int | None:
+        """The generation of the store if its current version has enough keys, and no other process compacts."""
         with self._versions.lease() as predictor:
             version, view = predictor.version, predictor.memory.view
         if view is None or view.status.live_keys - view.status.kept_keys < self._keys:
-            return False
+            return None
         record = self._store.activation()
         # After an activation, this process serves the old version for a short time. An activation would end a trial.
         if record is None or record.version != version or record.canary is not None:
-            return False
-        return compaction_holder(self._store.files) is None
+            return None
+        return record.generation if compaction_holder(self._store.files) is None else None
 
-    def _start(self) -> None:
+    def _start(self, generation: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="recollect-compact-"))
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
@@ -162,7 +170,7 @@ class _Compactions:
                 env=self._environment(folder),
                 start_new_session=True,  # Ctrl-C in a terminal reaches this process alone
             )
-        self._running = _Compaction(process, folder, time.monotonic())
+        self._running = _Compaction(process, folder, time.monotonic(), generation)
         with contextlib.suppress(OSError):  # the process has ended, or the system has no such file
             os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
@@ -187,19 +195,25 @@ class _Compactions:
     def _report(self, compaction: _Compaction) -> None:
         seconds = round(time.monotonic() - compaction.started, 1)
         status = compaction.process.returncode
+        error = compaction.last_line("stderr") or f"exit status {status}"
         if status == 0:
             self._pause = _MIN_PAUSE_SECONDS
             self._metrics.compactions.labels("published").inc()
             log.info("compaction_published", version=compaction.last_line("stdout"), seconds=seconds)
-        elif holder := compaction_holder(self._store.files):
-            log.info("compaction_elsewhere", holder=holder)  # another replica was faster
+        elif self._is_superseded(compaction):
+            log.info("compaction_superseded", error=error, seconds=seconds)
         else:
             self._not_before = time.monotonic() + self._pause
-            error = compaction.last_line("stderr") or f"exit status {status}"
             self._metrics.compactions.labels("failed").inc()
             log.error("compaction_failed", error=error, status=status, seconds=seconds, again_in_seconds=self._pause)
             self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
         self._forget(compaction)
+
+    def _is_superseded(self, compaction: _Compaction) -> bool:
+        """Whether another replica compacts, or there was an activation meanwhile."""
+        record = self._store.activation()
+        is_same = record is not None and record.generation == compaction.generation
+        return not is_same or compaction_holder(self._store.files) is not None
 
     def _forget(self, compaction: _Compaction) -> None:
         shutil.rmtree(compaction.folder, ignore_errors=True)
