@@ -29,6 +29,7 @@ from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.hub.download import local_run
 from index_builder.index_plots import write_index_plots
 from index_builder.lexical import write_lexical
+from index_builder.live_memory.memory_sequence import check_memory_sequence
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
 from index_builder.ranking.vote_probabilities import fit_vote_probabilities
@@ -102,6 +103,7 @@ def build(settings: BuildSettings) -> str:
     before = current_metrics(store, settings, threads)
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
+    check_memory_sequence(store, settings.memory_sequence)
     methods = Methods.of(settings.compact)
     with store.incoming() as folder, compacted(memory, settings.run, methods) as served:
         sample = encode_sample(memory, encoder, query_encoder)
@@ -110,9 +112,8 @@ def build(settings: BuildSettings) -> str:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         verification = verify(folder, served, before, project(served, sample), points, settings, threads, device)
-        manifest = manifest.model_copy(
-            update={"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
-        )
+        checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
+        manifest = manifest.model_copy(update=checked | {"memory_sequence": settings.memory_sequence})
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))

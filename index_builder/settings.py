@@ -149,6 +149,12 @@ class BuildSettings(PublishSettings):
         "prune[:FLOOR] (instances that the others answer hand their votes over; each label keeps FLOOR), pca:D (D "
         "dimensions), or several with commas; default: all keys. See --max-drop",
     )
+    memory_sequence: int = Field(
+        0,
+        ge=0,
+        description="last live entry of the store that the dataset of the run contains, printed by `recollect export`; "
+        "later entries are applied to the bundle",
+    )
     report: Path | None = Field(None, description="folder for plots of the measured indexes; default: no plots")
 
 

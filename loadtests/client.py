@@ -38,8 +38,9 @@ class Reply:
 class Connection:
     """A connection that opens on first use and stays open. If the server closes it, the next request opens it again."""
 
-    def __init__(self, address: Address, timeout_seconds: float = 30.0) -> None:
+    def __init__(self, address: Address, timeout_seconds: float = 30.0, api_key: str = "") -> None:
         self._address, self._timeout_seconds = address, timeout_seconds
+        self._headers = f"Host: {address.host}\r\n" + (f"X-API-Key: {api_key}\r\n" if api_key else "")
         self._socket: socket.socket | None = None
 
     def post(self, path: str, body: bytes) -> Reply:
@@ -49,7 +50,7 @@ class Connection:
             LostRequestError: If there is no complete answer.
         """
         return self._exchange(
-            f"POST {path} HTTP/1.1\r\nHost: {self._address.host}\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\n{self._headers}Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
@@ -60,7 +61,7 @@ class Connection:
         Raises:
             LostRequestError: If there is no complete answer.
         """
-        return self._exchange(f"GET {path} HTTP/1.1\r\nHost: {self._address.host}\r\n\r\n".encode())
+        return self._exchange(f"GET {path} HTTP/1.1\r\n{self._headers}\r\n".encode())
 
     def close(self) -> None:
         if self._socket:

@@ -52,12 +52,14 @@ class Load:
         request: Returns the path and the body of a request by the request's number.
         judge: Describes the error in an answer, from the request's number and the answer; empty if there is no error.
         record: Receives every exchange; called from many threads.
+        api_key: API key of the requests; empty without one.
     """
 
     address: Address
     request: Callable[[int], tuple[str, bytes]]
     judge: Callable[[int, Reply], str]
     record: Callable[[Exchange], None]
+    api_key: str = ""
 
     def send(self, connection: Connection, number: int, due: float) -> None:
         """Send a request now and record the exchange."""
@@ -99,7 +101,7 @@ def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
                 continue
             load.send(connection, number, due)
 
-    _run_on_connections(work, load.address, connections)
+    _run_on_connections(work, load, connections)
     return len(unsent)
 
 
@@ -121,7 +123,7 @@ def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: f
         while (now := time.perf_counter()) - start < seconds and (number := next(numbers)) < requests:
             load.send(connection, number, now)
 
-    _run_on_connections(work, load.address, clients)
+    _run_on_connections(work, load, clients)
     return time.perf_counter() - start
 
 
@@ -131,11 +133,11 @@ def latency_percentiles(exchanges: list[Exchange], *percents: float) -> list[flo
     return [round(1e3 * float(np.percentile(answered or [0.0], percent)), 3) for percent in percents]
 
 
-def _run_on_connections(work: Callable[[Connection], None], address: Address, connections: int) -> None:
+def _run_on_connections(work: Callable[[Connection], None], load: Load, connections: int) -> None:
     """Call `work` in one thread for each connection, and wait for all threads."""
 
     def run() -> None:
-        connection = Connection(address)
+        connection = Connection(load.address, api_key=load.api_key)
         try:
             work(connection)
         finally:

@@ -217,17 +217,23 @@ def verify(settings: VerifySettings) -> None:
 
 
 def prune(settings: PruneSettings) -> None:
+    from service.memory_log.retention import prune_log
     from service.store.retention import prune as prune_store
     from service.versions.replicas import replicas_of, versions_in_use
 
     store = _store(settings)
     replicas = replicas_of(store, _redis_client(settings))
-    number, size_bytes = 0, 0
+    pruned_versions, size_bytes = set[str](), 0
     for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
         _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
-        number, size_bytes = number + 1, size_bytes + pruned.size_bytes
+        pruned_versions.add(pruned.version)
+        size_bytes += pruned.size_bytes
     verb = "would remove" if settings.dry_run else "removed"
-    _print_error(f"{verb} {number} versions, {size_bytes:,} bytes")
+    _print_error(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
+    if settings.memory_log:
+        removed = list(prune_log(store, pruned_versions, settings.dry_run))
+        size_bytes = sum(segment.size_bytes for segment in removed)
+        _print_error(f"{verb} {len(removed)} segments of the memory log, {size_bytes:,} bytes")
 
 
 def protect(settings: ProtectSettings) -> None:
@@ -247,26 +253,29 @@ def unprotect(settings: UnprotectSettings) -> None:
 
 
 def copy(settings: CopySettings) -> None:
-    from service.memory_log.log import MEMORY, MemoryLog
+    from service.memory_log.copying import copy_log
+    from service.memory_log.log import MemoryLog
     from service.store.copying import copy_version
     from service.store.locations import open_store
 
     store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
+    store.require_published(version)
+    if settings.memory_log:  # before the version, because its replicas need the entries
+        _print_error(f"copied {copy_log(store, target):,} entries of the memory log")
+    elif MemoryLog.of(store, store.manifest(version)).exists:
+        _print_error(f"{store.name} has a live memory, which is not copied; copy it with --memory-log")
     if not copy_version(store, version, target):
         _print_error(f"{target.name} contains the same bundle already")
-    if MemoryLog.of(store, store.manifest(version)).exists:
-        _print_error(
-            f"{store.name} has a live memory, which is not copied; copy its folder {MEMORY}/ if {target.name} has none"
-        )
     _print_line(version)
 
 
 def export(settings: ExportSettings) -> None:
     from service.export import export_version
 
-    instances, labels = export_version(settings)
-    _print_line(f"{settings.out}: {instances:,} instances, {labels:,} labels")
+    instances, labels, sequence = export_version(settings)
+    last = f", with the live entries up to {sequence}" if sequence else ""
+    _print_line(f"{settings.out}: {instances:,} instances, {labels:,} labels{last}")
 
 
 def _store(settings: ServiceSettings) -> Store:

@@ -233,6 +233,11 @@ class PruneSettings(RedisSettings):
 
     keep: int = Field(ge=1, description="Number of the newest versions to keep in any case")
     dry_run: CliImplicitFlag[bool] = Field(False, description="Print the versions to remove, but remove nothing")
+    memory_log: CliImplicitFlag[bool] = Field(
+        False,
+        description="Also remove the segments of the memory log that no remaining version needs; "
+        "a later `recollect build` from data without these entries then needs --memory-sequence",
+    )
 
 
 class ProtectSettings(ServiceSettings):
@@ -252,7 +257,6 @@ class UnprotectSettings(ServiceSettings):
 class CopySettings(ServiceSettings):
     """Copy a version to another store, and verify every file on the way. The copy does not become current.
 
-    The live memory, which is the folder `memory/` of a store, is not copied.
     A copy that was interrupted can be started again. A version that the other store contains is never overwritten.
     """
 
@@ -260,3 +264,8 @@ class CopySettings(ServiceSettings):
         description="Version from `recollect versions`, or the word current for the current version"
     )
     to: Location = Field(description="Store that receives the version: a folder, or a URL such as s3://bucket/store")
+    memory_log: CliImplicitFlag[bool] = Field(
+        False,
+        description="First copy the log of the live memory, or continue an earlier copy; every version of the other "
+        "store then has these entries",
+    )

@@ -76,6 +76,10 @@ class LogConflictError(MemoryLogError):
     exit_status = 1
 
 
+class CompactionRunningError(StoreError):
+    exit_status = 1
+
+
 class CanaryError(StoreError):
     pass
 

@@ -29,8 +29,8 @@ from service.store.locations import open_store
 _BLOCK_ROWS = 4_096
 
 
-def export_version(settings: ExportSettings) -> tuple[int, int]:
-    """Export a published version; return the numbers of instances and labels.
+def export_version(settings: ExportSettings) -> tuple[int, int, int]:
+    """Export a published version; return the numbers of instances and labels, and that of the last live entry.
 
     Raises:
         StoreError: If the store or the version does not exist.
@@ -41,7 +41,8 @@ def export_version(settings: ExportSettings) -> tuple[int, int]:
     bundle = store.open(store.resolve(settings.version))
     no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
     log = MemoryLog.of(store, bundle.manifest, lambda texts: np.tile(no_vectors, (len(texts), 1)))
-    return export(Delta(bundle, bundle.values, None, None).apply(log.read()), settings.out)
+    memory = Delta(bundle, bundle.values, None, None).apply(log.read())
+    return *export(memory, settings.out), memory.sequence
 
 
 def export(memory: View, out: Path) -> tuple[int, int]:

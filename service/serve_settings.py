@@ -154,6 +154,12 @@ class ServeSettings(RedisSettings):
     delta_keys: int = Field(
         50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
     )
+    compact_at: int | None = Field(
+        None,
+        ge=1,
+        description="Number of live keys at which this service runs `recollect compact --activate` in another process; "
+        "less than --delta-keys, needs --writable and recollect[build] (default: never)",
+    )
     annif: CliImplicitFlag[bool] = Field(
         False,
         description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn",
@@ -201,6 +207,13 @@ def require_consistent(settings: ServeSettings) -> None:
         raise SettingsError("--writable: needs --api-keys, which is not set, because a change needs a key with `write`")
     if settings.writable and settings.verify_key is not None and settings.sign is None:
         raise SettingsError("--writable: needs --sign with --verify-key, because replicas refuse unsigned changes")
+    if settings.compact_at is not None and not settings.writable:
+        raise SettingsError("--compact-at: needs --writable, which is not set")
+    if settings.compact_at is not None and settings.compact_at >= settings.delta_keys:
+        raise SettingsError(
+            f"--compact-at: must be less than --delta-keys ({settings.delta_keys:,}), so that changes continue "
+            f"during a compaction; found {settings.compact_at:,}"
+        )
     if settings.verify_activations and settings.verify_key is None:
         raise SettingsError("--verify-activations: needs --verify-key, which is not set")
     if settings.redis_secret is not None and settings.redis_url is None:

@@ -24,6 +24,8 @@ class ServedMemory:
         counts: Number of instances that each key of `memory` stands for; None means one each.
         rotation: The projection of the run's vectors to the served dimensions; None means no projection.
         compaction: Manifest entry of the compaction; None without compaction.
+        merged_away: Number of instances of each label that an earlier compaction has merged or pruned, and that `full`
+            lacks; None means none.
         trial: The same compaction of a memory without the queries of all measurements; None if no instance was merged
             or pruned. An instance that takes over votes must not be a query, because its key has the query's labels.
     """
@@ -34,6 +36,7 @@ class ServedMemory:
     counts: Float[np.ndarray, " kept"] | None = None
     rotation: Float[np.ndarray, "dim served_dim"] | None = None
     compaction: Compaction | None = None
+    merged_away: Int[np.ndarray, " label"] | None = None
     trial: ServedMemory | None = None
 
     @classmethod
@@ -55,7 +58,8 @@ class ServedMemory:
     @property
     def label_counts(self) -> Int[np.ndarray, " label"]:
         """Number of instances of each label in the run."""
-        return np.bincount(self.full.value_indices, minlength=self.full.plan.labels)
+        counts = np.bincount(self.full.value_indices, minlength=self.full.plan.labels)
+        return counts if self.merged_away is None else counts + self.merged_away
 
     @property
     def key_bytes(self) -> int:

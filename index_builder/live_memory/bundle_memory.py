@@ -94,7 +94,7 @@ class BundleMemory:
     """The memory of a bundle, which can be written as a memory folder.
 
     Args:
-        bundle: A bundle with all keys of its run.
+        bundle: The bundle.
         encoder: Its encoder.
 
     Raises:

@@ -7,6 +7,7 @@ entries that are written meanwhile, stay live.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 import tempfile
@@ -32,11 +33,14 @@ from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.files import RANKER
 from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from service.bundle.strings import StringTable
+from service.errors import ActivationConflictError
 from service.lexical.index import write_lexical_index
 from service.memory_log.log import MemoryLog, number
 from service.predictor.encoder import QueryEncoder
 from service.predictor.golden import write_golden
 from service.ranking.names import Names
+from service.store.activation_record import ActivationRecord
+from service.store.compaction_lease import compaction_lease
 from service.store.locations import open_store
 from service.store.store import Store
 from service.threads import threads_or_cores
@@ -54,7 +58,9 @@ def compact(settings: CompactSettings) -> str:
 
     Raises:
         BuildError: If the run is not that of the current version, `--out` exists, there are no live entries, or they
-            leave no instance or no label. If there is no run, and the bundle cannot give its keys.
+            leave no instance or no label. If there is no run, and the bundle cannot give its keys. If another version
+            was activated meanwhile.
+        CompactionRunningError: If another process compacts the store.
         CheckFailed: If a check fails and `--force` is not set.
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
@@ -65,8 +71,36 @@ def compact(settings: CompactSettings) -> str:
     if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    bundle = store.open(store.require_current())
-    _check_all_keys(bundle)
+    current = store.require_current()
+    if signing and settings.activate:
+        store.sign_activations(signing)
+    with compaction_lease(store.files):
+        record = store.activation()
+        version = _compact(store, current, settings, signing, threads)
+        if settings.activate and record is not None:
+            _activate(store, version, record)
+    return version
+
+
+def _activate(store: Store, version: str, before: ActivationRecord) -> None:
+    """Make a new version current, if no other version became current since a record."""
+    try:
+        store.activate(version, why="compaction", expected_generation=before.generation)
+    except ActivationConflictError:
+        raise BuildError(
+            f"{store.name}: version {version} is published and not activated, because of another activation during the "
+            "compaction; see `recollect log`. If that version is to stay current, compact again"
+        ) from None
+
+
+def _compact(store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int) -> str:
+    """Publish a bundle with the current version's memory and all live entries; return its version."""
+    bundle = store.open(current)
+    if bundle.manifest.compaction is not None and settings.run is not None:
+        raise BuildError(
+            f"--run: expected none, because version {current} was built with --compact, so its run has other keys, "
+            f"found {settings.run}; leave out --run, and the keys come from the bundle"
+        )
     encoder = QueryEncoder.of(bundle, threads)
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
@@ -82,23 +116,11 @@ def compact(settings: CompactSettings) -> str:
         try:
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
-            version = _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads)
+            served = _served(bundle, state, merged)
+            return _publish(store, bundle, served, _sample(memory), sequence, before, settings, signing, threads)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
-    if settings.activate:
-        if signing:
-            store.sign_activations(signing)
-        store.activate(version)
-    return version
-
-
-def _check_all_keys(bundle: Bundle) -> None:
-    if bundle.manifest.compaction is not None:
-        raise BuildError(
-            f"{bundle.manifest.version}: expected a version with all keys of its run, found one that was built with "
-            "--compact; export it with `recollect export`, and train and build again"
-        )
 
 
 def _find_base(run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path) -> Callable[[], Memory]:
@@ -174,10 +196,29 @@ def _strings(table: StringTable) -> list[str]:
     return [table[row] for row in range(len(table))]
 
 
+def _served(bundle: Bundle, state: FinalState, memory: Memory) -> ServedMemory:
+    """A merged memory as the bundle serves it. Keys that `build --compact` merged or pruned keep their counts."""
+    served, old = ServedMemory.whole(memory), bundle.manifest
+    if old.compaction is None:
+        return served
+    counts = bundle.values.log_counts
+    if counts is not None:
+        served = dataclasses.replace(
+            served, counts=np.concatenate([np.exp(counts[state.rows]), np.ones(len(state.instances))])
+        )
+    merged_away = bundle.labels.counts - np.bincount(bundle.value_indices, minlength=len(bundle.labels))
+    instances = old.compaction.instances + memory.plan.instances - old.counts.instances
+    return dataclasses.replace(
+        served,
+        merged_away=np.concatenate([merged_away[state.label_rows], np.zeros(len(state.labels), dtype=np.int64)]),
+        compaction=old.compaction.model_copy(update={"instances": instances}),
+    )
+
+
 def _publish(
     store: Store,
     bundle: Bundle,
-    memory: Memory,
+    served: ServedMemory,
     sample: Sample,
     sequence: int,
     before: dict[str, float],
@@ -186,9 +227,8 @@ def _publish(
     threads: int,
 ) -> str:
     """Write, check and publish the bundle of a merged memory; return its version."""
-    device, old = usable_device(settings), bundle.manifest
+    device, old, memory = usable_device(settings), bundle.manifest, served.memory
     with store.incoming() as folder:
-        served = ServedMemory.whole(memory)
         write_bundle_tables(served, folder)
         for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
             shutil.copyfile(bundle.folder / name, folder / name)

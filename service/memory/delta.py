@@ -52,7 +52,7 @@ class Delta:
         self._uids = UidIndex(bundle.instance_uids)
         self._dim = bundle.manifest.dim
         self._instances, self._labels, self._corrections = (LiveTable(self._dim) for _ in range(3))
-        self._votes, self._log_counts, self._weighted = GrowingRows(np.int32), GrowingArray(np.float64), False
+        self._votes, self._log_counts, self._weighted = GrowingRows(np.int32), GrowingArray(np.float64), 0
         self._instance_ends, self._label_key_ends = GrowingEnds(self._mapped), GrowingEnds(self._mapped_labels)
         self._label_ends = GrowingEnds(self._mapped_labels)
         self._label_rows = VersionedArray(np.full(self._mapped_labels, -1))
@@ -113,7 +113,7 @@ class Delta:
         row = self._instances.add(put.uid, put.text, put.vector, self._mapped + len(self._instances))
         self._votes.append(positions)
         self._log_counts.append(math.log(put.weight))
-        self._weighted |= put.weight != 1
+        self._weighted += put.weight != 1
         for position in positions.tolist():
             self._counts[position] += 1
             self._live_voters.setdefault(position, []).append(row)
@@ -168,6 +168,7 @@ class Delta:
             labels = self._values.indices[self._values.indptr[number] : self._values.indptr[number + 1]]
         else:
             self._instances.ends.end(live, self._sequence)
+            self._weighted -= self._log_counts.content[live] != 0
             votes = self._votes.content
             labels = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
         self._removed_words[0].append(number)
@@ -229,6 +230,7 @@ class Delta:
                 labels=len(label_ends.ends) - label_ends.ended,
                 corrections=corrections.present,
                 live_keys=instances.count + labels.count + corrections.count,
+                kept_keys=corrections.present + self._weighted,
                 skipped=self._skipped,
                 oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
             ),

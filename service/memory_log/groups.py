@@ -62,7 +62,7 @@ class Group(NamedTuple):
         body: Its entries, one after the other.
         signature: Its signature; empty if the group is not signed.
         end: The place after the group.
-        size: Its size in bytes.
+        content: All its bytes.
     """
 
     entries: int
@@ -70,7 +70,7 @@ class Group(NamedTuple):
     body: memoryview
     signature: bytes
     end: Place
-    size: int
+    content: memoryview
 
 
 def encode_group(
@@ -141,7 +141,9 @@ def read_group(content: memoryview, before: Place) -> Group | None:
             f"expected entry {before.sequence + 1} after the group before, found entry {first} after another group"
         )
     signature = bytes(content[digest_at - signature_bytes : digest_at])
-    return Group(entries, EncoderOfGroup(encoder, dim), body, signature, Place(before.sequence + entries, digest), end)
+    return Group(
+        entries, EncoderOfGroup(encoder, dim), body, signature, Place(before.sequence + entries, digest), content[:end]
+    )
 
 
 def signed_bytes(digest: bytes) -> bytes:

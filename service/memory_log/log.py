@@ -11,9 +11,6 @@ appends these as one group. An object store has no lock; there, the append fails
         entries = number(changes, section.next_sequence)
         section.append(entries)
     memory = apply(memory, entries)
-
-An interrupted write leaves the beginning of a group at the end of the last segment. Readers ignore it, and the next
-append replaces it. Any other damage is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import structlog
 from jaxtyping import Float
 
 from service.bundle.manifest import Manifest
@@ -34,25 +30,11 @@ from service.bundle.signing_key import SigningKey
 from service.errors import MemoryLogError
 from service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
 from service.memory_log.entry_encoding import decode_entries, encode_entry
-from service.memory_log.groups import (
-    MAX_BODY_BYTES,
-    MAX_GROUP_BYTES,
-    NO_DIGEST,
-    EncoderOfGroup,
-    Group,
-    Place,
-    encode_group,
-    read_group,
-    signed_bytes,
-)
+from service.memory_log.group_log import GroupLog
+from service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
 from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import FolderSegments, ObjectSegments, Segments, segment_name
-from service.storage.object_folder import ObjectFolder
+from service.memory_log.segments import Segments, segments_of
 from service.store.store import Store
-
-log = structlog.get_logger(__name__)
-
-MEMORY = "memory"
 
 EncodeTexts = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
 
@@ -99,10 +81,6 @@ class MemoryLog:
             caller needs no vectors, and such entries get empty ones.
         after: Entries up to this sequence number are not returned, because the bundle contains them.
         keys: The keys of a signed log.
-
-    Attributes:
-        name: The folder of the log, for messages.
-        size_bytes: Size of all groups that were read or appended.
     """
 
     def __init__(
@@ -113,10 +91,8 @@ class MemoryLog:
         after: int = 0,
         keys: LogKeys = LogKeys(),  # noqa: B008 - immutable
     ) -> None:
-        self.name, self.size_bytes = segments.name, 0
-        self._segments, self._encoder, self._encode, self._after, self._keys = segments, encoder, encode, after, keys
-        self._segment, self._offset, self._place = 0, 0, Place(0, NO_DIGEST)
-        self._is_signed = False
+        self._groups = GroupLog(segments, after, keys)
+        self._encoder, self._encode, self._after, self._signing = encoder, encode, after, keys.signing
         self._found: list[LoggedEntry] = []  # entries that a call has read before it failed, for the next call
         self._mutex = threading.Lock()
 
@@ -135,16 +111,32 @@ class MemoryLog:
         Raises:
             KeyFileError: If the private key does not match the public keys of the store.
         """
-        files = store.files
-        segments = (
-            ObjectSegments(files, MEMORY) if isinstance(files, ObjectFolder) else FolderSegments(store.root / MEMORY)
+        return cls(
+            segments_of(store), encoder_of(manifest), encode, manifest.memory_sequence, LogKeys.of(store, signing)
         )
-        return cls(segments, encoder_of(manifest), encode, manifest.memory_sequence, LogKeys.of(store, signing))
+
+    @property
+    def name(self) -> str:
+        """The folder of the log, for messages."""
+        return self._groups.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all groups that were read or appended."""
+        return self._groups.size_bytes
 
     @property
     def sequence(self) -> int:
         """Sequence number of the last entry that was read or appended; 0 if there is none."""
-        return self._place.sequence
+        return self._groups.place.sequence
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of all entries up to the last one that was read or appended; empty if there is none.
+
+        It differs between logs with other entries, also if they have equal sequence numbers.
+        """
+        return (self._groups.place.digest or b"") if self.sequence else b""
 
     def read(self) -> list[LoggedEntry]:
         """The entries that were appended since the last call, oldest first. In a folder, no news cost two `stat` calls.
@@ -154,9 +146,9 @@ class MemoryLog:
             StoreError, OSError: If the log cannot be read.
         """
         with self._mutex:
-            if self._segment and self._segments.is_unchanged(self._segment, self._offset, self.sequence + 1):
+            if self._groups.is_unchanged:
                 return []
-            with self._segments.shared():
+            with self._groups.shared():
                 return self._read()
 
     @contextlib.contextmanager
@@ -166,13 +158,13 @@ class MemoryLog:
         Raises:
             MemoryLogError, StoreError, OSError: As in `read`; or if another process holds the lock for too long.
         """
-        with self._mutex, self._segments.exclusive():
+        with self._mutex, self._groups.exclusive():
             yield Section(self, self._read())
 
     @property
     def exists(self) -> bool:
         """Whether the log has segments."""
-        return self._segments.has(self._segments.first())
+        return self._groups.exists
 
     def require_writable(self) -> None:
         """Check that this process may append.
@@ -181,56 +173,15 @@ class MemoryLog:
             MemoryLogError: If the log lacks entries that the bundle contains, or if entries must be signed and there is
                 no private key.
         """
-        if self.sequence < self._after:
-            raise self._foreign()
-        if self._keys.signing is None and (self._keys.verify is not None or self._is_signed):
-            raise MemoryLogError(
-                f"{self.name}: expected a private key, because the entries of this log must be signed, found none; "
-                "name the key with --sign"
-            )
+        self._groups.require_writable()
 
     def _read(self) -> list[LoggedEntry]:
-        if not self._segment:
-            self._segment = self._segments.first()
-            if self._segment > self._after + 1:
-                removed = f"{self._after + 1} to {self._segment - 1}"
-                raise MemoryLogError(
-                    f"{self.name}: expected all entries after {self._after}, found that entries {removed} were "
-                    "removed; serve a newer version"
-                )
-            if self._segment > 1:
-                self._place = Place(self._segment - 1, None)
-        while True:
-            content = memoryview(self._segments.read(self._segment, self._offset, MAX_GROUP_BYTES))
-            at = self._take(content)
-            if at and at < len(content):  # there were more bytes than those of the largest group
-                continue
-            following = self.sequence + 1
-            if following == self._segment or not self._segments.has(following):
-                if 0 < self.sequence < self._after:
-                    raise self._foreign()
-                found, self._found = self._found, []
-                return found
-            if at < len(content):
-                raise self._damaged("expected the end of the segment, because another one follows, found more bytes")
-            self._segment, self._offset = following, 0
+        self._groups.read(self._take)
+        found, self._found = self._found, []
+        return found
 
-    def _take(self, content: memoryview) -> int:
-        """Read all complete groups; return the number of bytes that were read."""
-        at = 0
-        while at < len(content):
-            try:
-                group = read_group(content[at:], self._place)
-                if group is None:
-                    break
-                self._verify(group)
-                entries = self._decode(group)
-            except ValueError as error:
-                raise self._damaged(str(error)) from None
-            self._found += entries
-            self._advance(group.size, group.end, bool(group.signature))
-            at += group.size
-        return at
+    def _take(self, group: Group) -> None:
+        self._found += self._decode(group)
 
     def _decode(self, group: Group) -> list[LoggedEntry]:
         if group.end.sequence <= self._after:
@@ -253,17 +204,6 @@ class MemoryLog:
             for each, text in zip(entries, texts, strict=True)
         ]
 
-    def _verify(self, group: Group) -> None:
-        if self._keys.verify is None:
-            return
-        keys = self._keys.verify()
-        if not keys.signed(signed_bytes(group.end.digest or NO_DIGEST), group.signature):
-            found = "another signature" if group.signature else "no signature"
-            raise MemoryLogError(
-                f"{self._where()}: expected entries that are signed for {keys.name}, found {found}; if you trust the "
-                "writer, add its public key to the file; otherwise move the log away"
-            )
-
     def _append(self, entries: Sequence[LoggedEntry]) -> None:
         self.require_writable()
         if entries[0].sequence != self.sequence + 1:
@@ -274,42 +214,11 @@ class MemoryLog:
                 f"{self.name}: expected at most {MAX_BODY_BYTES:,} bytes of entries in one write, found {size:,}; "
                 "write fewer entries at once"
             )
-        signing = self._keys.signing
-        content, end = encode_group(self._place, self._encoder, encoded, None if signing is None else signing.sign)
-        if self._offset and self._offset >= self._segments.max_bytes:
-            segment, offset = self.sequence + 1, 0
-        else:
-            segment, offset = self._segment, self._offset
-        if self._segments.append(segment, offset, content):
-            log.warning(
-                "memory_log_repaired",
-                file=f"{self.name}/{segment_name(segment)}",
-                offset=offset,
-                reason="an interrupted write, which was never acknowledged, was removed",
-            )
-        self._segment, self._offset = segment, offset
-        self._advance(len(content), end, signing is not None)
-
-    def _advance(self, size: int, end: Place, is_signed: bool) -> None:
-        self._offset += size
-        self.size_bytes += size
-        self._place, self._is_signed = end, is_signed
-
-    def _where(self) -> str:
-        return f"{self.name}/{segment_name(self._segment)}: byte {self._offset:,}"
-
-    def _foreign(self) -> MemoryLogError:
-        """A new entry would get the number of one that the bundle contains, and would be skipped later."""
-        return MemoryLogError(
-            f"{self.name}: expected the log whose first {self._after:,} entries the version contains, found a log of "
-            f"{self.sequence:,} entries; copy the folder {MEMORY}/ of the store in which the version was built"
+        signing = self._signing
+        content, end = encode_group(
+            self._groups.place, self._encoder, encoded, None if signing is None else signing.sign
         )
-
-    def _damaged(self, reason: str) -> MemoryLogError:
-        return MemoryLogError(
-            f"{self._where()}: {reason}; the log is damaged: restore the file from a copy, or keep only the entries "
-            f"before this byte with `truncate -s {self._offset}`"
-        )
+        self._groups.append(content, end, signing is not None)
 
 
 def encoder_of(manifest: Manifest) -> EncoderOfGroup:

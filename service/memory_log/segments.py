@@ -17,17 +17,32 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from service.errors import LogConflictError, MemoryLogError
 from service.storage.bundle_folder import flush
 from service.storage.object_folder import ObjectFolder
+from service.store.store import Store
 
 _NAME = re.compile(r"[0-9]{20}\.log")
 _SEGMENT_BYTES = 64 << 20
 # Maximum time of a wait for the lock. A commit takes milliseconds.
 _LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.001
+# An object store has no lock, so newer segments are not removed: no writer waits so long before it appends.
+_MIN_AGE_SECONDS = 3_600.0
+# Time between two checks whether the last segment of a reader was removed, because a check costs a request.
+_CHECK_SECONDS = 60.0
+
+MEMORY = "memory"
+
+
+class SegmentFile(NamedTuple):
+    """A segment: the sequence number of its first entry, its size, and whether it may be removed now."""
+
+    first: int
+    size_bytes: int
+    is_removable: bool
 
 
 class Segments(Protocol):
@@ -67,6 +82,19 @@ class Segments(Protocol):
             MemoryLogError: If the segment is shorter than the offset.
         """
 
+    def is_removed(self, segment: int, at_once: bool) -> bool:
+        """Whether a segment that existed was removed. Without `at_once`, the answer can be a minute late."""
+
+    def listed(self) -> list[SegmentFile]:
+        """All segments, the oldest first."""
+
+    def remove(self, segment: int) -> None:
+        """Remove a segment durably.
+
+        Raises:
+            MemoryLogError, StoreError: If it cannot be removed.
+        """
+
     def append(self, segment: int, offset: int, content: bytes) -> bool:
         """Write content durably at an offset of a segment, and remove other bytes after the offset.
 
@@ -83,8 +111,18 @@ def segment_name(segment: int) -> str:
     return f"{segment:020}.log"
 
 
+def segments_of(store: Store) -> Segments:
+    """The segments of the log of a store."""
+    files = store.files
+    return ObjectSegments(files, MEMORY) if isinstance(files, ObjectFolder) else FolderSegments(store.root / MEMORY)
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    return sorted(int(name[:-4]) for name in names if _NAME.fullmatch(name))
+
+
 def _first(names: Iterable[str]) -> int:
-    return min((int(name[:-4]) for name in names if _NAME.fullmatch(name)), default=1)
+    return next(iter(_numbers(names)), 1)
 
 
 class FolderSegments:
@@ -121,12 +159,12 @@ class FolderSegments:
 
     def read(self, segment: int, offset: int, max_bytes: int) -> bytes:
         size = self._size(segment)
-        if size < offset:
+        if size < offset and self.has(segment):
             raise MemoryLogError(
                 f"{self._path(segment)}: expected at least the {offset:,} bytes that were read before, found {size:,}: "
                 "another program has shortened the log; restore the file, or restart this process to use what is left"
             )
-        if size == offset:
+        if size <= offset:
             return b""
         with self._path(segment).open("rb") as file:
             file.seek(offset)
@@ -149,6 +187,23 @@ class FolderSegments:
         except OSError as error:
             raise self._unwritable(str(path), error) from None
         return has_rest
+
+    def is_removed(self, segment: int, at_once: bool) -> bool:
+        return not self.has(segment)
+
+    def listed(self) -> list[SegmentFile]:
+        names = (path.name for path in self._folder.iterdir()) if self._folder.is_dir() else ()
+        return [SegmentFile(first, self._size(first), True) for first in _numbers(names)]
+
+    def remove(self, segment: int) -> None:
+        path = self._path(segment)
+        try:
+            path.unlink(missing_ok=True)
+            flush(self._folder)
+        except OSError as error:
+            raise MemoryLogError(
+                f"{path}: expected a file that can be removed, found: {error.strerror}; check the permissions"
+            ) from None
 
     def _path(self, segment: int) -> Path:
         return self._folder / segment_name(segment)
@@ -205,6 +260,7 @@ class ObjectSegments:
         self._remote, self._folder = remote, folder
         # A plain web server may serve a store's folder, in which other processes append to the last segment.
         self._grows = remote.name.startswith("http")
+        self._checked = time.monotonic()
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -227,6 +283,20 @@ class ObjectSegments:
         if offset and not (self._grows and (self._remote.size_bytes(path) or 0) > offset):
             return b""
         return (self._remote.read(path, offset + max_bytes) or b"")[offset:]
+
+    def is_removed(self, segment: int, at_once: bool) -> bool:
+        if not at_once and time.monotonic() < self._checked + _CHECK_SECONDS:
+            return False
+        self._checked = time.monotonic()
+        return not self.has(segment)
+
+    def listed(self) -> list[SegmentFile]:
+        files, before = self._remote.files(self._folder), time.time() - _MIN_AGE_SECONDS
+        found = ((first, files[segment_name(first)]) for first in _numbers(files))
+        return [SegmentFile(first, file.size_bytes, file.modified.timestamp() < before) for first, file in found]
+
+    def remove(self, segment: int) -> None:
+        self._remote.delete(self._path(segment))
 
     def append(self, segment: int, offset: int, content: bytes) -> bool:
         path = self._path(segment)

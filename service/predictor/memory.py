@@ -43,6 +43,7 @@ class Memory:
         exhaustive: Ranks the labels that a filter admits.
         view: The live entries; None for the memory of a bundle.
         sequence: Sequence number of the last entry that the memory knows; 0 if it knows none.
+        digest: Digest of the log up to this entry; empty without a log.
     """
 
     searcher: Searcher
@@ -55,6 +56,7 @@ class Memory:
     exhaustive: ExhaustiveRanker
     view: View | None = None
     sequence: int = 0
+    digest: bytes = b""
 
     @classmethod
     def open(cls, bundle: Bundle, device: Device) -> Memory:
@@ -107,15 +109,22 @@ class LiveMemory:
     """
 
     def __init__(self, bundle: Bundle, memory: Memory) -> None:
-        self._memory, self._write = memory, threading.Lock()
+        self._memory, self._digest, self._write = memory, b"", threading.Lock()
         words = None if memory.words is None else memory.words.index
         names = None if memory.reranker is None else memory.reranker.ranker.facts.names
         self._delta = Delta(bundle, memory.values, words, names)
 
-    def apply(self, entries: Sequence[LoggedEntry]) -> Memory:
-        """Apply entries in order, and return the memory after them."""
+    def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
+        """Apply entries in order, and return the memory after them.
+
+        Args:
+            entries: The entries.
+            digest: Digest of the log up to the last entry; None if it is the one before.
+        """
         with self._write:
-            return self._with(self._delta.apply(entries))
+            view = self._delta.apply(entries)
+            self._digest = self._digest if digest is None else digest
+            return self._with(view)
 
     def _with(self, view: View) -> Memory:
         """The memory of a view."""
@@ -140,4 +149,5 @@ class LiveMemory:
             exhaustive=ExhaustiveRanker(view.voters, searcher, values),
             view=view,
             sequence=view.sequence,
+            digest=self._digest,
         )

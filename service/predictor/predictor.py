@@ -120,16 +120,17 @@ class Predictor:
         """The reasons why the encoder or an index does not use the requested GPU."""
         return [reason for reason in (self.encoder.cpu_reason, *self.bundle_memory.searcher.cpu_reasons) if reason]
 
-    def apply(self, entries: Sequence[LoggedEntry]) -> Memory:
+    def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries of this version's log, in order, and return the memory with them.
 
         Searches that begin later use this memory. Entries that were applied before change nothing. The first call also
-        builds the tables that find instances by their uids.
+        builds the tables that find instances by their uids. `digest` is that of the log up to the last entry, if there
+        is a log.
         """
         with self._write:
             if self._live is None:
                 self._live = LiveMemory(self.bundle, self.bundle_memory)
-            self.memory = self._live.apply(entries)
+            self.memory = self._live.apply(entries, digest)
             return self.memory
 
     def follow(self, log: MemoryLog) -> None:
@@ -138,7 +139,7 @@ class Predictor:
         Raises:
             MemoryLogError, StoreError, OSError: If the log cannot be read.
         """
-        self.log = MemoryWriter(log, self.memory, lambda _, entries: self.apply(entries))
+        self.log = MemoryWriter(log, self.memory, lambda _, entries: self.apply(entries, log.digest))
         self.catch_up()
 
     def catch_up(self) -> None:

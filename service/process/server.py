@@ -66,14 +66,15 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
 
 
 def _supervise(settings: ServeSettings, endpoints: Endpoints, on_ready: Callable[[], None]) -> int:
-    """Serve with several worker processes; the first worker also serves the admin interface."""
+    """Serve with several worker processes; the first worker also serves the admin interface and compacts."""
     from service.process.supervisor import Supervisor
     from service.telemetry.metrics import forget_process
 
     def work(number: int, heartbeat: Callable[[], None]) -> None:
         structlog.contextvars.bind_contextvars(worker=number)
         own = Endpoints(endpoints.public, None if number else endpoints.admin)
-        _work(settings, own, heartbeat, heartbeat, answer_while_opening=not supervisor.has_ready_worker())
+        given = settings.model_copy(update={"compact_at": None}) if number else settings
+        _work(given, own, heartbeat, heartbeat, answer_while_opening=not supervisor.has_ready_worker())
 
     supervisor = Supervisor(settings.workers, work, settings.drain_seconds, endpoints.close, on_exit=forget_process)
     return supervisor.run(on_ready)

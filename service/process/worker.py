@@ -23,6 +23,7 @@ from service.http.admin import create_admin
 from service.http.admin_guard import read_admin_token
 from service.http.api_keys import read_api_keys
 from service.http.app import create_app
+from service.process.compactions import compacting, require_builder
 from service.process.drain import serve_until
 from service.process.endpoints import Endpoints
 from service.process.liveness import Watchdog, heartbeats
@@ -72,6 +73,8 @@ def serve_endpoints(
     Raises:
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
+    if settings.compact_at is not None:
+        require_builder()
     metrics = Metrics(with_redis=settings.redis_url is not None)
     api_keys = admin_token = None
     if settings.api_keys is not None:
@@ -130,6 +133,7 @@ def serve_endpoints(
             stack.enter_context(heartbeats(beat, batcher, model_manager.versions, metrics))
             stack.enter_context(reloading(key_files))
             stack.enter_context(_redis_announcements(redis, model_manager))
+            stack.enter_context(compacting(settings, store, model_manager.versions, metrics))
             await serve_until(stop, servers, serving, model_manager, batcher, settings.drain_seconds)
             if redis:
                 await redis.close()

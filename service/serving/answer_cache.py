@@ -1,7 +1,7 @@
 """The answer cache: if a query and its options are repeated, the same memory gives the same answer.
 
-A cache entry is one query's answer as JSON, under a hash of the version, the sequence number of the live memory, the
-options and the query. With these, a memory never changes, so a cache entry is never out of date. The limits on size and
+A cache entry is one query's answer as JSON, under a hash of the version, the last entry of the live memory, the options
+and the query. With these, a memory never changes, so a cache entry is never out of date. The limits on size and
 age only limit the memory that the cache uses.
 """
 
@@ -29,8 +29,18 @@ _FORMAT = 4
 _MAX_FILTER_LABELS = 1_000
 
 
-def answer_keys(version: str, sequence: int, options: AnswerOptions, queries: Sequence[str]) -> list[bytes] | None:
-    """The cache keys of queries; None if the filters contain so many labels that the cache would save no time."""
+def answer_keys(
+    version: str, sequence: int, digest: bytes, options: AnswerOptions, queries: Sequence[str]
+) -> list[bytes] | None:
+    """The cache keys of queries; None if the filters contain so many labels that the cache would save no time.
+
+    Args:
+        version: The version.
+        sequence: Sequence number of the last entry of its live memory.
+        digest: Digest of the log up to this entry: a log that was restored from a copy can use its number again.
+        options: Options of the answers.
+        queries: The queries.
+    """
     if len(options.allow or ()) + len(options.deny) > _MAX_FILTER_LABELS:
         return None
     parts = [
@@ -47,7 +57,7 @@ def answer_keys(version: str, sequence: int, options: AnswerOptions, queries: Se
         None if options.allow is None else sorted({*options.allow}),
         sorted({*options.deny}),
     ]
-    common = hashlib.blake2b(json.dumps([_FORMAT, version, sequence, *parts]).encode(), digest_size=16)
+    common = hashlib.blake2b(json.dumps([_FORMAT, version, sequence, digest.hex(), *parts]).encode(), digest_size=16)
     keys = []
     for query in queries:
         key = common.copy()

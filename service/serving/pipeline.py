@@ -218,8 +218,9 @@ class AnswerPipeline:
     async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
         """Take answers from the cache; compute the missing answers and put them into the cache."""
         start, queries, predictor = time.perf_counter(), request.queries, lease.predictor
-        sequence = predictor.memory.sequence
-        keys = answer_keys(predictor.version, sequence, options, queries) if self.cache else None
+        memory = predictor.memory
+        sequence = memory.sequence
+        keys = answer_keys(predictor.version, sequence, memory.digest, options, queries) if self.cache else None
         if self.cache is None or keys is None:
             return await self._compute(lease, queries, options, request.disconnected)
         found = await self.cache.get(keys)

@@ -109,6 +109,11 @@ class Metrics:
         self.memory_live_keys = gauge(
             "memory_live_keys", "Number of live keys of the current version, which --delta-keys limits.", "livemax"
         )
+        self.compactions = counter(
+            "compactions_total", "Number of compactions that this service started, by their result.", "result"
+        )
+        for result in ("published", "failed"):  # as above
+            self.compactions.labels(result)
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
         self.connections = gauge("connections", "Number of open connections.", "livesum")
         self.connections_refused = counter(

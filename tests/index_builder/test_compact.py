@@ -19,6 +19,7 @@ from service.memory.entries import (
     RemoveLabel,
 )
 from service.memory_log.log import MemoryLog, number
+from service.memory_log.segments import segment_name
 from service.model import Model, open_model
 from service.store.store import Store
 from tests.conftest import TOPICS, Built
@@ -206,3 +207,24 @@ def test_compaction_without_live_entries_or_with_another_run_changes_nothing(
     assert "missing/memory: expected a memory, found none" in errors
     assert store.versions() == [built.version]
     assert not (tmp_path / "out").exists()
+
+
+def test_build_of_an_exported_memory_names_the_last_entry_that_it_contains(
+    store: Store, built: Built, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vector,) = open_model(store.root).predictor.encode(["A dog"])
+    write(store, PutInstance("dog", "A dog", ["Law"], vector), PutInstance("cat", "A cat", ["Law"], vector))
+    assert recollect.main(["export", str(store.root), "--out", str(tmp_path / "grown")]) == 0
+    assert "30 instances, 8 labels, with the live entries up to 2" in capsys.readouterr().out
+    command = ["build", str(built.run), "--store", str(store.root), "--index", "flat", "--lexical", "off"]
+    assert recollect.main([*command, "--memory-sequence", "3"]) == 2
+    assert "--memory-sequence: expected at most 2, the last live entry of" in capsys.readouterr().err
+    assert recollect.main([*command, "--memory-sequence", "2"]) == 0
+    version = capsys.readouterr().out.strip()
+    manifest = store.manifest(version)
+    assert manifest.memory_sequence == 2
+    assert MemoryLog.of(store, manifest).read() == []
+    write(store, PutInstance("bird", "A bird", ["Law"], vector))
+    (store.root / "memory" / segment_name(1)).rename(store.root / "memory" / segment_name(3))
+    assert recollect.main([*command, "--memory-sequence", "1"]) == 2
+    assert "--memory-sequence: expected at least 2, because `recollect prune" in capsys.readouterr().err

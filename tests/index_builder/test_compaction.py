@@ -26,6 +26,8 @@ from service.bundle.files import INSTANCE_COUNTS
 from service.bundle.integrity import describe_files
 from service.bundle.manifest import CompactionStep
 from service.errors import BundleError
+from service.memory.layers import LiveLabels
+from service.memory_log.log import MemoryLog
 from service.model import Model, open_model
 from service.predictor.scoring import rank
 from service.store.store import Store
@@ -218,3 +220,36 @@ def test_count_that_is_not_positive_is_refused(merged: Path, tmp_path: Path) -> 
     write_manifest(folder, manifest.model_copy(update={"files": describe_files(folder)}))
     with pytest.raises(BundleError, match=r"instance_counts.npy: row 1: expected a positive count, found 0"):
         open_bundle(folder)
+
+
+@pytest.mark.parametrize("methods", [("merge:1",), ("prune:2", "merge:0.9", "pca:16")])
+def test_compacted_bundle_takes_up_live_entries_and_answers_as_the_live_memory(
+    repetitive: Built, tmp_path: Path, methods: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = build_compact(repetitive.run, tmp_path, *methods)
+    model = open_model(tmp_path, live="write")
+    bundle = model.predictor.bundle
+    texts = [bundle.instance_texts[row] for row in (0, 5)]
+    model.add(labels=[{"uid": "Whales", "text": "Whales"}])
+    model.add(instances=[{"uid": f"new {text}", "text": text, "labels": ["Whales", "Law"]} for text in texts])
+    model.remove(instances=[bundle.instance_uids[3]], labels=["Cooking"])
+    live = {lambda_: scores(model, lambda_) for lambda_ in (0.0, 0.5, 1.0)}
+    counts = label_counts(model)
+    command = ["compact", str(tmp_path), "--index", "flat", "--max-drop", "100", "--activate"]
+    assert recollect.main([*command, "--run", str(repetitive.run)]) == 2
+    assert f"--run: expected none, because version {before} was built with --compact" in capsys.readouterr().err
+    assert recollect.main(command) == 0, capsys.readouterr().err
+    after = open_model(tmp_path)
+    assert after.version != before
+    assert after.manifest.compaction is not None
+    assert not MemoryLog.of(Store(tmp_path), after.manifest).read()
+    assert label_counts(after) == counts
+    for lambda_, expected in live.items():
+        assert scores(after, lambda_) == pytest.approx(expected, abs=1e-6)
+
+
+def label_counts(model: Model) -> dict[str, int]:
+    """The number of instances of each label."""
+    labels = model.predictor.memory.labels
+    present = labels.present() if isinstance(labels, LiveLabels) else np.ones(len(labels), dtype=bool)
+    return {labels.uids[row]: int(labels.counts[np.array([row])][0]) for row in np.flatnonzero(present).tolist()}

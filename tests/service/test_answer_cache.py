@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from service.store.store import Store
 from service.telemetry.metrics import Metrics
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 from tests.service.light_stores import TOP_K, until_serves
+from tests.service.redis_server import RedisServer, needs_redis, replica
 
 
 def local_cache(max_bytes: int = 1 << 20, seconds: float = 60) -> LocalAnswerCache:
@@ -73,7 +75,7 @@ OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
 
 def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
     def keys(version: str, options: AnswerOptions, *queries: str) -> list[bytes]:
-        return answer_keys(version, 0, options, queries) or []
+        return answer_keys(version, 0, b"", options, queries) or []
 
     changes: list[dict[str, Any]] = [
         {"lambda_": 0.25},
@@ -106,13 +108,13 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
 
 def test_cache_key_does_not_depend_on_the_order_of_labels_in_a_filter() -> None:
     once, twice = (dataclasses.replace(OPTIONS, deny=deny) for deny in (("x", "y"), ("y", "x", "y")))
-    assert answer_keys("v1", 0, once, ["bread"]) == answer_keys("v1", 0, twice, ["bread"])
+    assert answer_keys("v1", 0, b"", once, ["bread"]) == answer_keys("v1", 0, b"", twice, ["bread"])
 
 
 def test_request_with_many_labels_in_its_filter_is_not_looked_up_in_the_cache() -> None:
     options = dataclasses.replace(OPTIONS, allow=tuple(map(str, range(600))), deny=tuple(map(str, range(401))))
-    assert answer_keys("v1", 0, options, ["bread"]) is None
-    assert answer_keys("v1", 0, dataclasses.replace(options, deny=options.deny[1:]), ["bread"]) is not None
+    assert answer_keys("v1", 0, b"", options, ["bread"]) is None
+    assert answer_keys("v1", 0, b"", dataclasses.replace(options, deny=options.deny[1:]), ["bread"]) is not None
 
 
 def test_cached_answer_equals_the_computed_answer_and_is_not_used_for_another_version(store: Path) -> None:
@@ -141,3 +143,27 @@ def test_cache_of_size_zero_stores_no_answers(store: Path) -> None:
             computed = httpx.post(f"{server.url}/predict", json={"query": "bread"})
             assert "cache" not in computed.headers["server-timing"]
         assert json.loads(computed.content)["version"] == "v3"
+
+
+@needs_redis
+def test_cached_answers_of_a_lost_log_are_not_used_when_its_sequence_numbers_are_used_again(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("writer writer-0123456789abcdef write\n")
+    flags = ("--api-keys", str(tmp_path / "keys"), "--writable")
+
+    def change_and_ask(label: str | None) -> httpx.Response:
+        with replica(store, redis_server, *flags) as (_, client):
+            client.headers["X-API-Key"] = "writer-0123456789abcdef"
+            if label is not None:
+                put = client.post("/memory/labels", json={"labels": [{"uid": label, "text": "bread"}]})
+                assert put.json()["sequence"] == 1
+            return client.post("/predict", json={"query": "bread", "top_k": 100})
+
+    lost = change_and_ask("lost")
+    assert change_and_ask(None).headers["server-timing"].startswith("cache;dur=")  # the same log in another replica
+    shutil.rmtree(store / "memory")
+    found = change_and_ask("new").json()
+    assert found["sequence"] == lost.json()["sequence"] == 1
+    assert "new" in {label["uid"] for label in found["labels"]}
+    assert "lost" in {label["uid"] for label in lost.json()["labels"]} - {label["uid"] for label in found["labels"]}

@@ -87,7 +87,7 @@ def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: P
     with pytest.raises(MemoryLogError, match="expected the log whose first 2 entries the version contains"):
         append(missing, label("a"))
     append(folder_log(tmp_path / "memory"), label("a"))
-    with pytest.raises(MemoryLogError, match="found a log of 1 entries; copy the folder memory/"):
+    with pytest.raises(MemoryLogError, match="found a log of 1 entries; copy the log"):
         folder_log(tmp_path / "memory", after=2).read()
     append(folder_log(tmp_path / "memory"), label("b"))
     complete = folder_log(tmp_path / "memory", after=2)

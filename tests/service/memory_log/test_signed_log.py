@@ -102,7 +102,7 @@ def test_foreign_entries_are_refused_until_their_key_is_trusted(
     with pytest.raises(MemoryLogError, match="found another signature"):
         append(folder_log(folder, LogKeys(lambda: foreign.verify_keys, foreign)), label("b"))
     both = reader(0, 1)
-    append(folder_log(folder, LogKeys(both._keys.verify, foreign)), label("b"))
+    append(folder_log(folder, LogKeys(both._groups._keys.verify, foreign)), label("b"))
     assert uids(both.read()) == ["a", "b"]
     with pytest.raises(MemoryLogError, match=f"{segment_name(2)}: byte 0: .*found another signature"):
         reader().read()

@@ -1,0 +1,122 @@
+"""`python -m loadtests.bench_writes --store STORE`: latency of reads while the memory changes.
+
+The benchmark serves a copy of the current version, without the answer cache, and sends single queries at a constant
+rate: alone, and while other connections insert instances at a constant rate, in turns. The queries and the texts of the
+instances are texts of the version. The server encodes the texts of the instances. The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loadtests.client import Address, Reply
+from loadtests.load import Exchange, Load, latency_percentiles, open_loop
+from loadtests.processes import cpu_model, steal_seconds
+from loadtests.replica import ReplicaError, replica
+from loadtests.swaps import copied_versions
+from loadtests.workload import sample_texts
+from service.errors import ServiceError
+from service.threads import ThreadBudget
+
+_TEXTS, _CONNECTIONS, _TURNS = 512, 16, 3
+_KEY = "load-test-0123456789abcdef"
+
+
+def measure(store: Path, seconds: float, reads: float, writes: float, threads: int) -> dict[str, Any]:
+    """Measure the reads of each turn.
+
+    Args:
+        store: The store.
+        seconds: Duration of each turn.
+        reads: Queries per second.
+        writes: Writes of one instance per second.
+        threads: Threads of the server.
+
+    Raises:
+        ServiceError, ReplicaError, TimeoutError: If the store cannot be served.
+    """
+    steal_before = steal_seconds()
+    ThreadBudget.of(1, threads).apply()
+    with copied_versions(store, 1) as (copied, versions), tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+        keys.write(f"loadtest {_KEY} write\n")
+        keys.flush()
+        bundle = copied.open(versions[0])
+        texts, label = sample_texts(bundle.instance_texts, _TEXTS), bundle.labels.uids[0]
+        flags = ["--writable", "--api-keys", keys.name, "--delta-keys", str(10_000_000)]
+        with replica(copied.root, flags, cache_mb=0, threads=threads) as server:
+            queries = [json.dumps({"query": text}).encode() for text in texts]
+
+            def instance(number: int) -> tuple[str, bytes]:
+                row = {"uid": f"load-{number}", "text": texts[number % len(texts)], "labels": [label]}
+                return "/memory/instances", json.dumps({"instances": [row]}).encode()
+
+            def query(number: int) -> tuple[str, bytes]:
+                return "/predict", queries[number % len(queries)]
+
+            _send(server.address, query, reads, min(2.0, seconds))  # the first requests are slower
+            alone, during, written = list[Exchange](), list[Exchange](), list[Exchange]()
+            for turn in range(_TURNS):
+                alone += _send(server.address, query, reads, seconds)
+                first = turn * round(writes * seconds)
+                sender = threading.Thread(
+                    target=lambda first=first: written.extend(
+                        _send(server.address, lambda number: instance(first + number), writes, seconds)
+                    )
+                )
+                sender.start()
+                during += _send(server.address, query, reads, seconds)
+                sender.join()
+    (p50, p99), (during_p50, during_p99) = (latency_percentiles(each, 50, 99) for each in (alone, during))
+    write_p50, write_p99 = latency_percentiles(written, 50, 99)
+    return {
+        "reads": len(alone) + len(during),
+        "writes": len(written),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "during_writes_p50_ms": during_p50,
+        "during_writes_p99_ms": during_p99,
+        "p99_ratio": round(during_p99 / p99, 3) if p99 else None,
+        "write_p50_ms": write_p50,
+        "write_p99_ms": write_p99,
+        "errors": sum(bool(exchange.error) for exchange in (*alone, *during, *written)),
+        "steal_seconds": round(steal_seconds() - steal_before, 2),
+        "cpu": cpu_model()[0],
+    }
+
+
+def _send(address: Address, request: Callable[[int], tuple[str, bytes]], rate: float, seconds: float) -> list[Exchange]:
+    exchanges: list[Exchange] = []
+    unsent = open_loop(Load(address, request, _judge, exchanges.append, _KEY), rate, seconds, _CONNECTIONS)
+    return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
+
+
+def _judge(number: int, reply: Reply) -> str:
+    return "" if reply.status == 200 else f"{reply.status}: {reply.body[:200]!r}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.bench_writes", description=__doc__)
+    parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is measured")
+    parser.add_argument("--seconds", type=float, default=20, help="duration of each of the six turns; default: 20")
+    parser.add_argument("--reads", type=float, default=20, help="queries per second; default: 20")
+    parser.add_argument("--writes", type=float, default=10, help="written instances per second; default: 10")
+    parser.add_argument("--threads", type=int, default=0, help="see `recollect serve`")
+    given = parser.parse_args(arguments)
+    if min(given.seconds, given.reads, given.writes) <= 0:
+        parser.error("expected positive values of --seconds, --reads and --writes")
+    try:
+        print(json.dumps(measure(given.store, given.seconds, given.reads, given.writes, given.threads)))
+    except (ServiceError, ReplicaError, TimeoutError) as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""Copy the log of a store to another store, or continue an earlier copy."""
+
+from __future__ import annotations
+
+from service.errors import MemoryLogError
+from service.memory_log.group_log import GroupLog
+from service.memory_log.groups import Group, Place
+from service.memory_log.log_keys import LogKeys
+from service.memory_log.segments import segments_of
+from service.store.store import Store
+
+# Groups are written together until they have this size: an object store gets fewer and larger segments.
+_BLOCK_BYTES = 8 << 20
+
+
+def copy_log(source: Store, target: Store) -> int:
+    """Append the groups that the log of the target lacks, with their signatures; return the number of entries.
+
+    The copy is a log after each step. After an interruption, the next call continues it.
+
+    Raises:
+        MemoryLogError: If the log of the target is not the beginning of that of the source, or a log is damaged or is
+            not signed as its store requires.
+        StoreError, OSError: If a log cannot be read or written.
+    """
+    read, first = _open(source)
+    if source.name == target.name or not read.exists:
+        return 0
+    written, _ = _open(target)
+    with written.exclusive():
+        if written.exists:
+            written.read(lambda _: None)
+        else:
+            written.begin(Place(first - 1, None))
+        if written.place.sequence == first - 1 and written.place.digest is not None:
+            read.begin(written.place)  # the first group of the source must follow the last one of the copy
+        return _Copy(read, written).run()
+
+
+def _open(store: Store) -> tuple[GroupLog, int]:
+    """The log of a store, and its first segment."""
+    segments = segments_of(store)
+    first = segments.first()
+    return GroupLog(segments, first - 1, LogKeys.of(store)), first
+
+
+class _Copy:
+    """A copy in progress. The source is read without its lock, so that its writers do not wait.
+
+    Args:
+        source: The log to copy, of which nothing was read yet.
+        target: The copy, of which all groups were read.
+    """
+
+    def __init__(self, source: GroupLog, target: GroupLog) -> None:
+        self._source, self._target, self._before = source, target, target.place
+        self._is_found = False
+        self._block, self._end, self._is_signed = bytearray(), target.place, False
+
+    def run(self) -> int:
+        self._source.read(self._take)
+        if not (self._is_found or self._is_at_copy(self._source.place)):
+            raise self._differs()
+        self._write()
+        return self._end.sequence - self._before.sequence
+
+    def _take(self, group: Group) -> None:
+        self._is_found = self._is_found or self._is_at_copy(self._source.place)
+        if group.end.sequence <= self._before.sequence:
+            return
+        if not self._is_found:
+            raise self._differs()
+        self._block += group.content
+        self._end, self._is_signed = group.end, bool(group.signature)
+        if len(self._block) >= _BLOCK_BYTES:
+            self._write()
+
+    def _is_at_copy(self, place: Place) -> bool:
+        """Whether a place of the source is the end of the copy before this copy."""
+        return place.sequence == self._before.sequence and (
+            place.digest is None or self._before.digest in (None, place.digest)
+        )
+
+    def _write(self) -> None:
+        if self._block:
+            self._target.append(bytes(self._block), self._end, self._is_signed)
+            self._block.clear()
+
+    def _differs(self) -> MemoryLogError:
+        return MemoryLogError(
+            f"{self._target.name}: expected the first entries of {self._source.name}, found a log of "
+            f"{self._before.sequence:,} entries that has others; copy without --memory-log, or to a store without a log"
+        )
