@@ -70,6 +70,7 @@ def rank(settings: RankSettings) -> None:
 
 
 def evaluate(settings: EvaluateSettings) -> None:
+    from index_builder.evaluation.comparison import format_comparison
     from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
     from index_builder.evaluation.probability_report import format_coverage
     from index_builder.evaluation.table import format_table
@@ -80,6 +81,8 @@ def evaluate(settings: EvaluateSettings) -> None:
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
     for line in (*format_table(evaluation, settings.intervals), *format_coverage(evaluation.coverage)):
+        print(line)  # noqa: T201
+    for line in () if evaluation.comparison is None else format_comparison(evaluation.comparison):
         print(line)  # noqa: T201
 
 
