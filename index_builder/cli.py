@@ -94,17 +94,21 @@ def compare(settings: CompareSettings) -> None:
 
 def demo(settings: DemoSettings) -> None:
     from index_builder.demo import demo as run_demo
+    from index_builder.demo import open_playground
 
     if not settings.serve:
         print(run_demo(settings))  # noqa: T201
         return
-    from service.addresses import bind, url
+    from service.addresses import bind, start_listening, url
     from service.process.server import serve
     from service.serve_settings import ServeSettings
 
     with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201
-        print(f"\nServing at {url(bound)}; try it there in a browser. Stop with Ctrl-C.", flush=True)  # noqa: T201
+        start_listening(bound)  # the browser waits until the server answers
+        print(f"\nTry it in a browser: {url(bound)}/ (stop with Ctrl-C)", flush=True)  # noqa: T201
+        if settings.browser:
+            open_playground(f"{url(bound)}/")
         serve(ServeSettings(store=settings.folder / "store", workers=1), bound)
 
 

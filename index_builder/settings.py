@@ -290,3 +290,4 @@ class DemoSettings(BuilderSettings):
     serve: CliImplicitFlag[bool] = Field(True, description="serve after the demo, until Ctrl-C")
     host: str = Field("127.0.0.1", description="address to serve on")
     port: int = Field(8000, ge=0, le=65535, description="port to serve on; 0: any free port")
+    browser: CliImplicitFlag[bool] = Field(True, description="open the playground in a browser if there is a display")
