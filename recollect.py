@@ -17,6 +17,7 @@ Exit status of the command line: 0 success, 1 failure, 2 wrong usage or wrong in
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import keyword
@@ -292,6 +293,15 @@ VERBS = {
     "unprotect": Verb("service.cli", "serve", "remove the protection of a version"),
 }
 
+# What to do after an error of the operating system.
+_NEXT_STEPS: dict[type[OSError], str] = {
+    FileNotFoundError: "name an existing file or folder",
+    FileExistsError: "choose another path",
+    IsADirectoryError: "name a file",
+    NotADirectoryError: "choose another path",
+    PermissionError: "choose a path that this user may read or write",
+}
+
 USAGE = "usage: recollect VERB [--help] ..."
 
 
@@ -317,7 +327,9 @@ def _choose_verb(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in VERBS:
-        _write(sys.stderr, f"recollect: expected a verb, found {name!r}; one of: {', '.join(VERBS)}")
+        nearest = difflib.get_close_matches(name, VERBS, n=1)
+        known = f"did you mean `recollect {nearest[0]}`?" if nearest else f"one of: {', '.join(VERBS)}"
+        _write(sys.stderr, f"recollect: expected a verb, found {name!r}; {known}")
         return 2
     return _run(name, arguments[1:])
 
@@ -334,7 +346,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}")
+        next_step = f"; {_NEXT_STEPS[type(error)]}" if error.filename and type(error) in _NEXT_STEPS else ""
+        _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}{next_step}")
         return 2
     except Exception as error:
         status = getattr(error, "exit_status", None)
@@ -369,7 +382,15 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
         raise UsageError(_describe(error, _as_flag) + see_help) from None
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
-        raise UsageError(f"{message}; see `recollect {name} --help`") from None
+        raise UsageError(f"{message}; {_nearest_flag(name, message)}see `recollect {name} --help`") from None
+
+
+def _nearest_flag(name: str, message: str) -> str:
+    """The known flag that resembles the first unknown one."""
+    known = [_as_flag(str(field.alias or each)) for each, field in _settings_class(name).model_fields.items()]
+    unknown = re.search(r"unrecognized arguments:.*?(--[\w-]+)", message)
+    nearest = difflib.get_close_matches(unknown[1], known, n=1) if unknown else []
+    return f"did you mean {nearest[0]}? " if nearest else ""
 
 
 def _as_flag(name: str) -> str:

@@ -161,6 +161,14 @@ def test_dataset_without_test_texts_is_rejected(built: Any, dataset: Path, capsy
         assert "test" in err
 
 
+def test_test_split_without_labels_is_rejected(built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(dataset / "test.jsonl", [row | {"labels": []} for row in read(dataset / "test.jsonl")])
+    assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert "expected test texts with labels, found 7 texts without any; add the true labels" in err
+
+
 def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
