@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from service.predictor import scoring, searcher
-from trainer.inference import InferenceSetting, Neighbours, predict
+from trainer.memory.inference import InferenceSetting, Neighbours, predict
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (0.01, 0.04, 0.3)

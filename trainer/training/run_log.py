@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.progress_bar import progress_bar
 from trainer.report.training import write_training_page
-from trainer.training_state import Progress
+from trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
 
