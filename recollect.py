@@ -386,10 +386,15 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
 
 
 def _nearest_flag(name: str, message: str) -> str:
-    """The known flag that resembles the first unknown one."""
-    known = [_as_flag(str(field.alias or each)) for each, field in _settings_class(name).model_fields.items()]
+    """Advice on the first unknown flag: the known flag that resembles it, or that the value needs no flag."""
     unknown = re.search(r"unrecognized arguments:.*?(--[\w-]+)", message)
-    nearest = difflib.get_close_matches(unknown[1], known, n=1) if unknown else []
+    if unknown is None:
+        return ""
+    fields = _settings_class(name).model_fields
+    known = {_as_flag(str(field.alias or each)): field for each, field in fields.items()}
+    if unknown[1] in known:  # a value that is named by its place
+        return f"give the value without {unknown[1]}; "
+    nearest = difflib.get_close_matches(unknown[1], known, n=1)
     return f"did you mean {nearest[0]}? " if nearest else ""
 
 

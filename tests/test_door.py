@@ -123,6 +123,7 @@ def test_version_flag_prints_the_version_of_the_package(capsys: pytest.CaptureFi
     ("arguments", "expected"),
     [
         (["xyz"], "recollect: expected a verb, found 'xyz'; one of: demo, sample"),
+        (["memory", "--store", "x"], "unrecognized arguments: --store; give the value without --store; see"),
         (["trian"], "recollect: expected a verb, found 'trian'; did you mean `recollect train`?"),
         (
             ["train", "x", "--ot", "r"],

@@ -67,12 +67,12 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     )
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
+    truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
     if len(test.labels.indices) == 0:
         raise BuildError(
             f"{settings.dataset}: expected test texts with labels, found {len(test):,} texts without any; "
             "add the true labels to the test split"
         )
-    truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
     grid = _grid(settings, predictor)
     sweep = [each for each in lambda_sweep(grid[0]) if each not in grid] if settings.report else []
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
