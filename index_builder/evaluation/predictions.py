@@ -122,7 +122,7 @@ class GroundTruth:
 
     def filtered(self, row: int) -> set[int]:
         """The labels that are removed from the predictions of a text."""
-        first, last = np.searchsorted(self.filtered_codes, (row * np.int64(self.labels), (row + 1) * self.labels))
+        first, last = np.searchsorted(self.filtered_codes, [row * self.labels, (row + 1) * self.labels])
         return {int(code) - row * self.labels for code in self.filtered_codes[first:last]}
 
     @functools.cached_property

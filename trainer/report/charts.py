@@ -6,7 +6,7 @@ set. Its text stays text, and equal charts give equal files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -71,7 +71,7 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
 
 
 def bar_chart(
-    title: str, groups: Sequence[str], bars: dict[str, Sequence[Number | None]], x_title: str, y: Axis
+    title: str, groups: Sequence[str], bars: Mapping[str, Sequence[Number | None]], x_title: str, y: Axis
 ) -> str:
     """Draw groups of bars: a bar for each name in each group. A value of None has no bar."""
     values = [value for each in bars.values() for value in each if value is not None]

@@ -102,7 +102,7 @@ def _lambda_chart(subject: Subject) -> Chart:
         )
         for name in _CURVES
     ]
-    best = {name: max(curve, key=lambda each, name=name: each.metrics[name].value) for name in _CURVES}
+    best = {name: curve[int(np.argmax([each.metrics[name].value for each in curve]))] for name in _CURVES}
     rows = [
         [
             Cell(f"{each.setting.lambda_:g}"),

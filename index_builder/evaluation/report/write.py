@@ -56,7 +56,7 @@ def write_report(
     probabilities = probability_section(subject, coverage)
     sections = [
         quality_section(subject),
-        comparison and comparison_section(subject, comparison),
+        None if comparison is None else comparison_section(subject, comparison),
         curves_section(subject, comparison),
         decile_section(subject),
         probabilities,
