@@ -1,8 +1,10 @@
 # `make demo` and `make test` work in a fresh clone: they create .venv and install the packages they need.
 
 PYTHON ?= python3
-# pip installs the CPU build if it can find one. Any release that pyproject.toml allows works: make TORCH=torch demo
+# Any release that pyproject.toml allows works: make TORCH=torch demo
 TORCH ?= torch==2.13.0
+# pip prefers this index's CPU build of PyTorch if the index is in PIP_EXTRA_INDEX_URL.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 # Number of test files that run at the same time. Each needs its own core; otherwise its threads wait for each other.
 JOBS ?= 2
 BIN := .venv/bin
@@ -52,11 +54,21 @@ lock: .venv/lock.stamp
 	$(BIN)/pip install --quiet --upgrade pip
 	touch $@
 
+# Before the download: on Linux with x86-64, PyPI has only the CUDA build of PyTorch.
+define SAY_SIZE
+if [ "$$(uname -sm)" = "Linux x86_64" ] && [ -z "$$PIP_EXTRA_INDEX_URL$$PIP_INDEX_URL" ]; then \
+	echo "pip may download the CUDA build of PyTorch (about 4 GB). The CPU build (about 200 MB) is enough here:"; \
+	echo "stop with Ctrl-C, then run: PIP_EXTRA_INDEX_URL=$(CPU_INDEX) make $(MAKECMDGOALS)"; \
+fi
+endef
+
 .venv/demo.stamp: .venv/pip.stamp pyproject.toml
+	@$(SAY_SIZE)
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[build,serve]"
 	touch $@
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml
+	@$(SAY_SIZE)
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[dev]"
 	touch $@
 

@@ -17,6 +17,7 @@ Exit status of the command line: 0 success, 1 failure, 2 wrong usage or wrong in
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import keyword
@@ -311,6 +312,15 @@ VERBS = {
     "unprotect": Verb("service.cli", "serve", "remove the protection of a version"),
 }
 
+# What to do after an error of the operating system.
+_NEXT_STEPS: dict[type[OSError], str] = {
+    FileNotFoundError: "name an existing file or folder",
+    FileExistsError: "choose another path",
+    IsADirectoryError: "name a file",
+    NotADirectoryError: "choose another path",
+    PermissionError: "choose a path that this user may read or write",
+}
+
 USAGE = "usage: recollect VERB [--help] ..."
 
 
@@ -336,7 +346,9 @@ def _choose_verb(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in VERBS:
-        _write(sys.stderr, f"recollect: expected a verb, found {name!r}; one of: {', '.join(VERBS)}")
+        nearest = difflib.get_close_matches(name, VERBS, n=1)
+        known = f"did you mean `recollect {nearest[0]}`?" if nearest else f"one of: {', '.join(VERBS)}"
+        _write(sys.stderr, f"recollect: expected a verb, found {name!r}; {known}")
         return 2
     return _run(name, arguments[1:])
 
@@ -353,7 +365,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}")
+        next_step = f"; {_NEXT_STEPS[type(error)]}" if error.filename and type(error) in _NEXT_STEPS else ""
+        _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}{next_step}")
         return 2
     except Exception as error:
         status = getattr(error, "exit_status", None)
@@ -388,7 +401,20 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
         raise UsageError(_describe(error, _as_flag) + see_help) from None
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
-        raise UsageError(f"{message}; see `recollect {name} --help`") from None
+        raise UsageError(f"{message}; {_nearest_flag(name, message)}see `recollect {name} --help`") from None
+
+
+def _nearest_flag(name: str, message: str) -> str:
+    """Advice on the first unknown flag: the known flag that resembles it, or that the value needs no flag."""
+    unknown = re.search(r"unrecognized arguments:.*?(--[\w-]+)", message)
+    if unknown is None:
+        return ""
+    fields = _settings_class(name).model_fields
+    known = {_as_flag(str(field.alias or each)): field for each, field in fields.items()}
+    if unknown[1] in known:  # a value that is named by its place
+        return f"give the value without {unknown[1]}; "
+    nearest = difflib.get_close_matches(unknown[1], known, n=1)
+    return f"did you mean {nearest[0]}? " if nearest else ""
 
 
 def _as_flag(name: str) -> str:

@@ -77,6 +77,7 @@ def rank(settings: RankSettings) -> None:
 
 
 def evaluate(settings: EvaluateSettings) -> None:
+    from index_builder.evaluation.comparison import format_comparison
     from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
     from index_builder.evaluation.probability_report import format_coverage
     from index_builder.evaluation.table import format_table
@@ -88,6 +89,8 @@ def evaluate(settings: EvaluateSettings) -> None:
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
     for line in (*format_table(evaluation, settings.intervals), *format_coverage(evaluation.coverage)):
         print(line)  # noqa: T201
+    for line in () if evaluation.comparison is None else format_comparison(evaluation.comparison):
+        print(line)  # noqa: T201
 
 
 def compare(settings: CompareSettings) -> None:
@@ -98,17 +101,21 @@ def compare(settings: CompareSettings) -> None:
 
 def demo(settings: DemoSettings) -> None:
     from index_builder.demo import demo as run_demo
+    from index_builder.demo import open_playground
 
     if not settings.serve:
         print(run_demo(settings))  # noqa: T201
         return
-    from service.addresses import bind, url
+    from service.addresses import bind, start_listening, url
     from service.process.server import serve
     from service.serve_settings import ServeSettings
 
     with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201
-        print(f"\nServing at {url(bound)}; try it there in a browser. Stop with Ctrl-C.", flush=True)  # noqa: T201
+        start_listening(bound)  # the browser waits until the server answers
+        print(f"\nTry it in a browser: {url(bound)}/ (stop with Ctrl-C)", flush=True)  # noqa: T201
+        if settings.browser:
+            open_playground(f"{url(bound)}/")
         serve(ServeSettings(store=settings.folder / "store", workers=1), bound)
 
 

@@ -248,7 +248,14 @@ class EvaluateSettings(BuilderSettings):
     )
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
-    report: Path | None = Field(None, description="folder for a reliability diagram; default: no diagram")
+    compare: str | None = Field(
+        None, description="another version of the store, which is measured on the same texts; default: no comparison"
+    )
+    report: Path | None = Field(
+        None,
+        description="folder for `report.html`, a page with charts and the hardest texts; an earlier page in it is "
+        "replaced; default: no page",
+    )
     intervals: CliImplicitFlag[bool] = Field(
         False, description="also print the 95% confidence intervals (bootstrap over the test texts)"
     )
@@ -316,3 +323,4 @@ class DemoSettings(BuilderSettings):
     serve: CliImplicitFlag[bool] = Field(True, description="serve after the demo, until Ctrl-C")
     host: str = Field("127.0.0.1", description="address to serve on")
     port: int = Field(8000, ge=0, le=65535, description="port to serve on; 0: any free port")
+    browser: CliImplicitFlag[bool] = Field(True, description="open the playground in a browser if there is a display")

@@ -122,7 +122,13 @@ def test_version_flag_prints_the_version_of_the_package(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["predicts"], "recollect: expected a verb, found 'predicts'; one of: demo, sample"),
+        (["xyz"], "recollect: expected a verb, found 'xyz'; one of: demo, sample"),
+        (["memory", "--store", "x"], "unrecognized arguments: --store; give the value without --store; see"),
+        (["trian"], "recollect: expected a verb, found 'trian'; did you mean `recollect train`?"),
+        (
+            ["train", "x", "--ot", "r"],
+            "unrecognized arguments: --ot r; did you mean --out? see `recollect train --help`",
+        ),
         (["versions", "--bad", "3"], "recollect versions: unrecognized arguments: --bad 3; see"),
         (["versions", "--store"], "argument --store: expected one argument; see"),
         (["versions", "one", "two"], "unrecognized arguments: one two"),
@@ -177,7 +183,10 @@ def test_error_of_the_operating_system_gives_a_message_of_one_line(
     fails: Callable[..., str], verb: Callable[..., None]
 ) -> None:
     verb("open('/none/at/all')")
-    assert fails("attempt") == "recollect attempt: /none/at/all: No such file or directory\n"
+    assert (
+        fails("attempt")
+        == "recollect attempt: /none/at/all: No such file or directory; name an existing file or folder\n"
+    )
 
 
 def test_operating_system_error_without_a_file_name_is_reported_with_the_word_system(

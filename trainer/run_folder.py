@@ -2,6 +2,7 @@
 
 run/   training.json   the recipe, and whether the training is finished
        metrics.jsonl   loss, speed and validation scores over time
+       report.html     the same as charts, after training
        tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
        state/          during training: the state for `--resume`
@@ -69,7 +70,7 @@ class RunFolder:
         self.state, self.frozen = path / "state", path / "frozen"
         self.query_encoder = path / "query_encoder"
         self._training = path / "training.json"
-        logs = (path / "metrics.jsonl", path / "tensorboard")
+        logs = (path / "metrics.jsonl", path / "report.html", path / "tensorboard")
         self._distillation = self.query_encoder / "distillation.json"
         self._run_paths = (self.checkpoint, self.memory, self.query_encoder, self.state, self.frozen, *logs)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from scipy import sparse
 
 from service.predictor.scoring import Votes
-from trainer.metrics import hits
 
 _GROUPS = 10
 _DEPTHS_OF_RECALL = (10, 100)
@@ -52,6 +51,7 @@ def count_sources(
 
 def by_frequency(
     predictions: Int[np.ndarray, "query 100"],
+    hit: Bool[np.ndarray, "query 100"],
     truth: sparse.csr_matrix,
     label_counts: Int[np.ndarray, " label"],
     deciles: Int[np.ndarray, " label"],
@@ -61,6 +61,7 @@ def by_frequency(
 
     Args:
         predictions: Label positions, best first; -1 pads short lists.
+        hit: Marks the true labels among the predictions.
         truth: True labels of each query.
         label_counts: Number of training texts of each label.
         deciles: The decile of each label.
@@ -72,7 +73,6 @@ def by_frequency(
         `R@10` and `R@100` are shares of `true`. `instance_keys` and `label_keys` are retrieved keys of a true label,
         as a mean over `true`. All metrics but these two are in percent. A mean over no pairs is None.
     """
-    hit = hits(predictions, truth)
 
     def counted(labels: Int[np.ndarray, " found"]) -> Int[np.ndarray, " decile"]:
         return np.bincount(deciles[labels], minlength=_GROUPS)

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.errors import BuildError
-from index_builder.evaluation.bootstrap import Sampled, bootstrap
-from index_builder.evaluation.deciles import by_frequency
+from index_builder.evaluation.comparison import Comparison
+from index_builder.evaluation.measured import Measured, differences, measure
 from index_builder.evaluation.predictions import Setting, align_labels, predict_top
-from index_builder.evaluation.statistics import probability_statistics, ranking_statistics
+from index_builder.evaluation.report.quality import lambda_sweep
+from index_builder.evaluation.report.subject import Subject
+from index_builder.evaluation.report.write import check_report_folder, write_report
 from index_builder.settings import EvaluateSettings
 from service.model import open_model
 from service.predictor.predictor import Predictor
 from trainer.data.dataset import open_dataset
-from trainer.files import write_text
 from trainer.metrics import report
 
 
@@ -35,6 +36,7 @@ class Evaluation:
         differences: For each setting with both orders, each metric by probability minus the metric by score, and the
             ends of the 95% confidence interval of this difference.
         deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`).
+        comparison: The version of `--compare`, its metrics, and the differences; None without the flag.
     """
 
     version: str
@@ -43,6 +45,7 @@ class Evaluation:
     coverage: list[dict[str, float]]
     differences: list[dict[str, Any]]
     deciles: list[dict[str, Any]]
+    comparison: dict[str, Any] | None
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
@@ -52,11 +55,13 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         StoreError, BundleError: If the version cannot be opened.
         KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
-        BuildError: If the bundle has none of the dataset's labels, or `--word-weight` needs a lexical index.
+        BuildError: If the bundle has none of the dataset's labels, `--word-weight` needs a lexical index, or the report
+            cannot be written into its folder.
     """
-    predictor = open_model(
-        settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads, live="off"
-    ).predictor
+    if settings.report:
+        check_report_folder(settings.report)
+    predictor = _open(settings, settings.version)
+    other = None if settings.compare is None else _open(settings, settings.compare)
     dataset = open_dataset(
         settings.dataset,
         settings.format,
@@ -68,52 +73,62 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
-    if settings.report and predictor.manifest.probabilities is None:
-        raise BuildError(f"--report: expected a version with probabilities, found none in {predictor.version}")
+    if len(test.labels.indices) == 0:
+        raise BuildError(
+            f"{settings.dataset}: expected test texts with labels, found {len(test):,} texts without any; "
+            "add the true labels to the test split"
+        )
     grid = _grid(settings, predictor)
-    predictions = predict_top(predictor, test, truth, grid)
-    instances, with_words = predictor.manifest.training_instances, predictor.memory.words is not None
-    rows, judged, statistics = [], None, []
-    for setting, found in zip(grid, predictions, strict=True):
-        measured = found.labels, truth.relevance, truth.label_counts, instances, settings.propensity
-        rows.append(setting.to_dict(with_words) | dict[str, Any](report(*measured)))
-        statistics.append(ranking_statistics(*measured))
-        if (with_probabilities := found.judge(truth.relevance)) is not None:
-            judged = with_probabilities
-            rows[-1] |= judged.metrics()
-            statistics[-1] += probability_statistics(judged)
-    sampled = bootstrap(statistics)
-    for row, metrics in zip(rows, sampled, strict=True):
-        row["intervals"] = {name: list(metric.interval) for name, metric in metrics.items()}
-    if settings.report and judged is not None:
-        settings.report.mkdir(parents=True, exist_ok=True)
-        write_text(settings.report / "reliability.svg", judged.diagram())
-    info = predictor.manifest.probabilities
-    coverage = judged.coverage(info.coverage) if info is not None and judged is not None else []
-    differences = _differences(grid, sampled, with_words)
-    deciles = [
-        setting.to_dict(with_words)
-        | {"deciles": by_frequency(found.labels, truth.relevance, truth.label_counts, truth.deciles, found.sources)}
-        for setting, found in zip(grid, predictions, strict=True)
-    ]
-    return Evaluation(predictor.version, len(test), rows, coverage, differences, deciles)
+    sweep = [each for each in lambda_sweep(grid[0]) if each not in grid] if settings.report else []
+    measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
+    answering = _answering(measured[: len(grid)], predictor)
+    comparison = None
+    if other is not None:
+        other_truth = align_labels(dataset.labels, test, other.bundle.labels, settings.dataset)
+        compared = measure(other, test, other_truth, [Setting.default(other)], settings.propensity)
+        comparison = Comparison(other.version, answering, compared[0])
+    rows = measured[: len(grid)]
+    info, judged = (
+        predictor.manifest.probabilities,
+        next((each.found.judged for each in rows if each.found.judged), None),
+    )
+    evaluation = Evaluation(
+        predictor.version,
+        len(test),
+        [each.row() for each in rows],
+        judged.coverage(info.coverage) if info is not None and judged is not None else [],
+        _differences(rows),
+        [each.fields | {"deciles": each.deciles(truth)} for each in rows],
+        None if comparison is None else comparison.as_json(),
+    )
+    if settings.report:
+        subject = Subject(predictor, settings.dataset, test, truth, answering, measured)
+        write_report(settings.report, subject, comparison, evaluation.coverage)
+    return evaluation
 
 
-def _differences(grid: list[Setting], sampled: list[dict[str, Sampled]], with_words: bool) -> list[dict[str, Any]]:
+def _open(settings: EvaluateSettings, version: str) -> Predictor:
+    return open_model(
+        settings.store, version, settings.verify_key, settings.bundle_cache, settings.threads, live="off"
+    ).predictor
+
+
+def _answering(rows: list[Measured], predictor: Predictor) -> Measured:
+    """The first setting, in the order in which the bundle answers by default."""
+    answering = dataclasses.replace(rows[0].setting, order=predictor.manifest.defaults.order)
+    return next((each for each in rows if each.setting == answering), rows[0])
+
+
+def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
     """Compare the two orders of each setting that has both."""
-    by_score = {setting: metrics for setting, metrics in zip(grid, sampled, strict=True) if setting.order == "score"}
-    differences = []
-    for setting, metrics in zip(grid, sampled, strict=True):
-        if setting.order == "probability":
-            others = by_score[dataclasses.replace(setting, order="score")]
-            gains = {name: metrics[name] - other for name, other in others.items() if name in metrics}
-            differences.append(
-                setting.to_dict(with_words)
-                | {"order": "probability - score"}
-                | {name: gain.value for name, gain in gains.items()}
-                | {"intervals": {name: list(gain.interval) for name, gain in gains.items()}}
-            )
-    return differences
+    by_score = {each.setting: each for each in rows}
+    return [
+        each.fields
+        | {"order": "probability - score"}
+        | differences(each.metrics, by_score[dataclasses.replace(each.setting, order="score")].metrics)
+        for each in rows
+        if each.setting.order == "probability"
+    ]
 
 
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
@@ -121,9 +136,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     dataset = open_dataset(folder, "auto")
     test = dataset.read_split("test")
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
-    defaults = predictor.manifest.defaults
-    setting = Setting(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
-    (found,) = predict_top(predictor, test, truth, [setting])
+    (found,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
     metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.training_instances)
     return {name: value for name, value in metrics.items() if value is not None}
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from scipy import sparse
 
 from index_builder.errors import BuildError
@@ -28,8 +28,10 @@ from trainer.data.split import Entries, Split
 from trainer.metrics import hits
 from trainer.progress_bar import progress_bar
 
-# The best labels of some queries, and their probabilities.
-_Best: TypeAlias = tuple[Int[np.ndarray, "query 100"], Float[np.ndarray, "query 100"] | None]
+# The best labels of some queries, the score of the first one, and their probabilities.
+_Best: TypeAlias = tuple[
+    Int[np.ndarray, "query 100"], Float[np.ndarray, " query"], Float[np.ndarray, "query 100"] | None
+]
 
 # Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
@@ -45,6 +47,12 @@ class Setting:
     top_b: int
     word_weight: float
     order: Order
+
+    @classmethod
+    def default(cls, predictor: Predictor) -> Setting:
+        """The default options of a bundle."""
+        defaults = predictor.manifest.defaults
+        return cls(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
 
     def options(self) -> AnswerOptions:
         return AnswerOptions(top_k=_DEPTH, **vars(self))
@@ -64,25 +72,37 @@ class Predictions:
 
     Attributes:
         labels: Labels, best first; -1 pads short lists.
+        hit: Marks the true labels among them.
+        sizes: Number of true labels of each text.
+        first_scores: Score of the first label of each text; 0 without one.
         probabilities: Their probabilities, 0 for the padding; None if the bundle has none for the setting.
         sources: Number of retrieved keys that vote for a true label of each decile of label frequency.
     """
 
     labels: Int[np.ndarray, "query 100"]
+    hit: Bool[np.ndarray, "query 100"]
+    sizes: Int[np.ndarray, " query"]
+    first_scores: Float[np.ndarray, " query"]
     probabilities: Float[np.ndarray, "query 100"] | None
     sources: Int[np.ndarray, "source decile"]
 
     @classmethod
-    def of(cls, blocks: Sequence[_Best], sources: Sequence[Int[np.ndarray, "source decile"]]) -> Predictions:
-        labels, probabilities = zip(*blocks, strict=True)
+    def of(
+        cls,
+        blocks: Sequence[_Best],
+        sources: Sequence[Int[np.ndarray, "source decile"]],
+        truth: sparse.csr_matrix,
+    ) -> Predictions:
+        best, first_scores, probabilities = zip(*blocks, strict=True)
+        labels = np.concatenate(best)
         whole = None if probabilities[0] is None else np.concatenate(probabilities)
-        return cls(np.concatenate(labels), whole, np.sum(sources, axis=0))
+        scores, sizes = np.concatenate(first_scores), np.diff(truth.indptr)
+        return cls(labels, hits(labels, truth), sizes, scores, whole, np.sum(sources, axis=0))
 
-    def judge(self, truth: sparse.csr_matrix) -> JudgedProbabilities | None:
-        """Compare the probabilities with the truth; None without probabilities."""
-        if self.probabilities is None:
-            return None
-        return JudgedProbabilities(self.probabilities, hits(self.labels, truth), np.diff(truth.indptr))
+    @functools.cached_property
+    def judged(self) -> JudgedProbabilities | None:
+        """The probabilities and their truth; None without probabilities."""
+        return None if self.probabilities is None else JudgedProbabilities(self.probabilities, self.hit, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,11 @@ class GroundTruth:
     @property
     def labels(self) -> int:
         return len(self.label_counts)
+
+    def filtered(self, row: int) -> set[int]:
+        """The labels that are removed from the predictions of a text."""
+        first, last = np.searchsorted(self.filtered_codes, [row * self.labels, (row + 1) * self.labels])
+        return {int(code) - row * self.labels for code in self.filtered_codes[first:last]}
 
     @functools.cached_property
     def deciles(self) -> Int[np.ndarray, " label"]:
@@ -161,7 +186,9 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 ranking = _allowed(ranking, start, truth)
                 blocks.append(_best(ranking, predictor.probabilities(ranking, options), len(vectors)))
             bar.update(len(vectors))
-    return [Predictions.of(blocks, counts) for blocks, counts in zip(predictions, sources, strict=True)]
+    return [
+        Predictions.of(blocks, counts, truth.relevance) for blocks, counts in zip(predictions, sources, strict=True)
+    ]
 
 
 class _CachedSearch:
@@ -241,4 +268,4 @@ def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, que
     """The best 100 labels of each query."""
     rows = best_rows(ranking.query, queries)
     chances = None if probabilities is None else pick(probabilities, rows, 0.0)
-    return pick(ranking.label, rows, -1), chances
+    return pick(ranking.label, rows, -1), pick(ranking.score, rows[:, :1], 0.0)[:, 0], chances

@@ -1,7 +1,4 @@
-"""The metrics of `recollect evaluate` as functions of sums over the queries, so that they can be resampled.
-
-The values of all queries equal those of `trainer.metrics.report` and of `JudgedProbabilities.metrics`.
-"""
+"""The metrics of `recollect evaluate` as functions of sums over the queries, so that they can be resampled."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from index_builder.evaluation.probability_metrics import BINS, bin_of
 from index_builder.evaluation.probability_report import DEPTHS, JudgedProbabilities
 from trainer.metrics import (
     SEGMENTS,
-    hits,
     ndcg_at,
     precision_at,
     propensity_gains,
@@ -24,27 +20,41 @@ from trainer.metrics import (
 
 # Depth of the macro F1.
 _DEPTH = 5
+# The metrics of every setting, in the order in which tables print them.
+RANKING_METRICS = (
+    *(f"{name}@{k}" for name, depths in (("P", (1, 3, 5)), ("nDCG", (3, 5)), ("PSP", (1, 3, 5))) for k in depths),
+    "R@10",
+    "R@100",
+    *(f"F1@{_DEPTH} {segment}" for segment in SEGMENTS),
+)
 
 
 def ranking_statistics(
     predictions: Int[np.ndarray, "query top_k"],
+    hit: Bool[np.ndarray, "query top_k"],
     truth: sparse.csr_matrix,
     label_counts: Int[np.ndarray, " label"],
     instances: int,
     propensity: tuple[float, float],
 ) -> list[Statistics]:
-    """The metrics of `trainer.metrics.report`, in percent, with the same arguments."""
-    hit, sizes = hits(predictions, truth), np.diff(truth.indptr)
+    """The metrics of `trainer.metrics.report`, in percent.
+
+    Args:
+        predictions: Label positions, best first; -1 pads short lists.
+        hit: Marks the true labels among the predictions.
+        truth: True labels of each query.
+        label_counts: Number of training texts of each label.
+        instances: Number of training texts.
+        propensity: A and B of the propensity model.
+    """
+    sizes = np.diff(truth.indptr)
     weights = propensity_weights(label_counts, instances, *propensity)
-    by_query = {
-        **{f"P@{k}": precision_at(hit, k) for k in (1, 3, 5)},
-        **{f"nDCG@{k}": ndcg_at(hit, sizes, k) for k in (3, 5)},
-        **{f"R@{k}": recall_at(hit, sizes, k) for k in (10, 100)},
-    }
     gains = {f"PSP@{k}": propensity_gains(predictions, hit, truth, weights, k) for k in (1, 3, 5)}
+    precisions = {f"P@{k}": 100 * precision_at(hit, k) for k in (1, 3, 5)}
     return [
-        means({name: 100 * scores for name, scores in by_query.items()}),
+        means(precisions | {f"nDCG@{k}": 100 * ndcg_at(hit, sizes, k) for k in (3, 5)}),
         ratios({name: (100 * gained, ideal) for name, (gained, ideal) in gains.items()}),
+        means({f"R@{k}": 100 * recall_at(hit, sizes, k) for k in (10, 100)}),
         _macro_f1(predictions[:, :_DEPTH], hit[:, :_DEPTH], truth, label_counts),
     ]
 
@@ -78,11 +88,14 @@ def _macro_f1(
         return np.asarray(100 * f1 @ shares)
 
     terms = sparse.hstack([counted(hit), counted(predictions >= 0) + true], format="csr")
-    return Statistics([f"F1@5 {name}" for name in members], terms, finish)
+    return Statistics([f"F1@{_DEPTH} {name}" for name in members], terms, finish)
 
 
 def probability_statistics(judged: JudgedProbabilities) -> list[Statistics]:
-    """The metrics of `JudgedProbabilities.metrics`, with the same units. The best fixed k stays that of all queries."""
+    """ECE and Brier score as fractions; the F1 of the assigned sets and of the best fixed k in percent.
+
+    The best fixed k is that of all queries, also in a resample.
+    """
     return [*(_calibration_error(judged, k) for k in DEPTHS), means(judged.scores)]
 
 

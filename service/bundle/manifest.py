@@ -312,7 +312,8 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     if found != FORMAT_VERSION:
         raise BundleError(
             f"{path}: expected format_version {FORMAT_VERSION}, found {found!r}; "
-            "build the bundle with this release of recollect, or serve it with the release that built it"
+            "build the bundle with this release (`recollect build RUN --store STORE --activate`), or serve it with the "
+            "release that built it"
         )
     try:
         manifest = Manifest.model_validate(parsed)

@@ -159,8 +159,9 @@ class Store:
         current = self.current()
         if current is None:
             self.require()
-            known = self._latest() or "no version at all: run `recollect build`"
-            raise StoreError(f"{self.name}: no version is current; `recollect activate` one of: {known}")
+            known = self._latest()
+            next_step = f"`recollect activate` one of: {known}" if known else "it has no version: run `recollect build`"
+            raise StoreError(f"{self.name}: no version is current; {next_step}")
         return current
 
     def resolve(self, version: str) -> str:

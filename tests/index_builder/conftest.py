@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.service.http_helpers import add_version, copy_store, make_first
+
 if TYPE_CHECKING:
     from trainer.encoding.encoder import UnitVectorModel
 
@@ -147,3 +149,21 @@ def change_array(run: Path) -> Callable[[str, Callable[[np.ndarray], Any]], None
         np.save(run / "memory" / name, array)
 
     return change
+
+
+@pytest.fixture
+def with_probabilities(built: Any, tmp_path: Path) -> Path:
+    """A store whose current version gives probabilities."""
+
+    def change(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["probabilities"] = {
+            "calibration": {"method": "platt", "slope": 1.0, "intercept": 0.0},
+            "texts": 100,
+            "metrics": {},
+            "mean_top_probability": 0.5,
+            "coverage": [{"share": 0.5, "probability": 0.4}, {"share": 0.9, "probability": 0.01}],
+        }
+
+    store = copy_store(built.store, tmp_path / "store")
+    make_first(store, add_version(store, built.version, "p", change))
+    return store

@@ -7,8 +7,10 @@ import pytest
 from scipy import sparse
 
 from index_builder.evaluation.bootstrap import Statistics, bootstrap, means
+from index_builder.evaluation.probability_metrics import brier, example_f1, reliability
 from index_builder.evaluation.probability_report import JudgedProbabilities
 from index_builder.evaluation.statistics import probability_statistics, ranking_statistics
+from service.ranking.assign import best_set_sizes
 from trainer.metrics import hits, report
 
 QUERIES, LABELS, DEPTH, INSTANCES, PROPENSITY = 60, 40, 20, 900, (0.55, 1.5)
@@ -32,7 +34,7 @@ def values(statistics: list[Statistics], counts: np.ndarray) -> dict[str, float]
 @pytest.mark.parametrize("counts", [np.ones(QUERIES, dtype=int), np.random.default_rng(0).integers(0, 4, QUERIES)])
 def test_metrics_of_a_resample_equal_those_of_its_queries(counts: np.ndarray) -> None:
     rows = np.repeat(np.arange(QUERIES), counts)
-    found = values(ranking_statistics(PREDICTIONS, TRUTH, COUNTS, INSTANCES, PROPENSITY), counts)
+    found = values(ranking_statistics(PREDICTIONS, HIT, TRUTH, COUNTS, INSTANCES, PROPENSITY), counts)
     expected = report(PREDICTIONS[rows], TRUTH[rows], COUNTS, INSTANCES, PROPENSITY)
     assert found == pytest.approx({name: value for name, value in expected.items() if value is not None})
 
@@ -42,9 +44,10 @@ def test_calibration_error_and_brier_score_of_a_resample_equal_those_of_its_quer
     counts = np.random.default_rng(1).integers(0, 4, QUERIES)
     rows = np.repeat(np.arange(QUERIES), counts)
     found = values(probability_statistics(JudgedProbabilities(PROBABILITIES, HIT, SIZES)), counts)
-    expected = JudgedProbabilities(PROBABILITIES[rows], HIT[rows], SIZES[rows]).metrics()
-    names = (f"ECE@{k}", "Brier", "F1 assigned")
-    assert [found[name] for name in names] == pytest.approx([expected[name] for name in names])
+    probabilities, hit, sizes = PROBABILITIES[rows], HIT[rows], SIZES[rows]
+    f1 = 100 * example_f1(hit, sizes, best_set_sizes(probabilities)).mean()
+    expected = [reliability(probabilities, hit, k).expected_error, brier(probabilities, hit, sizes).mean(), f1]
+    assert [found[name] for name in (f"ECE@{k}", "Brier", "F1 assigned")] == pytest.approx(expected)
 
 
 def test_interval_of_a_mean_is_as_wide_as_theory_says() -> None:
@@ -74,7 +77,7 @@ def test_interval_encloses_a_calibration_error_that_is_too_high_in_every_resampl
 
 
 def test_equal_calls_give_equal_intervals() -> None:
-    statistics = ranking_statistics(PREDICTIONS, TRUTH, COUNTS, INSTANCES, PROPENSITY)
+    statistics = ranking_statistics(PREDICTIONS, HIT, TRUTH, COUNTS, INSTANCES, PROPENSITY)
     first, second = (bootstrap([statistics])[0] for _ in range(2))
     assert {name: metric.interval for name, metric in first.items()} == {
         name: metric.interval for name, metric in second.items()

@@ -12,6 +12,7 @@ from index_builder.evaluation.deciles import by_frequency, count_sources, decile
 from index_builder.evaluation.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
 from service.predictor.scoring import Votes
+from trainer.metrics import hits
 
 QUERIES, LABELS, INSTANCES = 12, 37, 50
 
@@ -42,7 +43,7 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
     )
     deciles, relevance = decile_of(counts), sparse.csr_matrix(truth)
     sources = count_sources(votes, relevance, INSTANCES, deciles)
-    rows = by_frequency(predictions, relevance, counts, deciles, sources)
+    rows = by_frequency(predictions, hits(predictions, relevance), relevance, counts, deciles, sources)
     assert [row["decile"] for row in rows] == list(range(1, 11))
     for number, row in enumerate(rows):
         members = {int(label) for label in range(LABELS) if deciles[label] == number}
@@ -67,7 +68,10 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
 def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out() -> None:
     truth, counts = sparse.csr_matrix(np.array([[True, False, False]])), np.array([5, 2, 9])
     deciles = decile_of(counts)
-    rows = by_frequency(np.array([[0, 1]]), truth, counts, deciles, np.zeros((2, 10), dtype=np.int64))
+    predictions = np.array([[0, 1]])
+    rows = by_frequency(
+        predictions, hits(predictions, truth), truth, counts, deciles, np.zeros((2, 10), dtype=np.int64)
+    )
     assert [(row["labels"], row["least"], row["most"]) for row in rows] == [(1, 2, 2), (1, 5, 5), (1, 9, 9)]
     assert [row["R@10"] for row in rows] == [None, 100, None]
     assert [row["instance_keys"] for row in rows] == [None, 0, None]

@@ -22,7 +22,7 @@ def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
             shutil.copy(built.store / "bundles" / built.version / name, folder)
 
     monkeypatch.setattr("index_builder.build.export_encoder", copy)
-    monkeypatch.setattr("index_builder.demo.write_sample", lambda folder: shutil.copytree(built.dataset, folder))
+    monkeypatch.setattr("index_builder.demo.write_sample", lambda folder, _: shutil.copytree(built.dataset, folder))
     for run in (1, 2):
         assert recollect.main(["demo", str(tmp_path), "--no-serve"]) == 0
         printed = capsys.readouterr()
@@ -39,7 +39,11 @@ def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
 def test_demo_prints_its_url_and_serves_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = []
+    served, opened = [], []
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("index_builder.demo.demo", lambda settings: "the table")
     monkeypatch.setattr(
         "service.process.server.serve", lambda settings, listener: served.append((settings.store, listener))
@@ -47,11 +51,9 @@ def test_demo_prints_its_url_and_serves_its_store(
     assert recollect.main(["demo", str(tmp_path), "--port", "0"]) == 0
     (store, listener), printed = served[0], capsys.readouterr().out
     assert store == tmp_path / "store"
-    assert re.search(
-        r"^the table\n\nServing at http://127\.0\.0\.1:[1-9]\d+; try it there in a browser\. Stop with Ctrl-C\.$",
-        printed,
-        re.M,
-    )
+    url = r"http://127\.0\.0\.1:[1-9]\d+/"
+    assert re.fullmatch(rf"the table\n\nTry it in a browser: {url} \(stop with Ctrl-C\)\n", printed)
+    assert opened == []
     assert listener.fileno() == -1  # closed
 
 
@@ -61,3 +63,31 @@ def test_demo_fails_at_once_if_the_port_is_in_use(tmp_path: Path, capsys: pytest
         assert recollect.main(["demo", str(tmp_path / "demo"), "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}: expected an address to listen on" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "opens"),
+    [
+        ({"DISPLAY": ":0"}, [], True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, [], True),
+        ({"DISPLAY": ":0"}, ["--no-browser"], False),
+        ({"DISPLAY": ":0", "CI": "true"}, [], False),
+    ],
+)
+def test_demo_opens_its_url_in_a_browser_of_a_person_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: list[str], opens: bool
+) -> None:
+    opened: list[str] = []
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("index_builder.demo.demo", lambda settings: "the table")
+
+    def connect(settings: object, listener: socket.socket) -> None:
+        socket.create_connection(listener.getsockname()).close()  # a browser may connect before the server runs
+
+    monkeypatch.setattr("service.process.server.serve", connect)
+    assert recollect.main(["demo", str(tmp_path), "--port", "0", *flags]) == 0
+    assert [re.sub(r"\d+/$", "", url) for url in opened] == ["http://127.0.0.1:"] * opens

@@ -18,7 +18,6 @@ from service.options import resolve_options
 from service.predictor.predictor import Predictor
 from service.predictor.searcher import KeyIndex
 from service.store.store import Store
-from tests.service.http_helpers import add_version, copy_store, make_first
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -162,11 +161,19 @@ def test_dataset_without_test_texts_is_rejected(built: Any, dataset: Path, capsy
         assert "test" in err
 
 
+def test_test_split_without_labels_is_rejected(built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(dataset / "test.jsonl", [row | {"labels": []} for row in read(dataset / "test.jsonl")])
+    assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert "expected test texts with labels, found 7 texts without any; add the true labels" in err
+
+
 def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
     assert recollect.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["version", "queries", "rows", "coverage", "differences", "deciles"]
+    assert list(printed) == ["version", "queries", "rows", "coverage", "differences", "deciles", "comparison"]
     assert (printed["version"], printed["queries"]) == (built.version, 7)
     assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
     first = printed["rows"][0]
@@ -206,24 +213,6 @@ def test_error_names_the_wrong_flag(built: Any, capsys: pytest.CaptureFixture[st
     assert flags[0].strip("-") in err
 
 
-@pytest.fixture
-def with_probabilities(built: Any, tmp_path: Path) -> Path:
-    """A store whose current version gives probabilities."""
-
-    def change(folder: Path, manifest: dict[str, Any]) -> None:
-        manifest["probabilities"] = {
-            "calibration": {"method": "platt", "slope": 1.0, "intercept": 0.0},
-            "texts": 100,
-            "metrics": {},
-            "mean_top_probability": 0.5,
-            "coverage": [{"share": 0.5, "probability": 0.4}, {"share": 0.9, "probability": 0.01}],
-        }
-
-    store = copy_store(built.store, tmp_path / "store")
-    make_first(store, add_version(store, built.version, "p", change))
-    return store
-
-
 def test_row_with_the_default_votes_measures_probabilities(built: Any, with_probabilities: Path) -> None:
     usual, other = measure(built, store=with_probabilities, **{"lambda": [0.5, 0.25]})
     (plain,) = measure(built)
@@ -257,15 +246,6 @@ def test_coverage_statements_are_checked_on_the_test_texts(
     assert first.startswith("probability >= 0.4000: ")
     assert last.startswith("probability >= 0.0100: 100.0% of the true labels (expected 90%), among ")
     assert "Reliability of the probabilities: 7 texts" in (tmp_path / "plots" / "reliability.svg").read_text()
-
-
-def test_reliability_diagram_of_a_version_without_probabilities_is_refused(
-    built: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = tmp_path / "plots"
-    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), "--report", str(report)]) == 2
-    assert f"--report: expected a version with probabilities, found none in {built.version}" in capsys.readouterr().err
-    assert not report.exists()
 
 
 def test_evaluation_does_not_change_the_store(built: Any) -> None:

@@ -208,9 +208,10 @@ def test_wrong_settings_are_refused_before_a_worker_starts(
 
 def test_missing_files_and_a_missing_version_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     missing = tmp_path / "none.jsonl"
-    assert fails(capsys, "--input", missing) == f"{missing}: No such file or directory"
+    assert fails(capsys, "--input", missing) == f"{missing}: No such file or directory; name an existing file or folder"
     source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "none" / "out.jsonl"
-    assert fails(capsys, "--input", source, "--output", target) == f"{target}.partial: No such file or directory"
+    found = fails(capsys, "--input", source, "--output", target)
+    assert found == f"{target}.partial: No such file or directory; name an existing file or folder"
     assert "--output: expected --input" in fails(capsys, "a text", "--output", target)
     assert "expected a text, or --input" in fails(capsys)
 

@@ -112,7 +112,7 @@ def test_unknown_format_is_refused_and_the_error_lists_known_formats_and_found_f
     (tmp_path / "notes.csv").write_text("")
     with pytest.raises(DatasetError) as refusal:
         open_dataset(tmp_path)
-    assert "found notes.csv; choose one with --format" in str(refusal.value)
+    assert "found notes.csv; rename the files, or write labels.jsonl and train.jsonl" in str(refusal.value)
     assert all(name in str(refusal.value) for name in FORMATS)
 
 

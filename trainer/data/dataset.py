@@ -184,4 +184,7 @@ def _recognise(folder: Path) -> Format:
             return dataset_format
     known = "; ".join(f"{name}: {dataset_format.EXPECTED}" for name, dataset_format in FORMATS.items())
     found = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
-    raise DatasetError(f"{folder}: expected a known format ({known}), found {found}; choose one with --format")
+    raise DatasetError(
+        f"{folder}: expected a known format ({known}), found {found}; rename the files, or write labels.jsonl and "
+        "train.jsonl as `recollect sample` does"
+    )

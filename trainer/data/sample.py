@@ -12,7 +12,7 @@ import itertools
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,20 @@ class SampleCounts:
     test: int
 
 
-def write_sample(folder: Path) -> SampleCounts:
+def write_sample(folder: Path, left_out: Collection[str] = ()) -> SampleCounts:
     """Write the sample dataset. The same interpreter always writes the same bytes.
 
     Args:
         folder: The dataset folder. Missing folders on the path are created.
+        left_out: Packages without which the sample is smaller.
 
     Raises:
         DatasetError: If `folder` is a file or a folder that is not empty; nothing is changed.
     """
     folder = folder.resolve()
     _check_absent_or_empty(folder)
-    labels, train, test = _build_records(read_docstrings())
+    docstrings = {name: found for name, found in read_docstrings().items() if name.split(".")[0] not in left_out}
+    labels, train, test = _build_records(docstrings)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Write to a temporary folder and rename it, so that the dataset is either complete or absent.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:

@@ -111,7 +111,8 @@ def _load_tokenizer(source: str, where: str) -> tuple[Tokenizer, int]:
 def _load_error(where: str, error: Exception) -> EncoderError:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return EncoderError(
-        f"{where}: expected a Hugging Face text encoder with safetensors weights, by name or folder; found: {reason}"
+        f"{where}: expected a Hugging Face text encoder with safetensors weights, by name or folder; found: {reason}; "
+        "without a network, use --encoder minilm, which needs no download"
     )
 
 

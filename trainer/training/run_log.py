@@ -1,4 +1,4 @@
-"""The log of a training: a progress bar, `metrics.jsonl`, and TensorBoard if it is installed."""
+"""The log of a training: a progress bar, `metrics.jsonl`, a page, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from trainer.progress_bar import progress_bar
+from trainer.report.training import write_training_page
 from trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
@@ -19,11 +20,12 @@ class RunLog:
 
     `metrics.jsonl` holds one JSON object a line. A line has the field `step` and either `loss` (mean since the previous
     line), `learning_rate` and `examples_per_second`, or `validation_ndcg_5` (percent) and `seconds` (training time so
-    far). A resumed run first removes the lines after its saved state.
+    far). A resumed run first removes the lines after its saved state. At the end, also of an interrupted training,
+    `report.html` shows the lines as charts.
     """
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool) -> None:
-        self._first, self._progress = first, progress
+        self._folder, self._first, self._progress = folder, first, progress
         self._bar = progress_bar(steps, "step", "train", done=progress.step, shown=first)
         self._last_line = time.monotonic()
         self._reset_means()
@@ -43,6 +45,7 @@ class RunLog:
         self._bar.close()
         if self._first:
             self._file.close()
+            write_training_page(self._folder)
             if self._board is not None:
                 self._board.close()
 

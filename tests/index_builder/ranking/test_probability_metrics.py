@@ -7,6 +7,7 @@ import pytest
 
 from index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1, reliability
 from index_builder.evaluation.probability_report import JudgedProbabilities
+from index_builder.evaluation.report.quality import reliability_chart
 from service.bundle.manifest import Coverage
 
 # Two queries with three predictions each; the second one lacks the third prediction.
@@ -56,14 +57,13 @@ def test_coverage_counts_the_true_labels_that_reach_the_probability() -> None:
     ]
 
 
-def test_metrics_name_calibration_and_assignment() -> None:
-    found = JUDGED.metrics()
-    assert list(found) == ["ECE@1", "ECE@5", "Brier", "F1 assigned", "F1 best k", "best k"]
-    assert found["Brier"] == brier(PROBABILITIES, HIT, SIZES).mean()
+def test_scores_of_queries_use_the_best_fixed_size() -> None:
+    assert JUDGED.scores["F1 best k"] == pytest.approx(100 * example_f1(HIT, SIZES, best_fixed_size(HIT, SIZES)))
+    assert JUDGED.scores["Brier"] == pytest.approx(brier(PROBABILITIES, HIT, SIZES))
 
 
 def test_reliability_diagram_shows_both_depths_and_is_always_the_same() -> None:
-    svg = JUDGED.diagram()
-    assert svg == JUDGED.diagram()
+    svg = reliability_chart(JUDGED).svg
+    assert svg == reliability_chart(JUDGED).svg
     for text in ("Reliability of the probabilities: 2 texts", "first label: ECE", "first 5 labels: ECE"):
         assert text in svg

@@ -26,11 +26,8 @@ def require_file(folder: Path, names: tuple[str, ...]) -> Path:
     """
     path = find_file(folder, names)
     if path is None:
-        raise DatasetError(
-            f"{folder}: expected {' or '.join(names)}, found neither"
-            if len(names) > 1
-            else f"{folder}: expected {names[0]}, found no such file"
-        )
+        found = f"{' or '.join(names)}, found neither" if len(names) > 1 else f"{names[0]}, found no such file"
+        raise DatasetError(f"{folder}: expected {found}; write this file, or name another folder")
     return path
 
 

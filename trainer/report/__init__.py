@@ -1,0 +1,1 @@
+"""Reports: HTML pages with charts and tables that need no other file."""
