@@ -327,7 +327,7 @@ def _write_memory(run: Run, plan: MemoryPlan, source: KeySource) -> None:
     start = time.monotonic()
     computed = write_memory(memory, plan, run.dataset.labels, run.instances, source, run.ranks, run.settings.alpha)
     rate = computed / (time.monotonic() - start)
-    run.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} keys/s")
+    run.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")
 
 
 def _has_intact_memory(run: Run, memory: Path) -> bool:

@@ -233,6 +233,9 @@ class SharedTrainSettings(TrainerSettings):
     validation_fraction: float = Field(
         0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, at most 4,000"
     )
+    validate_every: int = Field(
+        0, ge=0, description="steps between two validations, each of which encodes all texts; 0: one epoch"
+    )
     seed: int = Field(0, ge=0, description="seed of all random draws")
     device: TrainingDevice = "auto"
     precision: TrainingPrecision = "auto"

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from trainer.distributed import Ranks
+
 # Limits of one block on a GPU: the number of queries, and the number of similarities of queries to keys.
 _BLOCK_QUERIES, _BLOCK_SIMILARITIES = 4_096, 1 << 28
 # Number of keys in one chunk of `nearest_among`, which copies keys.
@@ -29,6 +31,8 @@ def nearest(
         device: `cpu` searches with faiss, any other device with torch.
     """
     top = min(top, len(keys))
+    if top == 0:
+        return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     if device != "cpu":
         return _nearest_on_gpu(queries, keys, top, device)
     similarities, rows = faiss.knn(_contiguous(queries), _contiguous(keys), top, metric=faiss.METRIC_INNER_PRODUCT)
@@ -53,6 +57,36 @@ def nearest_among(
         best = np.argsort(-similarities, axis=1, kind="stable")[:, :top]
         similarities, found = (np.take_along_axis(part, best, axis=1) for part in (similarities, found))
     return similarities, found
+
+
+def merge_nearest(
+    similarities: Float[np.ndarray, "query found"],
+    rows: Int[np.ndarray, "query found"],
+    top: int,
+    ranks: Ranks,
+    device: str = "cpu",
+) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
+    """Merge the nearest keys of each query that the ranks found among their own keys, on every rank.
+
+    Args:
+        similarities: This rank's best similarities, at most `top` for each query.
+        rows: Rows of the keys, in the numbers that all ranks share. The keys of lower ranks have lower rows.
+        top: Number of keys to return. If all ranks found fewer, the remaining rows are 0 with similarity -inf.
+        ranks: The processes that searched.
+        device: Device of the exchange.
+    """
+    queries, found = similarities.shape
+    padded = np.full((queries, top), -np.inf, np.float32), np.zeros((queries, top), np.int64)
+    padded[0][:, :found], padded[1][:, :found] = similarities, rows
+    merged = [
+        ranks.all_gather_arrays(part, queries * ranks.size, device)
+        .reshape(ranks.size, queries, top)
+        .swapaxes(0, 1)
+        .reshape(queries, ranks.size * top)
+        for part in padded
+    ]
+    best = np.argsort(-merged[0], axis=1, kind="stable")[:, :top]
+    return np.take_along_axis(merged[0], best, axis=1), np.take_along_axis(merged[1], best, axis=1)
 
 
 def nearest_approximate(
