@@ -223,6 +223,19 @@ def is_first_rank() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK") == "0"
 
 
+def require_single_process(command: str) -> None:
+    """Refuse to run a command in several processes that would write the same files.
+
+    Raises:
+        TrainingError: If `torchrun` started this process with others.
+    """
+    if (size := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise TrainingError(
+            f"{command}: expected one process, found {size} (WORLD_SIZE); start it without torchrun, and train on "
+            "several GPUs with `torchrun -m recollect train`"
+        )
+
+
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started. Without `torchrun`, yield a single rank.

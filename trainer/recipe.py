@@ -89,7 +89,7 @@ class Recipe:
         validation_fraction: Share of the instances that is held out.
         label_inputs: Input of an adapter for a label: `text` or `enriched`.
         label_key_alpha: Weight of the instances in the label keys that validation searches.
-        precision: `fp32` or `bf16`.
+        precision: `fp32`, `tf32` or `bf16`.
         seed: Seed of all random draws.
         micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
@@ -328,4 +328,8 @@ def _mine_search(search: str, pairs: int, device: str) -> MineSearch:
 def _precision(precision: str, device: str) -> str:
     if precision == "auto":
         return "fp32" if device == "cpu" else "bf16"
+    if precision == "tf32" and device == "cpu":
+        raise TrainingError(
+            "--precision tf32: expected --device cuda, because no CPU has this precision, found --device cpu; use fp32"
+        )
     return precision

@@ -35,7 +35,7 @@ from trainer.static.pretrained import make_static
 from trainer.static.query_encoder import check_query_encoder, write_query_encoder
 from trainer.train_settings import TrainSettings
 from trainer.training.memory_check import explain_out_of_memory, require_memory
-from trainer.training.stopwatch import Stopwatch, peak_memory_bytes
+from trainer.training.stopwatch import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
 from trainer.training.train import Machine, Task, train
 from trainer.training.validation import Validation, hold_out
 
@@ -311,7 +311,8 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
-        run.folder.write_training(recipe, TrainingResult(progress, peak_memory_bytes(), trainable))
+        peaks = peak_memory_bytes(), trainable, peak_gpu_memory_bytes()
+        run.folder.write_training(recipe, TrainingResult(progress, *peaks, dict(watch.seconds)))
     progress = run.ranks.broadcast_object(progress)  # the other ranks wait until the file is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.report(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
@@ -362,7 +363,7 @@ def _tune_memory(run: Run, held_out: np.ndarray) -> None:
     wanted = METHODS[settings.method].tuned if settings.tune == "auto" else settings.tune == "yes"
     if not wanted or not held_out.any() or (memory / "tuning.json").is_file():
         return
-    best = tune(TuneSettings(run=run.folder.path)).best
+    best = tune(TuneSettings(run=run.folder.path, device=run.settings.device)).best
     run.report(
         f"tune: lambda {best.lambda_:g}, tau {best.temperature:g}, b {best.top_b}, alpha {best.label_key_alpha:g}: "
         f"nDCG@5 {best.score:.2f} on held-out instances"

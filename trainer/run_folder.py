@@ -46,18 +46,22 @@ class TrainingResult:
         progress: Final progress.
         peak_memory_bytes: Peak memory of the process.
         trainable_parameters: Number of parameters with gradients.
+        peak_gpu_memory_bytes: Peak of the memory that the process allocated on its GPU; 0 on a CPU.
+        activities: Seconds of each activity.
     """
 
     progress: Progress
     peak_memory_bytes: int
     trainable_parameters: int
+    peak_gpu_memory_bytes: int = 0
+    activities: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def measurements(self) -> dict[str, float]:
         return {
             "seconds": self.progress.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
             "trainable_parameters": self.trainable_parameters,
-        }
+        } | ({"peak_gpu_memory_bytes": self.peak_gpu_memory_bytes} if self.peak_gpu_memory_bytes else {})
 
 
 class RunFolder:
@@ -233,6 +237,7 @@ class RunFolder:
                 "done": result is not None,
                 "progress": result and dataclasses.asdict(result.progress),
                 "measured": result and result.measurements(),
+                "activities": result and result.activities,
             },
         )
 

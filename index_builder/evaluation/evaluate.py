@@ -55,7 +55,13 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         BuildError: If the bundle has none of the dataset's labels, or `--word-weight` needs a lexical index.
     """
     predictor = open_model(
-        settings.store, settings.version, settings.verify_key, settings.bundle_cache, settings.threads, live="off"
+        settings.store,
+        settings.version,
+        settings.verify_key,
+        settings.bundle_cache,
+        settings.threads,
+        settings.device,
+        live="off",
     ).predictor
     dataset = open_dataset(
         settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts

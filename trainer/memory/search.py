@@ -8,11 +8,14 @@ import faiss
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
 
 from trainer.distributed import Ranks
 
 # Limits of one block on a GPU: the number of queries, and the number of similarities of queries to keys.
 _BLOCK_QUERIES, _BLOCK_SIMILARITIES = 4_096, 1 << 28
+# Number of key elements on a GPU at once: 4 GiB.
+_GPU_NUMBERS = 1 << 30
 # Number of keys in one chunk of `nearest_among`, which copies keys.
 _CHUNK_KEYS = 65_536
 # Inverted lists: 4 sqrt(keys) lists with at least 39 training keys each; a query searches 1 list in 16.
@@ -106,16 +109,27 @@ def nearest_approximate(
 
 
 def _nearest_on_gpu(queries: np.ndarray, keys: np.ndarray, top: int, device: str) -> tuple[np.ndarray, np.ndarray]:
-    on_device = torch.from_numpy(_contiguous(keys)).to(device)
-    block = max(1, min(_BLOCK_QUERIES, _BLOCK_SIMILARITIES // max(1, len(keys))))
-    found = [
-        (torch.from_numpy(_contiguous(queries[start : start + block])).to(device) @ on_device.T).topk(top)
-        for start in range(0, max(1, len(queries)), block)
-    ]
-    return (
-        torch.cat([block.values for block in found]).cpu().numpy(),
-        torch.cat([block.indices for block in found]).cpu().numpy(),
-    )
+    """Search chunk by chunk of keys. Each key is copied to the GPU once."""
+    found: list[tuple[Tensor, Tensor]] = []
+    step = max(1, _GPU_NUMBERS // keys.shape[1])
+    for first in range(0, len(keys), step):
+        on_device = torch.from_numpy(_contiguous(keys[first : first + step])).to(device)
+        block = max(1, min(_BLOCK_QUERIES, _BLOCK_SIMILARITIES // len(on_device)))
+        blocks = [
+            (torch.from_numpy(_contiguous(queries[start : start + block])).to(device) @ on_device.T).topk(
+                min(top, len(on_device))
+            )
+            for start in range(0, max(1, len(queries)), block)
+        ]
+        found.append(
+            (torch.cat([each.values for each in blocks]), torch.cat([each.indices for each in blocks]) + first)
+        )
+        if len(found) > 1:
+            similarities, rows = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+            best = similarities.topk(min(top, similarities.shape[1]))
+            found = [(best.values, rows.gather(1, best.indices))]
+    ((similarities, rows),) = found
+    return similarities.cpu().numpy(), rows.cpu().numpy()
 
 
 def _contiguous(vectors: np.ndarray) -> np.ndarray:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     progress = load_state(folder / "state", learner, ranks)
     saved = time.monotonic()
 
-    with RunLog(folder, recipe.steps, progress, ranks.first) as log:
+    with RunLog(folder, recipe.steps, progress, ranks.first) as log, _matrix_products(recipe.precision):
         if progress.step == 0:
             with watch("start"):
                 tick = time.monotonic()
@@ -172,6 +173,17 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                     save_state(folder / "state", progress, learner, ranks)
                 saved = time.monotonic()
     return progress
+
+
+@contextlib.contextmanager
+def _matrix_products(precision: str) -> Iterator[None]:
+    """Let the matrix products of this block use TF32, if the recipe asks for it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machine) -> HardNegatives:
