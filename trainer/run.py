@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from trainer.data.dataset import Dataset, open_dataset, print_note
-from trainer.data.split import Split
+from trainer.data.split import Entries, Split
 from trainer.distributed import Ranks, process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
 from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
-from trainer.encoding.tokens import VectorTable
+from trainer.encoding.shared_tokens import share_tokens
+from trainer.encoding.tokens import TokenTable, VectorTable
 from trainer.errors import MemoryFolderError, TrainingError
-from trainer.heads.adapter import Adapter
+from trainer.heads.adapter import Adapter, Side
 from trainer.heads.head import Head
 from trainer.memory.label_keys import LabelInputs
 from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
@@ -61,6 +62,9 @@ class Run:
 
     def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
         return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
+
+    def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
+        return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)
 
     def reusable(self, encoder: Encoder, plan: MemoryPlan) -> ReusableKeys | None:
         """The keys of --vectors for the texts of this dataset; None without the flag.
@@ -200,8 +204,8 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     if _begin_training(run, recipe):
         watch = Stopwatch()
         with watch("tokenise"):
-            queries = encoder.tokenise(run.instances.entries.texts, config.max_length)
-            labels = encoder.tokenise(run.dataset.labels.texts, config.label_max_length, "labels")
+            queries = run.tokens("queries", run.instances.entries, config.max_length)
+            labels = run.tokens("labels", run.dataset.labels, config.label_max_length)
         encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
         task = Task(
             encoder.model.trainable(),

@@ -5,6 +5,7 @@ run/   training.json   the recipe, and whether the training is finished
        tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
        state/          during training: the state for `--resume`
+       tokens/         during the training of an encoder by several processes: the token ids of all texts
        frozen/         during the training of an adapter: the frozen encoder's vectors, as a memory folder
        memory/         keys and values, after training
        query_encoder/  with `--query-encoder static`: the distilled encoder of queries, and `distillation.json`
@@ -70,12 +71,20 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint, self.memory = path / "checkpoint", path / "memory"
-        self.state, self.frozen = path / "state", path / "frozen"
+        self.state, self.frozen, self.tokens = path / "state", path / "frozen", path / "tokens"
         self.query_encoder = path / "query_encoder"
         self._training = path / "training.json"
         logs = (path / "metrics.jsonl", path / "tensorboard")
         self._distillation = self.query_encoder / "distillation.json"
-        self._run_paths = (self.checkpoint, self.memory, self.query_encoder, self.state, self.frozen, *logs)
+        self._run_paths = (
+            self.checkpoint,
+            self.memory,
+            self.query_encoder,
+            self.state,
+            self.frozen,
+            self.tokens,
+            *logs,
+        )
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -243,7 +252,7 @@ class RunFolder:
 
     def remove_unfinished(self) -> None:
         """Remove the folders that only an unfinished run needs. A killed run may have left them."""
-        for folder in (self.state, self.frozen):
+        for folder in (self.state, self.frozen, self.tokens):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_origin(self, plan: MemoryPlan | None = None) -> None:

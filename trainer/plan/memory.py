@@ -104,7 +104,7 @@ def parts(sizes: Sizes) -> list[Part]:
         Part("found negatives", (_FLOAT + _LONG + _INT) * sizes.mined * own_instances, "keys"),
     ]
     if sizes.tokens:
-        found.append(Part("token tables", _INT * sizes.tokens + _LONG * rows))
+        found.append(Part("token tables", _INT * sizes.tokens + _LONG * rows, mapped=sizes.ranks > 1))
     else:
         found.append(Part("vectors of all instances", _FLOAT * sizes.instances * sizes.dim))
         found.append(Part("sums of label inputs", _FLOAT * sizes.labels * sizes.dim if sizes.summed else 0))
