@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from trainer.data.dataset import Dataset, open_dataset, print_note
-from trainer.data.split import Entries, Split
+from trainer.data.split import Entries, Split, fingerprint
 from trainer.distributed import Ranks, process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
@@ -32,6 +32,7 @@ from trainer.methods import METHODS
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.settings import STATIC, TuneSettings
+from trainer.shared_inputs import check_same_dataset, check_shared_folder
 from trainer.static.pretrained import make_static
 from trainer.static.query_encoder import check_query_encoder, write_query_encoder
 from trainer.train_settings import TrainSettings
@@ -111,9 +112,12 @@ def write_run(settings: TrainSettings) -> None:
         encoder = _load_encoder(settings, dataset, instances, device)
         check_query_encoder(settings, encoder, instances)
         run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks)
+        if ranks.size > 1:
+            check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
         training = None if settings.epochs == 0 else _plan_training(run)
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
+            check_shared_folder(settings.out, ranks, device)
             if training is None:
                 _run_without_training(run)
             elif settings.trained == "adapter":

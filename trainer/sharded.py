@@ -58,7 +58,8 @@ class Sharded:
         Every rank must ask for the same rows. If only one rank receives the rows, the others get no useful array.
         """
         if self.ranks.size == 1:
-            return self.own[rows]
+            alone: np.ndarray = self.own[rows]
+            return alone
         places, own = self.find_own(rows)
         found = np.zeros((len(rows), *self.own.shape[1:]), self.own.dtype)
         found[places] = self.own[own]
@@ -67,7 +68,8 @@ class Sharded:
             dist.all_reduce(summed)
         else:
             dist.reduce(summed, dst=to)
-        return summed.cpu().numpy()
+        gathered: np.ndarray = summed.cpu().numpy()
+        return gathered
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield all rows in order, block by block, on every rank. Every rank must read all blocks."""
