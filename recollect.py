@@ -287,6 +287,7 @@ VERBS = {
     "demo": Verb("index_builder.cli", "build,serve", "run all steps on the built-in sample, and serve the result"),
     "sample": Verb("trainer.cli", "train", "write the built-in sample dataset"),
     "presets": Verb("trainer.cli", "train", "list the settings of published experiments"),
+    "plan": Verb("trainer.cli", "train", "estimate the memory and the hours of a training before it begins"),
     "train": Verb("index_builder.cli", "train", "train an encoder on a dataset and encode its memory"),
     "tune": Verb("index_builder.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "rank": Verb("index_builder.cli", "build", "fit a ranker of labels on left-out instances"),

@@ -261,6 +261,7 @@ class EvaluateSettings(BuilderSettings):
     )
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"
 
 
 class CompareSettings(BuilderSettings):

@@ -1,11 +1,20 @@
-"""The verbs `presets` and `sample`. They import other modules only when they run, so that `--help` is fast."""
+"""The verbs `plan`, `presets` and `sample`. They import other modules only when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
 import json
 import sys
 
+from trainer.plan.settings import PlanSettings
 from trainer.settings import PresetsSettings, SampleSettings
+
+
+def plan(settings: PlanSettings) -> None:
+    from trainer.plan.listing import listing
+    from trainer.plan.plan import make_plan
+
+    made = make_plan(settings)
+    print(json.dumps(made.as_json()) if settings.json_ else "\n".join(listing(made)))  # noqa: T201
 
 
 def presets(settings: PresetsSettings) -> None:

@@ -75,18 +75,6 @@ class Ranks:
             gathered[place] = piece.cpu().numpy()
         return gathered
 
-    def gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        """Concatenate the shares of all ranks on rank 0, for arrays in CPU memory.
-
-        Other ranks get an array without rows.
-        """
-        if self.first:
-            return self.all_gather_arrays(part, rows, device)
-        for _ in self._gather_chunks(part, rows, device):
-            pass
-        empty: np.ndarray = part[:0]
-        return empty
-
     def _gather_chunks(self, part: np.ndarray, rows: int, device: str) -> Iterator[tuple[slice, Tensor]]:
         largest_share = -(-rows // self.size)
         for start in range(0, largest_share, _CHUNK_ROWS):
@@ -115,6 +103,18 @@ class Ranks:
         total = values.detach().clone()
         dist.all_reduce(total)
         return total
+
+    def all_reduce_array(self, array: np.ndarray, device: str) -> np.ndarray:
+        """Replace an array in CPU memory with its sum over the ranks, and return it.
+
+        The device holds one chunk of rows at a time.
+        """
+        if self.size > 1:
+            for start in range(0, len(array), _CHUNK_ROWS):
+                chunk = torch.from_numpy(array[start : start + _CHUNK_ROWS]).to(device, copy=True)
+                dist.all_reduce(chunk)
+                array[start : start + _CHUNK_ROWS] = chunk.cpu().numpy()
+        return array
 
     def all_reduce_max(self, values: Tensor) -> Tensor:
         """Return the maximum over the ranks. No gradient flows back."""
@@ -221,6 +221,19 @@ class _GatherColumns(torch.autograd.Function):
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of `torchrun`, or was started without `torchrun`."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK") == "0"
+
+
+def require_single_process(command: str) -> None:
+    """Refuse to run a command in several processes that would write the same files.
+
+    Raises:
+        TrainingError: If `torchrun` started this process with others.
+    """
+    if (size := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise TrainingError(
+            f"{command}: expected one process, found {size} (WORLD_SIZE); start it without torchrun, and train on "
+            "several GPUs with `torchrun -m recollect train`"
+        )
 
 
 @contextlib.contextmanager

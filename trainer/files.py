@@ -32,7 +32,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
         flush(file)
 
 
-def save_rows(path: Path, shape: tuple[int, int], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> np.ndarray:
+def save_rows(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> np.ndarray:
     """Save an array that is computed block by block, and map it.
 
     The blocks are written, not copied to a mapped file: a write to a mapped file on a full disk kills the process.

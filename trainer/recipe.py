@@ -45,6 +45,7 @@ _SINCE_ADDED = {
     "cluster_double_at": (),
     "mine_from": 0,
     "embedding_dropout": 0.0,
+    "validate_every": 0,
     "preset": None,
     "scale": 1.0,
     "options": {},
@@ -88,7 +89,7 @@ class Recipe:
         validation_fraction: Share of the instances that is held out.
         label_inputs: Input of an adapter for a label: `text` or `enriched`.
         label_key_alpha: Weight of the instances in the label keys that validation searches.
-        precision: `fp32` or `bf16`.
+        precision: `fp32`, `tf32` or `bf16`.
         seed: Seed of all random draws.
         micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
@@ -101,6 +102,7 @@ class Recipe:
         cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
         embedding_dropout: Probability of dropout on the vectors below the head.
+        validate_every: Steps between two validations; 0: one epoch.
         preset: Name of the preset that gives the values without a flag; None: no preset.
         scale: Factor on the values of the preset.
         options: The options of the method.
@@ -138,6 +140,7 @@ class Recipe:
     cluster_double_at: tuple[int, ...] = ()
     mine_from: int = 0
     embedding_dropout: float = 0.0
+    validate_every: int = 0
     preset: str | None = None
     scale: float = 1.0
     options: MethodOptions = MethodOptions()
@@ -232,6 +235,7 @@ class Recipe:
             cluster_double_at=tuple(settings.cluster_double_at) if clusters else (),
             mine_from=settings.mine_from * per_epoch,
             embedding_dropout=settings.embedding_dropout,
+            validate_every=settings.validate_every,
             preset=settings.preset,
             scale=settings.scale,
             options=_options(settings, method).with_defaults(labels),
@@ -324,4 +328,8 @@ def _mine_search(search: str, pairs: int, device: str) -> MineSearch:
 def _precision(precision: str, device: str) -> str:
     if precision == "auto":
         return "fp32" if device == "cpu" else "bf16"
+    if precision == "tf32" and device == "cpu":
+        raise TrainingError(
+            "--precision tf32: expected --device cuda, because no CPU has this precision, found --device cpu; use fp32"
+        )
     return precision

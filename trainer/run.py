@@ -14,14 +14,15 @@ import torch
 
 from trainer.data.dataset import Dataset, open_dataset
 from trainer.data.formats.fields import print_note
-from trainer.data.split import Split
+from trainer.data.split import Entries, Split, fingerprint
 from trainer.distributed import Ranks, process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
 from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
-from trainer.encoding.tokens import VectorTable
+from trainer.encoding.shared_tokens import share_tokens
+from trainer.encoding.tokens import TokenTable, VectorTable
 from trainer.errors import MemoryFolderError, TrainingError
-from trainer.heads.adapter import Adapter
+from trainer.heads.adapter import Adapter, Side
 from trainer.heads.head import Head
 from trainer.memory.label_keys import LabelInputs
 from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
@@ -32,11 +33,12 @@ from trainer.methods import METHODS
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.settings import STATIC, TuneSettings
+from trainer.shared_inputs import check_same_dataset, check_shared_folder
 from trainer.static.pretrained import make_static
 from trainer.static.query_encoder import check_query_encoder, write_query_encoder
 from trainer.train_settings import TrainSettings
 from trainer.training.memory_check import explain_out_of_memory, require_memory
-from trainer.training.stopwatch import Stopwatch, peak_memory_bytes
+from trainer.training.stopwatch import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
 from trainer.training.train import Machine, Task, train
 from trainer.training.validation import Validation, hold_out
 
@@ -62,6 +64,9 @@ class Run:
 
     def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
         return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
+
+    def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
+        return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)
 
     def reusable(self, encoder: Encoder, plan: MemoryPlan) -> ReusableKeys | None:
         """The keys of --vectors for the texts of this dataset; None without the flag.
@@ -110,9 +115,12 @@ def write_run(settings: TrainSettings) -> None:
         encoder = _load_encoder(settings, dataset, instances, device)
         check_query_encoder(settings, encoder, instances)
         run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks)
+        if ranks.size > 1:
+            check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
         training = None if settings.epochs == 0 else _plan_training(run)
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
+            check_shared_folder(settings.out, ranks, device)
             if training is None:
                 _run_without_training(run)
             elif settings.trained == "adapter":
@@ -203,8 +211,8 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     if _begin_training(run, recipe):
         watch = Stopwatch()
         with watch("tokenise"):
-            queries = encoder.tokenise(run.instances.entries.texts, config.max_length)
-            labels = encoder.tokenise(run.dataset.labels.texts, config.label_max_length, "labels")
+            queries = run.tokens("queries", run.instances.entries, config.max_length)
+            labels = run.tokens("labels", run.dataset.labels, config.label_max_length)
         encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
         task = Task(
             encoder.model.trainable(),
@@ -314,7 +322,8 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
-        run.folder.write_training(recipe, TrainingResult(progress, peak_memory_bytes(), trainable))
+        peaks = peak_memory_bytes(), trainable, peak_gpu_memory_bytes()
+        run.folder.write_training(recipe, TrainingResult(progress, *peaks, dict(watch.seconds)))
     progress = run.ranks.broadcast_object(progress)  # the other ranks wait until the file is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.report(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
@@ -330,7 +339,7 @@ def _write_memory(run: Run, plan: MemoryPlan, source: KeySource) -> None:
     start = time.monotonic()
     computed = write_memory(memory, plan, run.dataset.labels, run.instances, source, run.ranks, run.settings.alpha)
     rate = computed / (time.monotonic() - start)
-    run.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} keys/s")
+    run.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")
 
 
 def _has_intact_memory(run: Run, memory: Path) -> bool:
@@ -365,7 +374,7 @@ def _tune_memory(run: Run, held_out: np.ndarray) -> None:
     wanted = METHODS[settings.method].tuned if settings.tune == "auto" else settings.tune == "yes"
     if not wanted or not held_out.any() or (memory / "tuning.json").is_file():
         return
-    best = tune(TuneSettings(run=run.folder.path)).best
+    best = tune(TuneSettings(run=run.folder.path, device=run.settings.device)).best
     run.report(
         f"tune: lambda {best.lambda_:g}, tau {best.temperature:g}, b {best.top_b}, alpha {best.label_key_alpha:g}: "
         f"nDCG@5 {best.score:.2f} on held-out instances"

@@ -6,6 +6,7 @@ run/   training.json   the recipe, and whether the training is finished
        tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
        state/          during training: the state for `--resume`
+       tokens/         during the training of an encoder by several processes: the token ids of all texts
        frozen/         during the training of an adapter: the frozen encoder's vectors, as a memory folder
        memory/         keys and values, after training
        query_encoder/  with `--query-encoder static`: the distilled encoder of queries, and `distillation.json`
@@ -47,18 +48,22 @@ class TrainingResult:
         progress: Final progress.
         peak_memory_bytes: Peak memory of the process.
         trainable_parameters: Number of parameters with gradients.
+        peak_gpu_memory_bytes: Peak of the memory that the process allocated on its GPU; 0 on a CPU.
+        activities: Seconds of each activity.
     """
 
     progress: Progress
     peak_memory_bytes: int
     trainable_parameters: int
+    peak_gpu_memory_bytes: int = 0
+    activities: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def measurements(self) -> dict[str, float]:
         return {
             "seconds": self.progress.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
             "trainable_parameters": self.trainable_parameters,
-        }
+        } | ({"peak_gpu_memory_bytes": self.peak_gpu_memory_bytes} if self.peak_gpu_memory_bytes else {})
 
 
 class RunFolder:
@@ -67,12 +72,20 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint, self.memory = path / "checkpoint", path / "memory"
-        self.state, self.frozen = path / "state", path / "frozen"
+        self.state, self.frozen, self.tokens = path / "state", path / "frozen", path / "tokens"
         self.query_encoder = path / "query_encoder"
         self._training = path / "training.json"
         logs = (path / "metrics.jsonl", path / "report.html", path / "tensorboard")
         self._distillation = self.query_encoder / "distillation.json"
-        self._run_paths = (self.checkpoint, self.memory, self.query_encoder, self.state, self.frozen, *logs)
+        self._run_paths = (
+            self.checkpoint,
+            self.memory,
+            self.query_encoder,
+            self.state,
+            self.frozen,
+            self.tokens,
+            *logs,
+        )
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -234,12 +247,13 @@ class RunFolder:
                 "done": result is not None,
                 "progress": result and dataclasses.asdict(result.progress),
                 "measured": result and result.measurements(),
+                "activities": result and result.activities,
             },
         )
 
     def remove_unfinished(self) -> None:
         """Remove the folders that only an unfinished run needs. A killed run may have left them."""
-        for folder in (self.state, self.frozen):
+        for folder in (self.state, self.frozen, self.tokens):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_origin(self, plan: MemoryPlan | None = None) -> None:

@@ -105,8 +105,8 @@ LearningRate = Annotated[
     Field(description="peak learning rate of AdamW; unset: 1e-3 for an adapter or static, 1e-4 for full"),
 ]
 TrainingPrecision = Annotated[
-    Literal["auto", "fp32", "bf16"],
-    Field(description="precision of matrix products in training; auto: bf16 on a GPU, fp32 on a CPU"),
+    Literal["auto", "fp32", "tf32", "bf16"],
+    Field(description="precision of matrix products in training; auto: bf16 on a GPU, fp32 on a CPU; tf32: GPU only"),
 ]
 TrainingDevice = Annotated[Literal["auto", "cpu", "cuda"], Field(description="device for training and encoding")]
 Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"]
@@ -244,6 +244,9 @@ class SharedTrainSettings(TrainerSettings):
     validation_fraction: float = Field(
         0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, at most 4,000"
     )
+    validate_every: int = Field(
+        0, ge=0, description="steps between two validations, each of which encodes all texts; 0: one epoch"
+    )
     seed: int = Field(0, ge=0, description="seed of all random draws")
     device: TrainingDevice = "auto"
     precision: TrainingPrecision = "auto"
@@ -314,5 +317,6 @@ class TuneSettings(TrainerSettings):
     )
     propensity: Propensity = (0.55, 1.5)
     rank: RankChoice = "no"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device of the search")] = "cpu"
     seed: int = Field(0, ge=0, description="seed of the random choice of queries")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")

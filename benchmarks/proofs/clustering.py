@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from trainer.sharded import Sharded
 from trainer.training.clustering import balanced_clusters
 
 # Limit of the memory without the vectors (768 MB in float32). The memory holds some integers for each row, and a chunk
@@ -72,7 +73,7 @@ def prove(size: Size = Size(), seed: int = 0) -> Clustering:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "vectors.npy")
         planted = _write_planted_vectors(path, size, random)
-        vectors = np.load(path, mmap_mode="r")
+        vectors = Sharded.of(np.load(path, mmap_mode="r"))
         rows = np.arange(size.rows)
         balanced_clusters(vectors, rows[:1_000], 10, random)  # the first call allocates memory that later calls reuse
         with _measure_peak() as peak:
@@ -82,7 +83,7 @@ def prove(size: Size = Size(), seed: int = 0) -> Clustering:
         return Clustering(
             seconds,
             peak[0],
-            *(_tightness(vectors, clusters) for clusters in (found, planted, random.permutation(found))),
+            *(_tightness(vectors.own, clusters) for clusters in (found, planted, random.permutation(found))),
         )
 
 

@@ -17,6 +17,7 @@ from index_builder.errors import BuildError
 from index_builder.ranking.rank import rank_run
 from index_builder.settings import RankSettings
 from trainer.data.dataset import open_dataset
+from trainer.distributed import require_single_process
 from trainer.encoding.checkpoint import load_encoder
 from trainer.encoding.encoder import choose_device
 from trainer.files import write_json, write_text
@@ -41,6 +42,7 @@ def train_best(settings: TrainSettings) -> str:
         BuildError: If the run folder is not empty.
         TrainerError: As `recollect train`.
     """
+    require_single_process("recollect train --best")
     start, seconds = time.perf_counter(), 60 * settings.minutes
     out = settings.out
     _prepare(out, settings.overwrite)

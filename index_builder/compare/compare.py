@@ -18,6 +18,7 @@ from index_builder.console import print_status
 from index_builder.settings import CompareSettings
 from trainer.data.dataset import open_dataset
 from trainer.data.split import fingerprint
+from trainer.distributed import require_single_process
 from trainer.encoding.encoder import choose_device
 from trainer.files import write_json, write_text
 from trainer.memory.memory import open_memory
@@ -32,9 +33,11 @@ def compare(settings: CompareSettings) -> str:
     Raises:
         BuildError: If a contestant's flags are invalid, or the output folder holds files of something else.
         DatasetError: If the dataset is invalid or has no test split.
+        TrainingError: If torchrun started several processes.
         EncoderError: If the requested device is absent.
         ContestantError: If the training or the tuning of a run fails; the finished steps stay in the output folder.
     """
+    require_single_process("recollect compare")
     device = choose_device(settings.device)
     runs = plan_runs(settings)
     dataset = open_dataset(

@@ -109,7 +109,13 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
 
 def _open(settings: EvaluateSettings, version: str) -> Predictor:
     return open_model(
-        settings.store, version, settings.verify_key, settings.bundle_cache, settings.threads, live="off"
+        settings.store,
+        version,
+        settings.verify_key,
+        settings.bundle_cache,
+        settings.threads,
+        settings.device,
+        live="off",
     ).predictor
 
 

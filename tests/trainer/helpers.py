@@ -16,6 +16,7 @@ from trainer.distributed import Ranks
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
 from trainer.methods import METHODS, MethodOptions
+from trainer.sharded import Sharded
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
@@ -63,7 +64,7 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
     if values is None:
         values = label_sets([1 + row % (labels - 1)] for row in range(3 * labels)).to_csr(labels)
     rng = np.random.default_rng(8)
-    head.start(random_units(rng, labels, dim), random_units(rng, values.shape[0], dim), values, seed=0)
+    head.start(random_units(rng, labels, dim), Sharded.of(random_units(rng, values.shape[0], dim)), values, seed=0)
     with torch.no_grad():
         for weight in head.parameters():
             weight.add_(0.3 * torch.randn(weight.shape))
@@ -84,9 +85,6 @@ class OwnShare(Ranks):
     """One of several ranks. Its collective operations return its own share, without other processes."""
 
     def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        return part
-
-    def gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
         return part
 
 

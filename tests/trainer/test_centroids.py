@@ -6,6 +6,7 @@ import torch
 
 from tests.trainer.helpers import label_sets, random_units
 from trainer.heads.centroids import Centroids
+from trainer.sharded import Sharded
 from trainer.training.batches import Batch, Batches
 
 DIM, LABELS, INSTANCES = 8, 10, 30
@@ -23,7 +24,7 @@ ALL = torch.arange(LABELS)
 @pytest.fixture
 def centroids() -> Centroids:
     centroids = Centroids(LABELS, DIM)
-    centroids.start(VECTORS, SETS.to_csr(LABELS))
+    centroids.start(Sharded.of(VECTORS), SETS.to_csr(LABELS))
     return centroids
 
 
@@ -114,7 +115,7 @@ def test_after_many_steps_each_sum_equals_the_sum_of_the_stored_instance_vectors
     for number in range(500):
         step = batch(number)
         centroids.follow(step, torch.from_numpy(random_units(random, len(step.rows))))
-    exact = SETS.to_csr(LABELS).T @ centroids.followed.astype(np.float64)
+    exact = SETS.to_csr(LABELS).T @ centroids.followed.own.astype(np.float64)
     np.testing.assert_allclose(centroids.sums, exact, atol=1e-4)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.trainer.helpers import label_sets, learned_head
 from trainer.heads.classifier import Classifier
+from trainer.sharded import Sharded
 
 LABELS, DIM, QUERIES = 9, 16, 5
 ALL_LABELS = torch.arange(LABELS)
@@ -24,7 +25,7 @@ TEXTS, VECTORS = units(LABELS, 1), units(QUERIES, 2)
 def started(rows: list[list[int]], instances: Tensor) -> Classifier:
     """Make a classifier whose label vectors are initialised from instances of these labels."""
     head = Classifier(DIM, LABELS).eval()
-    head.start(TEXTS.numpy(), instances.numpy(), label_sets(rows).to_csr(LABELS), seed=0)
+    head.start(TEXTS.numpy(), Sharded.of(instances.numpy()), label_sets(rows).to_csr(LABELS), seed=0)
     return head
 
 
@@ -126,7 +127,9 @@ def test_dropout_of_a_classifier_without_normalisation_applies_to_queries_and_la
 def test_projection_is_a_tanh_layer_of_fewer_dimensions_on_queries_and_label_texts() -> None:
     torch.manual_seed(1)
     head = Classifier(DIM, LABELS, normalised=False, projection=6).eval()
-    head.start(TEXTS.numpy(), VECTORS.numpy(), label_sets([[row] for row in range(QUERIES)]).to_csr(LABELS), seed=0)
+    head.start(
+        TEXTS.numpy(), Sharded.of(VECTORS.numpy()), label_sets([[row] for row in range(QUERIES)]).to_csr(LABELS), seed=0
+    )
     assert head.reduce is not None
     with torch.no_grad():
         head.reduce.weight.add_(0.3 * torch.randn(6, DIM))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.sharded import Sharded
 from trainer.training import clustering
 from trainer.training.clustering import Curriculum, balanced_clusters
 
@@ -33,7 +34,7 @@ def tightness(vectors: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def cluster(vectors: np.ndarray, clusters: int, seed: int = 0) -> np.ndarray:
-    return balanced_clusters(vectors, np.arange(len(vectors)), clusters, np.random.default_rng(seed))
+    return balanced_clusters(Sharded.of(vectors), np.arange(len(vectors)), clusters, np.random.default_rng(seed))
 
 
 @pytest.fixture(params=["at once", "from samples"])
@@ -80,7 +81,7 @@ def test_only_the_given_rows_are_clustered_and_the_result_is_in_their_order() ->
     rows = np.concatenate([np.flatnonzero(own == side)[:100] for side in (0, 1)])
     rows = np.random.default_rng(1).permutation(rows)
     vectors = np.where(np.isin(np.arange(400), rows)[:, None], vectors, np.nan)
-    found = balanced_clusters(vectors, rows, 2, np.random.default_rng(0))
+    found = balanced_clusters(Sharded.of(vectors), rows, 2, np.random.default_rng(0))
     assert len(set(zip(found.tolist(), own[rows].tolist(), strict=True))) == 2
 
 

@@ -19,12 +19,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.trainer.helpers import label_sets, random_sets, random_units
 from tests.trainer.test_objective import ALL, Problem, assert_same
 from trainer import distributed
 from trainer.distributed import ALONE, Ranks, process_group
+from trainer.encoding.keys import Keys
 from trainer.errors import TrainingError
 from trainer.heads.prototypes import Prototypes
 from trainer.methods import losses
+from trainer.sharded import Sharded
+from trainer.training import clustering
+from trainer.training.clustering import balanced_clusters
+from trainer.training.validation import Validation
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120
@@ -97,7 +103,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "gradients": (model.weight.grad, model.bias.grad),
         "all_gather": [ranks.all_gather(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
         "all_gather_arrays": [ranks.all_gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
-        "gather_arrays": [ranks.gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
+        "all_reduce_array": ranks.all_reduce_array(np.arange(5.0) * (ranks.rank + 1), "cpu"),
     }
 
 
@@ -114,10 +120,48 @@ def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
     return found | {"centroids": head.centroids.sums}
 
 
+def shared_arrays() -> dict[str, Any]:
+    """Vectors of instances and labels, and the labels of each instance."""
+    rng = np.random.default_rng(9)
+    sets = random_sets(rng, 100, 30)
+    return {"vectors": random_units(rng, 100), "labels": random_units(rng, 30), "sets": label_sets(sets)}
+
+
+def divided_arrays(ranks: Ranks) -> dict[str, Any]:
+    """Return gathered rows, sums of labels, and clusters of vectors that are divided over the ranks."""
+    given = shared_arrays()
+    vectors = Sharded.of(given["vectors"], ranks)
+    found: dict[str, Any] = {"clusters": [], "sums": vectors.label_sums(given["sets"].to_csr(30))}
+    wanted = [np.array(rows, dtype=np.int64) for rows in ([], [99], [5, 3, 5, 70, 40], range(100))]
+    found["rows"] = [(rows, vectors.gather(rows), vectors.gather(rows, to=min(1, ranks.size - 1))) for rows in wanted]
+    found["blocks"] = list(vectors.blocks())
+    found["half"] = Sharded.of(given["vectors"].astype(np.float16), ranks).gather(np.arange(100))
+    rows = np.arange(3, 98)
+    for clustering._CHUNK_ROWS in (16, 4_096):
+        found["clusters"].append(balanced_clusters(vectors, rows, 12, np.random.default_rng(2)))
+    return found
+
+
+def validation(ranks: Ranks) -> dict[float, list[float]]:
+    """Return the validation scores with text keys and with enriched keys, for many and for few queries and labels."""
+    given, scores = shared_arrays(), dict[float, list[float]]()
+    for alpha in (0.0, 0.5):
+        for instances, labels, queries in ((100, 30, 40), (7, 2, 2), (100, 30, 1)):
+            sets = label_sets([{row % labels} for row in range(instances)])
+            keys = Keys(Sharded.of(given["vectors"][:instances], ranks), given["labels"][:labels])
+            none = label_sets([set()] * instances)
+            held_out = np.isin(np.arange(instances), np.random.default_rng(1).permutation(instances)[:queries])
+            score = Validation(held_out, sets, labels, alpha, "cpu", none).score(keys)
+            scores.setdefault(alpha, []).append(score)
+    return scores
+
+
 WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "exchanges": exchanges,
     "seven keys": lambda ranks: losses_and_gradients(ranks, 7),
     **{batch: functools.partial(objectives, batch=batch) for batch in BATCHES},
+    "divided arrays": divided_arrays,
+    "validation": validation,
     "two keys": lambda ranks: losses_and_gradients(ranks, 2),
 }
 
@@ -204,10 +248,35 @@ def test_all_gather_concatenates_unequal_and_empty_shares(group: Group) -> None:
             np.testing.assert_array_equal(array, whole)
 
 
-def test_gather_arrays_concatenates_the_shares_on_rank_0_only(group: Group) -> None:
-    for rank, found in enumerate(group.found("exchanges")):
-        for rows, array in zip(ROWS, found["gather_arrays"], strict=True):
-            np.testing.assert_array_equal(array, np.arange(3 * rows).reshape(rows, 3)[: None if rank == 0 else 0])
+def test_all_reduce_array_sums_all_chunks(group: Group) -> None:
+    for found in group.found("exchanges"):
+        np.testing.assert_array_equal(found["all_reduce_array"], np.arange(5.0) * 6)
+
+
+def test_rows_of_a_divided_array_are_gathered_on_every_rank_or_on_one(group: Group) -> None:
+    vectors = shared_arrays()["vectors"]
+    for rank, found in enumerate(group.found("divided arrays")):
+        for rows, everywhere, on_one in found["rows"]:
+            np.testing.assert_array_equal(everywhere, vectors[rows])
+            if rank == 1:
+                np.testing.assert_array_equal(on_one, vectors[rows])
+        np.testing.assert_array_equal(np.concatenate(found["blocks"]), vectors)
+        np.testing.assert_array_equal(found["half"], vectors.astype(np.float16))
+
+
+def test_sums_of_labels_and_clusters_over_ranks_equal_those_of_a_single_process(group: Group) -> None:
+    expected = alone("divided arrays")
+    for found in group.found("divided arrays"):
+        np.testing.assert_allclose(found["sums"], expected["sums"], atol=1e-5)
+        np.testing.assert_array_equal(found["clusters"], expected["clusters"])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_validation_score_over_ranks_equals_the_score_of_a_single_process(group: Group, alpha: float) -> None:
+    expected = alone("validation")[alpha]
+    assert max(expected) > 10
+    for found in group.found("validation"):
+        np.testing.assert_allclose(found[alpha], expected, rtol=1e-9)
 
 
 def test_log_sum_exp_and_its_gradient_include_the_values_of_all_ranks(group: Group) -> None:

@@ -55,9 +55,9 @@ def expected(model: DualEncoder, inputs: VectorTable) -> np.ndarray:
 def test_keys_equal_the_vectors_of_the_model_without_dropout(model: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(model, queries, labels, "cpu", ALONE).at(0)
-    np.testing.assert_allclose(keys.instances, expected(model, queries), atol=1e-6)
+    np.testing.assert_allclose(keys.instances.own, expected(model, queries), atol=1e-6)
     np.testing.assert_allclose(keys.labels, expected(model, labels), atol=1e-6)
-    assert keys.instances.dtype == keys.labels.dtype == np.float32
+    assert keys.instances.own.dtype == keys.labels.dtype == np.float32
 
 
 def test_computing_keys_changes_neither_training_mode_nor_random_state(model: DualEncoder) -> None:
@@ -82,7 +82,7 @@ def test_keys_are_cached_until_the_next_step(model: DualEncoder) -> None:
         model.adapter.labels.narrow.weight.mul_(-1)
     assert maker.at(3) is first
     second = maker.at(4)
-    np.testing.assert_allclose(second.instances, expected(model, queries), atol=1e-6)
+    np.testing.assert_allclose(second.instances.own, expected(model, queries), atol=1e-6)
     assert not np.allclose(second.labels, first.labels)
 
 
@@ -90,7 +90,7 @@ def test_key_maker_of_a_whole_encoder_encodes_the_texts(tiny_encoder: Encoder) -
     queries, labels = tiny_encoder.tokenise(TEXTS, 32), tiny_encoder.tokenise(LABELS, 8)
     keys = KeyMaker(tiny_encoder.model, queries, labels, "cpu", ALONE).at(0)
     tiny_encoder.model.eval()
-    np.testing.assert_allclose(keys.instances, tiny_encoder.encode(TEXTS, 32), atol=1e-6)
+    np.testing.assert_allclose(keys.instances.own, tiny_encoder.encode(TEXTS, 32), atol=1e-6)
     np.testing.assert_allclose(keys.labels, tiny_encoder.encode(LABELS, 8), atol=1e-6)
 
 
@@ -100,12 +100,7 @@ def test_cleared_keys_are_computed_again(model: DualEncoder) -> None:
     maker.clear()
     second = maker.at(3)
     assert second is not first
-    np.testing.assert_array_equal(second.instances, first.instances)
-
-
-def test_single_process_holds_one_copy_of_the_instance_keys(model: DualEncoder) -> None:
-    keys = KeyMaker(model, table(9), table(4, "labels"), "cpu", ALONE).at(0)
-    assert keys.gathered is keys.instances
+    np.testing.assert_array_equal(second.instances.own, first.instances.own)
 
 
 @pytest.mark.parametrize("kind", ["adapter", "whole encoder"])
@@ -119,26 +114,26 @@ def test_keys_computed_with_bfloat16_are_float32_unit_vectors_near_the_exact_key
         inputs = tiny_encoder.model, texts, labels, "cpu", ALONE
     exact, rounded = (KeyMaker(*inputs, autocast=autocast).at(0) for autocast in (False, True))
     tiny_encoder.model.eval()
-    for name, vectors in vars(rounded).items():
+    for vectors, expected in ((rounded.instances.own, exact.instances.own), (rounded.labels, exact.labels)):
         assert vectors.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-        difference = np.abs(vectors - vars(exact)[name]).max()
+        difference = np.abs(vectors - expected).max()
         assert 1e-5 < difference < 0.05
 
 
 def test_keys_of_a_model_with_a_head_come_from_the_head(headed: DualEncoder) -> None:
     queries, labels = table(9), table(4, "labels")
     keys = KeyMaker(headed, queries, labels, "cpu", ALONE).at(0)
-    assert (keys.instances.shape, keys.labels.shape) == ((9, headed.key_dim), (4, headed.key_dim))
-    np.testing.assert_allclose(keys.instances, expected(headed, queries), atol=1e-6)
+    assert (keys.instances.own.shape, keys.labels.shape) == ((9, headed.key_dim), (4, headed.key_dim))
+    np.testing.assert_allclose(keys.instances.own, expected(headed, queries), atol=1e-6)
     np.testing.assert_allclose(keys.labels, expected(headed, labels), atol=1e-6)
 
 
 def test_key_maker_of_each_rank_encodes_only_its_share(headed: DualEncoder) -> None:
     queries, labels = table(10), table(4, "labels")
     shares = [KeyMaker(headed, queries, labels, "cpu", OwnShare(rank, 3)).at(0) for rank in range(3)]
-    assert sorted(len(share.instances) for share in shares) == [3, 3, 4]
-    gathered = np.concatenate([share.instances for share in shares])
+    assert sorted(len(share.instances.own) for share in shares) == [3, 3, 4]
+    gathered = np.concatenate([share.instances.own for share in shares])
     np.testing.assert_allclose(gathered, expected(headed, queries), atol=1e-6)
     gathered = np.concatenate([share.labels for share in shares])
     np.testing.assert_allclose(gathered, expected(headed, labels), atol=1e-6)

@@ -19,12 +19,13 @@ from tests.trainer.test_centroids import (
     written,
 )
 from trainer.heads.momentum_centroids import MomentumCentroids
+from trainer.sharded import Sharded
 from trainer.training.batches import Batches
 
 
 def started() -> MomentumCentroids:
     centroids = MomentumCentroids(LABELS, DIM)
-    centroids.start(VECTORS, SETS.to_csr(LABELS))
+    centroids.start(Sharded.of(VECTORS), SETS.to_csr(LABELS))
     return centroids
 
 

@@ -18,6 +18,7 @@ from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
 from trainer.methods import METHODS, MethodOptions, losses
 from trainer.methods.scored import Scored, ScoredLabels
+from trainer.sharded import Sharded
 from trainer.training import objective
 from trainer.training.batches import Batch, Batches
 from trainer.training.gradient_cache import Embedder
@@ -73,6 +74,9 @@ class Problem:
     def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorDualEncoder]:
         """Return the objective's loss, and a copy of the model with its gradient."""
         model = copy.deepcopy(self.model)
+        if model.head is not None:
+            whole = model.head.training_arrays()
+            model.head.load_training_arrays({name: Sharded.of(array.own, ranks) for name, array in whole.items()})
         return self.objective(model, ranks, cache).backward(batch), model
 
     def objective(self, model: VectorDualEncoder, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
@@ -305,7 +309,7 @@ def test_head_is_updated_with_the_query_vectors_of_the_step() -> None:
     assert isinstance(after, Prototypes)
     assert after.centroids is not None
     assert problem.model.head.centroids is not None
-    expected = problem.model.head.centroids.followed.astype(np.float32)
+    expected = problem.model.head.centroids.followed.own.astype(np.float32)
     expected[batch.rows] = (expected[batch.rows] + vectors) / 2
-    np.testing.assert_allclose(after.centroids.followed, expected, atol=1e-3)
+    np.testing.assert_allclose(after.centroids.followed.own, expected, atol=1e-3)
     np.testing.assert_allclose(after.centroids.sums, problem.relevance.T.astype(np.float32) @ expected, atol=1e-2)

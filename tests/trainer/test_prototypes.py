@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import get_args
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from tests.trainer.helpers import label_sets, learned_head
 from trainer.heads.prototypes import Prototypes
 from trainer.settings import PrototypeToken
+from trainer.sharded import Sharded
 from trainer.training.batches import Batches
 
 LABELS, DIM, BANK = 24, 64, 5
@@ -34,7 +36,7 @@ VALUES = label_sets([sorted({row % LABELS, row * 5 % LABELS} - {WITHOUT_INSTANCE
 def started(tokens: tuple[PrototypeToken, ...] = ALL, bank: int = BANK) -> Prototypes:
     torch.manual_seed(0)
     head = Prototypes(DIM, LABELS, tokens, bank if "free" in tokens else 0).eval()
-    head.start(TEXTS.numpy(), INSTANCES.numpy(), VALUES.to_csr(LABELS), seed=3)
+    head.start(TEXTS.numpy(), Sharded.of(INSTANCES.numpy()), VALUES.to_csr(LABELS), seed=3)
     return head
 
 
@@ -158,7 +160,7 @@ def test_prototypes_with_momentum_centroids_resume_from_their_weights_alone() ->
     batches = Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)
     torch.manual_seed(0)
     heads = [Prototypes(DIM, LABELS, ALL, BANK, "ema").eval()]
-    heads[0].start(TEXTS.numpy(), INSTANCES.numpy(), VALUES.to_csr(LABELS), seed=3)
+    heads[0].start(TEXTS.numpy(), Sharded.of(INSTANCES.numpy()), VALUES.to_csr(LABELS), seed=3)
     torch.testing.assert_close(prototypes(heads[0]), prototypes(started()), rtol=0, atol=1e-3)
     heads[0].follow(batches.at(0, None), units(12, 8))
     heads.append(Prototypes(DIM, **heads[0].shape()).eval())
@@ -175,7 +177,7 @@ def test_training_arrays_restore_the_stored_instance_vectors(tokens: tuple[Proto
     heads[0].follow(batches.at(0, None), units(12, 8))
     heads.append(Prototypes(DIM, **heads[0].shape()).eval())
     heads[1].load_state_dict(heads[0].state_dict())
-    heads[1].load_training_arrays({name: array.copy() for name, array in heads[0].training_arrays().items()})
+    heads[1].load_training_arrays(copy.deepcopy(heads[0].training_arrays()))
     for head in heads:
         head.follow(batches.at(1, None), units(12, 9))
     assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))

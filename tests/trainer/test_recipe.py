@@ -128,6 +128,12 @@ def test_batch_larger_than_the_dataset_is_refused() -> None:
         recipe(instances=1_000, batch_size=1_001)
 
 
+def test_tf32_is_refused_on_a_cpu() -> None:
+    assert recipe(precision="tf32", device="cuda").precision == "tf32"
+    with pytest.raises(TrainingError, match="--precision tf32: expected --device cuda"):
+        recipe(precision="tf32", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("precision", "device", "expected"),
     [("auto", "cpu", "fp32"), ("auto", "cuda", "bf16"), ("fp32", "cuda", "fp32"), ("bf16", "cpu", "bf16")],

@@ -59,6 +59,15 @@ def test_queries_of_several_blocks_keep_their_order(
     np.testing.assert_array_equal(rows, brute_force(many, keys, 1)[1])
 
 
+@pytest.mark.parametrize(("chunk", "top"), [(1, 1), (3, 5), (7, 40)])
+def test_gpu_search_in_chunks_of_keys_equals_a_full_sort(chunk: int, top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    queries, keys = random_units(rng, 9), random_units(rng, 20)
+    monkeypatch.setattr(search, "_GPU_NUMBERS", chunk * keys.shape[1])
+    _, rows = nearest(queries, keys, top, "cpu:0")
+    np.testing.assert_array_equal(rows, brute_force(queries, keys, top)[1])
+
+
 def test_gpu_block_size_limits_the_number_of_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_BLOCK_SIMILARITIES", 100)
     sizes = []

@@ -147,6 +147,10 @@ class TestTraining:
         assert training(run_folder)["progress"]["step"] == 8
         assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 8]
 
+    def test_validate_every_sets_the_steps_between_two_validations(self, train: Train, run_folder: Path) -> None:
+        assert train("--max-steps", 8, "--validate-every", 3).status == 0
+        assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 3, 6, 8]
+
     def test_equal_seeds_give_equal_weights_and_different_seeds_give_different_weights(
         self, train: Train, run_folder: Path
     ) -> None:

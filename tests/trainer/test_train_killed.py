@@ -361,10 +361,11 @@ def test_training_with_two_ranks_killed_under_torchrun_resumes_to_the_same_weigh
     assert results(folder / "killed") == results(two)
 
 
-def test_two_ranks_train_an_adapter_with_dropout_and_resume_after_a_kill(
+def test_two_ranks_train_an_adapter_and_a_head_with_dropout_and_resume_after_a_kill(
     folder: Path, lesson: Path, tiny_bert: Any
 ) -> None:
     words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
+    words += ["--method", "prime", *HEADS["prime"]]  # each rank stores the vectors of its share of the instances
     for run, kills in (("never", []), ("again", [Moment("trainer.training.objective.Objective.backward", 9)])):
         out = ["--out", folder / f"adapter, {run}"]
         for moment in kills:

@@ -227,9 +227,9 @@ class TestQueries:
         rows: list[list[int]] = []
         find = tuner.instance_neighbours
 
-        def watched(memory: Memory, chosen: Any, top_b: int) -> Any:
+        def watched(memory: Memory, chosen: Any, top_b: int, device: str) -> Any:
             rows.append(chosen.tolist())
-            return find(memory, chosen, top_b)
+            return find(memory, chosen, top_b, device)
 
         monkeypatch.setattr(tuner, "instance_neighbours", watched)
         return rows

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.helpers import label_sets, random_sets, random_units
 from trainer.encoding.keys import Keys
+from trainer.sharded import Sharded
 from trainer.training.validation import Validation, hold_out
 
 LAMBDAS, TEMPERATURES, TOP_B, K = (0.05, 0.1, 0.2, 0.4, 0.7), (0.03, 0.05, 0.1), 200, 5
@@ -57,9 +58,8 @@ def test_at_most_4_000_instances_are_held_out() -> None:
     assert hold_out(label_sets([{0}] * 20_000), 0.5, 0).sum() == 4_000
 
 
-def gathered(instances: np.ndarray, labels: np.ndarray) -> Keys:
-    """Return keys with the arrays that rank 0 gathers from all ranks."""
-    return Keys(instances[:0], labels, instances)
+def keys_of(instances: np.ndarray, labels: np.ndarray) -> Keys:
+    return Keys(Sharded.of(instances), labels)
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def nearest_label(keys: Keys) -> np.ndarray:
-    return (keys.gathered @ keys.labels.T).argmax(axis=1)
+    return (keys.instances.own @ keys.labels.T).argmax(axis=1)
 
 
 def naive_score(
@@ -92,7 +92,7 @@ def naive_score_at(
 ) -> float:
     """Compute the formulas of RAE-XMC literally, query by query, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]
-    instance_keys = keys.gathered.astype(np.float64)
+    instance_keys = keys.instances.own.astype(np.float64)
     label_keys = []
     for label, text in enumerate(keys.labels.astype(np.float64)):
         has = [instance_keys[row] for row in voters if label in sets[row]]
@@ -120,7 +120,7 @@ def test_validation_score_equals_the_formula_and_held_out_instances_do_not_vote(
 ) -> None:
     rng = np.random.default_rng(seed)
     sets = random_sets(rng, instances, labels)
-    keys = gathered(random_units(rng, instances, 6), random_units(rng, labels, 6))
+    keys = keys_of(random_units(rng, instances, 6), random_units(rng, labels, 6))
     held_out = hold_out(label_sets(sets), 0.3, seed)
     assert held_out.any()
     filtered = [
@@ -134,7 +134,7 @@ def test_validation_score_equals_the_formula_and_held_out_instances_do_not_vote(
 
 
 def test_held_out_instance_is_not_among_its_own_neighbours() -> None:
-    keys = gathered(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
+    keys = keys_of(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
     validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu", NO_FILTERS)
     # The other instance has label 1. Label 0 has no instance except the query.
     assert validation.score(keys) == pytest.approx(100 / math.log2(3))
@@ -142,7 +142,7 @@ def test_held_out_instance_is_not_among_its_own_neighbours() -> None:
 
 def test_perfect_answers_have_the_score_100() -> None:
     units = np.eye(6, dtype=np.float32)
-    keys = gathered(units[[0, 1, 0, 1]], units[[0, 1]])
+    keys = keys_of(units[[0, 1, 0, 1]], units[[0, 1]])
     validation = Validation(
         np.array([True, True, False, False]), label_sets([{0}, {1}, {0}, {1}]), 2, 0.0, "cpu", NO_FILTERS
     )
@@ -152,7 +152,7 @@ def test_perfect_answers_have_the_score_100() -> None:
 def test_filtered_label_of_a_held_out_instance_is_no_answer_to_it() -> None:
     units = np.eye(6, dtype=np.float32)
     # The query is label 0 itself. Its true label 1 comes second.
-    keys = gathered(np.stack([units[0], units[2]]), np.stack([units[0], (units[0] + units[1]) / 2**0.5]))
+    keys = keys_of(np.stack([units[0], units[2]]), np.stack([units[0], (units[0] + units[1]) / 2**0.5]))
     sets, held_out = label_sets([{1}, {0}]), np.array([True, False])
     scores = [
         Validation(held_out, sets, 2, 0.0, "cpu", filtered).score(keys)

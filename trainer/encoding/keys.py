@@ -21,6 +21,7 @@ from trainer.encoding.tokens import Inputs, VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.memory.reuse import ReusableKeys
+from trainer.sharded import Sharded
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,12 @@ class Keys:
     """The keys at one training step.
 
     Attributes:
-        instances: Keys of this rank's share of the instances, for which the rank mines negatives.
-        labels: Keys of all labels.
-        gathered: Keys of all instances on rank 0, which runs the validation; no rows on other ranks.
+        instances: Keys of the instances. Each rank holds its share.
+        labels: Keys of all labels, on every rank.
     """
 
-    instances: Float[np.ndarray, "share dim"]
+    instances: Sharded
     labels: Float[np.ndarray, "label dim"]
-    gathered: Float[np.ndarray, "instance dim"]
 
 
 class KeyMaker:
@@ -71,8 +70,8 @@ class KeyMaker:
             instances, labels = self._embed_share(self._queries), self._embed_share(self._labels)
             self._model.train()
             all_labels = self._ranks.all_gather_arrays(labels, len(self._labels), self._device)
-            gathered = self._ranks.gather_arrays(instances, len(self._queries), self._device)
-            self._cached = step, Keys(instances, all_labels, gathered)
+            shares = Sharded(instances, len(self._queries), self._ranks, self._device)
+            self._cached = step, Keys(shares, all_labels)
         return self._cached[1]
 
     def clear(self) -> None:

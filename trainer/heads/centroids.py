@@ -8,23 +8,26 @@ centroids only because it is part of them, above all for a rare label.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from trainer.sharded import Sharded
 from trainer.training.batches import Batch
 
 # Weight of an instance's old vector when a step updates the vector. The centroid of a label with 14 instances then
 # changes as much as with PRIME's momentum of .95.
 _MOMENTUM = 0.5
-# Number of instances whose vectors are converted to full precision at once.
-_CHUNK_ROWS = 65_536
 
 
 class Centroids(nn.Module):
     """The sum of each label's instance vectors and, during training, the instance vectors in half precision.
+
+    Each rank stores the vectors of its share of the instances.
 
     Args:
         labels: Number of labels.
@@ -37,7 +40,7 @@ class Centroids(nn.Module):
         self.counts: Tensor
         self.register_buffer("sums", torch.zeros(labels, dim))
         self.register_buffer("counts", torch.zeros(labels, dtype=torch.int64))
-        self.followed: Float[np.ndarray, "instance dim"] = np.zeros((0, dim), np.float16)
+        self.followed = Sharded(np.zeros((0, dim), np.float16), 0)
         self._left_out: tuple[Tensor, Tensor, Tensor] | None = None
 
     def forward(self, rows: Int[Tensor, " row"], texts: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
@@ -49,36 +52,34 @@ class Centroids(nn.Module):
             sums, counts = sums - left_out_sums[place], counts - left_out_counts[place]
         return torch.where((counts > 0)[:, None], nn.functional.normalize(sums, dim=-1), texts)
 
-    def start(self, instances: Float[np.ndarray, "instance dim"], values: sparse.csr_matrix) -> None:
+    def start(self, instances: Sharded, values: sparse.csr_matrix) -> None:
         """Initialise the sums from instance vectors and their labels. A held-out instance has no labels in `values`."""
-        self.followed = instances.astype(np.float16)
-        self.sums.zero_()
-        for start in range(0, len(instances), _CHUNK_ROWS):
-            chunk = slice(start, start + _CHUNK_ROWS)
-            self.sums += self._on_device(values[chunk].T @ self.followed[chunk].astype(np.float32))
+        self.followed = dataclasses.replace(instances, own=instances.own.astype(np.float16))
+        self.sums.copy_(torch.from_numpy(self.followed.label_sums(values)))
         self.counts.copy_(torch.from_numpy(np.bincount(values.indices, minlength=len(self.counts))))
 
     def leave_out(self, batch: Batch) -> None:
         """Leave the queries of a batch out of the centroids of the labels in its pool, until `follow` is called."""
         own = batch.label_sets[:, batch.pool].T.tocsr()
-        sums, counts = own @ self.followed[batch.rows].astype(np.float32), np.diff(own.indptr)
+        sums, counts = own @ self.followed.gather(batch.rows).astype(np.float32), np.diff(own.indptr)
         self._left_out = (self._on_device(batch.pool), self._on_device(sums), self._on_device(counts))
 
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
         """Update the stored vectors of a batch's queries with momentum, and the sums of the queries' labels."""
         self._left_out = None
-        before = self.followed[batch.rows]
-        after = _MOMENTUM * before.astype(np.float32) + (1 - _MOMENTUM) * queries.cpu().numpy()
-        self.followed[batch.rows] = after
-        moved = self.followed[batch.rows].astype(np.float32) - before.astype(np.float32)
+        before = self.followed.gather(batch.rows).astype(np.float32)
+        after = (_MOMENTUM * before + (1 - _MOMENTUM) * queries.cpu().numpy()).astype(np.float16)
+        places, own = self.followed.find_own(batch.rows)
+        self.followed.own[own] = after[places]
+        moved = after.astype(np.float32) - before
         labels = np.unique(batch.label_sets.indices)
         self.sums.index_add_(0, self._on_device(labels), self._on_device(batch.label_sets[:, labels].T @ moved))
 
-    def training_arrays(self) -> dict[str, np.ndarray]:
+    def training_arrays(self) -> dict[str, Sharded]:
         """Return the instance vectors, which training needs to resume."""
         return {"followed": self.followed}
 
-    def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:
         """Restore the arrays that `training_arrays` returned."""
         self.followed = arrays["followed"]
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trainer.heads.head import Head
 from trainer.memory.label_keys import mix
+from trainer.sharded import Sharded
 
 _DROPOUT = 0.1
 
@@ -90,12 +91,12 @@ class Classifier(Head):
     def start(
         self,
         texts: Float[np.ndarray, "label dim"],
-        instances: Float[np.ndarray, "instance dim"],
+        instances: Sharded,
         values: sparse.csr_matrix,
         seed: int,
     ) -> None:
         """Initialise each label's vector w_l between the label's text vector and the mean of its instances."""
-        weights = mix(texts, values.T @ instances, alpha=0.5)
+        weights = mix(texts, instances.label_sums(values), alpha=0.5)
         with torch.no_grad():
             start = torch.from_numpy(weights)
             if self.reduce is not None:

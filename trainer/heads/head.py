@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from trainer.sharded import Sharded
 from trainer.training.batches import Batch
 
 
@@ -56,7 +57,7 @@ class Head(nn.Module, abc.ABC):
     def start(
         self,
         texts: Float[np.ndarray, "label dim"],
-        instances: Float[np.ndarray, "instance dim"],
+        instances: Sharded,
         values: sparse.csr_matrix,
         seed: int,
     ) -> None:
@@ -64,7 +65,7 @@ class Head(nn.Module, abc.ABC):
 
         Args:
             texts: Vectors of the label texts.
-            instances: Vectors of the instances.
+            instances: Vectors of the instances. Each rank holds its share.
             values: The relevance matrix Y, with the axes (instance, label). The row of a held-out instance is empty.
             seed: Seed of all random draws.
         """
@@ -75,11 +76,11 @@ class Head(nn.Module, abc.ABC):
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
         """Update the head with the vectors of the batch's queries, at the end of a step."""
 
-    def training_arrays(self) -> dict[str, np.ndarray]:
+    def training_arrays(self) -> dict[str, Sharded]:
         """Return the arrays, by file name, that training needs to resume in addition to the weights."""
         return {}
 
-    def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:  # noqa: B027
+    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:  # noqa: B027
         """Restore the arrays that `training_arrays` returned."""
 
     @abc.abstractmethod

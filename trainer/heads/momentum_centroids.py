@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from trainer.sharded import Sharded
 from trainer.training.batches import Batch
 
 _MOMENTUM = 0.95
@@ -39,9 +40,9 @@ class MomentumCentroids(nn.Module):
         """Return unit vectors. A label without instances gets its text vector."""
         return torch.where(self.known[rows][:, None], nn.functional.normalize(self.vectors[rows], dim=-1), texts)
 
-    def start(self, instances: Float[np.ndarray, "instance dim"], values: sparse.csr_matrix) -> None:
+    def start(self, instances: Sharded, values: sparse.csr_matrix) -> None:
         """Initialise the vectors from instance vectors and their labels. `values` has no labels for held-out ones."""
-        sums = torch.from_numpy(np.asarray(values.T @ instances, dtype=np.float32))
+        sums = torch.from_numpy(instances.label_sums(values))
         self.vectors.copy_(nn.functional.normalize(sums, dim=-1))
         self.known.copy_(torch.from_numpy(np.bincount(values.indices, minlength=len(self.known)) > 0))
 
@@ -58,9 +59,9 @@ class MomentumCentroids(nn.Module):
         labels = labels.to(self.vectors.device)
         self.vectors[labels] = _MOMENTUM * self.vectors[labels] + (1 - _MOMENTUM) * means.to(labels.device)
 
-    def training_arrays(self) -> dict[str, np.ndarray]:
+    def training_arrays(self) -> dict[str, Sharded]:
         """Return nothing: the weights of the head have the whole state."""
         return {}
 
-    def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:
         """Restore nothing."""

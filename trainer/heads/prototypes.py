@@ -22,6 +22,7 @@ from trainer.heads.head import Head
 from trainer.heads.momentum_centroids import MomentumCentroids
 from trainer.randomness import Purpose, generator
 from trainer.settings import CentroidKind, PrototypeToken
+from trainer.sharded import Sharded
 from trainer.training.batches import Batch
 from trainer.training.clustering import balanced_clusters
 
@@ -91,7 +92,7 @@ class Prototypes(Head):
     def start(
         self,
         texts: Float[np.ndarray, "label dim"],
-        instances: Float[np.ndarray, "instance dim"],
+        instances: Sharded,
         values: sparse.csr_matrix,
         seed: int,
     ) -> None:
@@ -100,7 +101,8 @@ class Prototypes(Head):
             self.centroids.start(instances, values)
         if len(self.free):
             bank = len(self.free)
-            cluster = balanced_clusters(texts, np.arange(len(texts)), bank, generator(seed, Purpose.BANK))
+            shares = Sharded.of(texts, instances.ranks, instances.device)
+            cluster = balanced_clusters(shares, np.arange(len(texts)), bank, generator(seed, Purpose.BANK))
             means = sparse.csr_matrix((np.ones(len(texts), np.float32), (cluster, np.arange(len(texts))))) @ texts
             with torch.no_grad():
                 self.cluster.copy_(torch.from_numpy(cluster))
@@ -114,10 +116,10 @@ class Prototypes(Head):
         if self.centroids is not None:
             self.centroids.follow(batch, queries)
 
-    def training_arrays(self) -> dict[str, np.ndarray]:
+    def training_arrays(self) -> dict[str, Sharded]:
         return {} if self.centroids is None else self.centroids.training_arrays()
 
-    def load_training_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:
         if self.centroids is not None:
             self.centroids.load_training_arrays(arrays)
 

@@ -45,9 +45,9 @@ def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int
     return np.sort(chosen), trained_on
 
 
-def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int) -> Neighbours:
+def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int, device: str = "cpu") -> Neighbours:
     """The nearest instances of each query, without the query itself."""
-    similarities, found = nearest(np.asarray(memory.query_vectors[rows]), memory.instance_keys, top_b + 1)
+    similarities, found = nearest(np.asarray(memory.query_vectors[rows]), memory.instance_keys, top_b + 1, device)
     itself = found == rows[:, None]
     # Nearer or equal keys may push the query itself out of the list. Then drop the last key instead.
     itself[~itself.any(axis=1), -1] = True
@@ -55,14 +55,16 @@ def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: 
     return Neighbours(similarities[~itself].reshape(shape), found[~itself].reshape(shape))
 
 
-def label_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, top_b: int) -> Neighbours:
+def label_neighbours(
+    memory: Memory, rows: Int[np.ndarray, " query"], alpha: float, top_b: int, device: str = "cpu"
+) -> Neighbours:
     """The nearest labels of each query. The query is left out of the means of its labels."""
     keys = memory.label_keys(alpha)
     queries = np.asarray(memory.query_vectors[rows], dtype=np.float32)
     own = memory.label_sets.to_csr(len(keys))[rows]
     # A label may lose its rank when the query is left out of the label's mean: search for more labels.
     extra = int(np.diff(own.indptr).max()) if alpha else 0
-    similarities, found = nearest(queries, keys.filled(), top_b + extra)
+    similarities, found = nearest(queries, keys.filled(), top_b + extra, device)
     if alpha:
         query = np.repeat(np.arange(len(rows)), np.diff(own.indptr))
         distinct, positions = np.unique(own.indices, return_inverse=True)  # many queries share a label

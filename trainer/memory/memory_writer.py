@@ -20,7 +20,7 @@ from trainer.files import flush, save_array, write_json
 from trainer.memory.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
 from trainer.progress_bar import progress_bar
 
-# Texts in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
+# Texts of one rank in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
 _CHUNK_TEXTS = 4_096
 
 
@@ -52,7 +52,7 @@ def write_memory(
         _open_keys(folder / "keys.npy", plan, done, ranks) as file,
         progress_bar(plan.keys, "text", "encode", done, shown=ranks.first) as bar,
     ):
-        for start, stop in _chunks(plan, done):
+        for start, stop in _chunks(plan, done, _CHUNK_TEXTS * ranks.size):
             vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
             bar.update(stop - bar.n)  # the sizes of the shares may differ by a row
             if ranks.first:
@@ -106,11 +106,11 @@ def _write_entries(path: Path, entries: Entries) -> None:
         flush(file)
 
 
-def _chunks(plan: MemoryPlan, done: int) -> Iterator[tuple[int, int]]:
+def _chunks(plan: MemoryPlan, done: int, rows: int) -> Iterator[tuple[int, int]]:
     """First and last row (exclusive) of each unfinished chunk. A chunk holds either instances or labels."""
     for first, last in ((0, plan.instances), (plan.instances, plan.keys)):
-        for start in range(max(done, first), last, _CHUNK_TEXTS):
-            yield start, min(start + _CHUNK_TEXTS, last)
+        for start in range(max(done, first), last, rows):
+            yield start, min(start + rows, last)
 
 
 def _open_keys(path: Path, plan: MemoryPlan, done: int, ranks: Ranks) -> BinaryIO:

@@ -8,9 +8,14 @@ import faiss
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
+
+from trainer.distributed import Ranks
 
 # Limits of one block on a GPU: the number of queries, and the number of similarities of queries to keys.
 _BLOCK_QUERIES, _BLOCK_SIMILARITIES = 4_096, 1 << 28
+# Number of key elements on a GPU at once: 4 GiB.
+_GPU_NUMBERS = 1 << 30
 # Number of keys in one chunk of `nearest_among`, which copies keys.
 _CHUNK_KEYS = 65_536
 # Inverted lists: 4 sqrt(keys) lists with at least 39 training keys each; a query searches 1 list in 16.
@@ -29,6 +34,8 @@ def nearest(
         device: `cpu` searches with faiss, any other device with torch.
     """
     top = min(top, len(keys))
+    if top == 0:
+        return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     if device != "cpu":
         return _nearest_on_gpu(queries, keys, top, device)
     similarities, rows = faiss.knn(_contiguous(queries), _contiguous(keys), top, metric=faiss.METRIC_INNER_PRODUCT)
@@ -55,6 +62,36 @@ def nearest_among(
     return similarities, found
 
 
+def merge_nearest(
+    similarities: Float[np.ndarray, "query found"],
+    rows: Int[np.ndarray, "query found"],
+    top: int,
+    ranks: Ranks,
+    device: str = "cpu",
+) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
+    """Merge the nearest keys of each query that the ranks found among their own keys, on every rank.
+
+    Args:
+        similarities: This rank's best similarities, at most `top` for each query.
+        rows: Rows of the keys, in the numbers that all ranks share. The keys of lower ranks have lower rows.
+        top: Number of keys to return. If all ranks found fewer, the remaining rows are 0 with similarity -inf.
+        ranks: The processes that searched.
+        device: Device of the exchange.
+    """
+    queries, found = similarities.shape
+    padded = np.full((queries, top), -np.inf, np.float32), np.zeros((queries, top), np.int64)
+    padded[0][:, :found], padded[1][:, :found] = similarities, rows
+    merged = [
+        ranks.all_gather_arrays(part, queries * ranks.size, device)
+        .reshape(ranks.size, queries, top)
+        .swapaxes(0, 1)
+        .reshape(queries, ranks.size * top)
+        for part in padded
+    ]
+    best = np.argsort(-merged[0], axis=1, kind="stable")[:, :top]
+    return np.take_along_axis(merged[0], best, axis=1), np.take_along_axis(merged[1], best, axis=1)
+
+
 def nearest_approximate(
     queries: Float[np.ndarray, "query dim"], keys: Float[np.ndarray, "key dim"], top: int
 ) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
@@ -72,16 +109,27 @@ def nearest_approximate(
 
 
 def _nearest_on_gpu(queries: np.ndarray, keys: np.ndarray, top: int, device: str) -> tuple[np.ndarray, np.ndarray]:
-    on_device = torch.from_numpy(_contiguous(keys)).to(device)
-    block = max(1, min(_BLOCK_QUERIES, _BLOCK_SIMILARITIES // max(1, len(keys))))
-    found = [
-        (torch.from_numpy(_contiguous(queries[start : start + block])).to(device) @ on_device.T).topk(top)
-        for start in range(0, max(1, len(queries)), block)
-    ]
-    return (
-        torch.cat([block.values for block in found]).cpu().numpy(),
-        torch.cat([block.indices for block in found]).cpu().numpy(),
-    )
+    """Search chunk by chunk of keys. Each key is copied to the GPU once."""
+    found: list[tuple[Tensor, Tensor]] = []
+    step = max(1, _GPU_NUMBERS // keys.shape[1])
+    for first in range(0, len(keys), step):
+        on_device = torch.from_numpy(_contiguous(keys[first : first + step])).to(device)
+        block = max(1, min(_BLOCK_QUERIES, _BLOCK_SIMILARITIES // len(on_device)))
+        blocks = [
+            (torch.from_numpy(_contiguous(queries[start : start + block])).to(device) @ on_device.T).topk(
+                min(top, len(on_device))
+            )
+            for start in range(0, max(1, len(queries)), block)
+        ]
+        found.append(
+            (torch.cat([each.values for each in blocks]), torch.cat([each.indices for each in blocks]) + first)
+        )
+        if len(found) > 1:
+            similarities, rows = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+            best = similarities.topk(min(top, similarities.shape[1]))
+            found = [(best.values, rows.gather(1, best.indices))]
+    ((similarities, rows),) = found
+    return similarities.cpu().numpy(), rows.cpu().numpy()
 
 
 def _contiguous(vectors: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from trainer.encoding.encoder import choose_device
 from trainer.files import write_json
 from trainer.memory.inference import InferenceSetting, predict
 from trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
@@ -79,8 +80,10 @@ def tune(settings: TuneSettings) -> Tuning:
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
+        EncoderError: If the requested device is absent.
         TrainingError: If no instance has a label.
     """
+    device = choose_device(settings.device)
     memory = open_memory(settings.run / "memory")
     rows, trained_on = choose_queries(memory, settings.run, settings.queries, settings.seed)
     if trained_on:
@@ -101,12 +104,12 @@ def tune(settings: TuneSettings) -> Tuning:
     }
     grid = sorted(given | {previous}, key=lambda setting: (setting.temperature, setting.top_b, setting.lambda_))
     top_b = max(setting.top_b for setting in grid)
-    instances = instance_neighbours(memory, rows, top_b)
+    instances = instance_neighbours(memory, rows, top_b, device)
     filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
     metric = _Metric(settings, memory, rows)
     trials = []
     for alpha in with_progress(alphas, "alpha", "tune"):
-        labels = label_neighbours(memory, rows, alpha, top_b)
+        labels = label_neighbours(memory, rows, alpha, top_b, device)
         for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k, filtered):
             trials.append(Trial(*setting, alpha, metric(predictions)))
     # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.

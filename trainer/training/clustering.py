@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from trainer.sharded import Sharded
+
 # Number of vectors in memory at once. A larger node is split along a direction computed from a sample of this size. The
 # means of 2,000 vectors in each half are almost exact: a sample sixteen times as large gives clusters that are just as
 # tight.
@@ -62,15 +64,16 @@ class Curriculum:
 
 
 def balanced_clusters(
-    vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"], clusters: int, random: np.random.Generator
+    vectors: Sharded, rows: Int[np.ndarray, " row"], clusters: int, random: np.random.Generator
 ) -> Int[np.ndarray, " row"]:
     """Return the cluster number (from 0) of each row in `rows`. Cluster sizes differ by at most one.
 
-    Clusters with neighbouring numbers come from the same larger cluster. The computation needs memory for a few
-    integers a row and for one chunk of vectors.
+    Clusters with neighbouring numbers come from the same larger cluster. The ranks share the work, and every rank gets
+    the result. In addition to its share of the vectors, a rank needs memory for a few integers a row and for one chunk
+    of vectors.
 
     Args:
-        vectors: Unit vectors or zero vectors. The array may be mapped from a file.
+        vectors: Unit vectors or zero vectors. The shares may be mapped from a file.
         rows: The vectors to cluster. Reading a mapped file is fastest if they are in ascending order.
         clusters: Number of clusters, from 1 to the number of rows.
         random: Draws the vectors from which each split starts.
@@ -82,41 +85,73 @@ def balanced_clusters(
         raise ValueError(f"clusters: expected 1 to {len(rows)}, one for each vector at most, found {clusters}")
     bounds = len(rows) * np.arange(clusters + 1) // clusters
     order = np.arange(len(rows))  # the splits sort it by cluster
-    nodes = [(0, clusters)]
+    nodes, small = [(0, clusters)], []
     while nodes:
         first, last = nodes.pop()
         node = slice(bounds[first], bounds[last])
         places = order[node]
+        if last - first == 1:
+            continue
         if len(places) <= _CHUNK_ROWS:
-            order[node] = places[
-                _split_to_leaves(_read(vectors, rows[places]), bounds[first : last + 1] - node.start, random)
-            ]
-        elif last - first > 1:
+            small.append((first, last))
+        else:
             middle = (first + last) // 2
             left = _split_by_sample(vectors, rows[places], int(bounds[middle] - node.start), random)
             order[node] = np.concatenate([places[left], places[~left]])
             nodes += [(middle, last), (first, middle)]
+    order = _split_small(vectors, rows, order, [bounds[first : last + 1] for first, last in small], random)
     numbers = np.empty_like(order)
     numbers[order] = np.repeat(np.arange(clusters), np.diff(bounds))
     return numbers
 
 
+def _split_small(
+    vectors: Sharded,
+    rows: Int[np.ndarray, " row"],
+    order: Int[np.ndarray, " row"],
+    nodes: list[np.ndarray],
+    random: np.random.Generator,
+) -> Int[np.ndarray, " row"]:
+    """Split nodes of at most one chunk of vectors, each on one rank. Return the new order of all rows.
+
+    Args:
+        vectors: The vectors.
+        rows: The vectors to cluster.
+        order: Places in `rows`, sorted by node.
+        nodes: The bounds of the clusters in each node, as places in `order`.
+        random: Each node has a generator of its own, so that the clusters do not depend on the number of ranks.
+    """
+    ranks = vectors.ranks
+    ordered, own = order.copy(), np.full(len(order), ranks.first)
+    for number, (bounds, stream) in enumerate(zip(nodes, random.spawn(len(nodes)), strict=True)):
+        rank, node = number % ranks.size, slice(bounds[0], bounds[-1])
+        read = vectors.gather(rows[order[node]], to=rank)
+        own[node] = ranks.rank == rank
+        if ranks.rank == rank:
+            ordered[node] = order[node][_split_to_leaves(_in_float32(read), bounds - node.start, stream)]
+    return ranks.all_reduce_array(np.where(own, ordered, 0), vectors.device)
+
+
 def _split_by_sample(
-    vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"], left: int, random: np.random.Generator
+    vectors: Sharded, rows: Int[np.ndarray, " row"], left: int, random: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
     """Mark the rows of the left half.
 
-    A sample gives the direction of the split, and all rows are sorted along this direction.
+    A sample gives the direction of the split, and all rows are sorted along this direction. Each rank computes the
+    scores of the rows that it holds.
     """
     drawn = np.sort(random.choice(len(rows), _CHUNK_ROWS, replace=False))
-    sample = _read(vectors, rows[drawn])
+    sample = _in_float32(vectors.gather(rows[drawn]))
     sides = torch.from_numpy(_split(sample[None], round(len(sample) * left / len(rows)), random)[0]).to(sample.dtype)
     means = torch.nn.functional.normalize(torch.stack([sides, 1 - sides]) @ sample)
-    scores = [
-        (_read(vectors, rows[start : start + _CHUNK_ROWS]) @ (means[0] - means[1])).numpy()
-        for start in range(0, len(rows), _CHUNK_ROWS)
-    ]
-    highest: np.ndarray = _highest(np.concatenate(scores)[None], left)[0]
+    direction = (means[0] - means[1]).to(vectors.device)
+    vectors.ranks.broadcast([direction])  # rounding must not give ranks different clusters
+    direction = direction.cpu()
+    scores, (places, own) = np.zeros(len(rows), np.float32), vectors.find_own(rows)
+    for start in range(0, len(own), _CHUNK_ROWS):
+        chunk = slice(start, start + _CHUNK_ROWS)
+        scores[places[chunk]] = _in_float32(vectors.own[own[chunk]]) @ direction
+    highest: np.ndarray = _highest(vectors.ranks.all_reduce_array(scores, vectors.device)[None], left)[0]
     return highest
 
 
@@ -196,5 +231,5 @@ def _highest(scores: Float[np.ndarray, "node row"], count: int) -> Bool[np.ndarr
     return highest
 
 
-def _read(vectors: Float[np.ndarray, "vector dim"], rows: Int[np.ndarray, " row"]) -> Float[Tensor, "row dim"]:
-    return torch.from_numpy(vectors[rows].astype(np.float32, copy=False))
+def _in_float32(vectors: Float[np.ndarray, "row dim"]) -> Float[Tensor, "row dim"]:
+    return torch.from_numpy(vectors.astype(np.float32, copy=False))

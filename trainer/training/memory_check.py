@@ -46,14 +46,19 @@ def require_memory(module: nn.Module, name: str, device: str) -> None:
     Raises:
         TrainingError: If weights, gradients and AdamW's moments need more than the free memory.
     """
-    trained = sum(weight.numel() * weight.element_size() for weight in module.parameters())
-    needed = _COPIES * trained + sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
+    needed = training_bytes(module)
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else free_bytes()
     if needed > free:
         raise TrainingError(
             f"{name}: expected {_size(needed)} of free memory for weights, gradients and moments, found "
             f"{_size(free)}; choose another --method, or a machine with more memory"
         )
+
+
+def training_bytes(module: nn.Module) -> int:
+    """Return the size of a module's weights with gradients and AdamW's moments, and of its buffers."""
+    trained = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    return _COPIES * trained + sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
 
 
 def kept_tokens(embedder: Embedder, part: Part) -> int:

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 
 class Stopwatch:
     """Measures the total time of each named activity: `with watch("mine"): ...`."""
@@ -35,9 +37,26 @@ class Stopwatch:
 
 def peak_memory_bytes() -> int:
     """Peak CPU memory of this process so far."""
-    with contextlib.suppress(OSError):  # Linux, where the peak of `getrusage` includes the parent process
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if (found := _read_status("VmHWM:")) is not None:  # the peak of `getrusage` includes the parent process
+        return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux
+
+
+def peak_gpu_memory_bytes() -> int:
+    """Peak of the memory that this process has allocated on its GPU so far; 0 without a GPU."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def mapped_memory_bytes() -> int:
+    """Memory of this process that holds pages of files, such as libraries. Several processes share these pages."""
+    return _read_status("RssFile:") or 0
+
+
+def _read_status(name: str) -> int | None:
+    """Read a size of this process from the kernel; None if it is no Linux."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return None

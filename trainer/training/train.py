@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     progress = load_state(folder / "state", learner, ranks)
     saved = time.monotonic()
 
-    with RunLog(folder, recipe.steps, progress, ranks.first) as log:
+    with RunLog(folder, recipe.steps, progress, ranks.first) as log, _matrix_products(recipe.precision):
         if progress.step == 0:
             with watch("start"):
                 tick = time.monotonic()
@@ -138,7 +139,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             step, tick = progress.step, time.monotonic()
             if step % batches.per_epoch == 0 and (clusters := curriculum.due(step // batches.per_epoch)):
                 with watch("cluster"):
-                    learner.clusters = _cluster(task, keys, step, clusters, recipe, machine)
+                    learner.clusters = _cluster(task, keys, step, clusters, recipe)
             if recipe.mines_at(step, learner.negatives is not None):
                 with watch("mine"):
                     learner.negatives = _mine(task, keys, step, recipe, machine)
@@ -162,7 +163,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
             )
             last = recipe.ended(progress.step, progress.seconds)
             log.step(loss, rate, len(batch.rows), time.monotonic() - tick, last)
-            if progress.step % batches.per_epoch == 0 or last:
+            if progress.step % (recipe.validate_every or batches.per_epoch) == 0 or last:
                 with watch("validate"):
                     if not _has_finite_vectors(model, task, device):
                         raise _divergence("vectors that are not finite", step, recipe, progress, folder)
@@ -174,10 +175,21 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     return progress
 
 
+@contextlib.contextmanager
+def _matrix_products(precision: str) -> Iterator[None]:
+    """Let the matrix products of this block use TF32, if the recipe asks for it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machine) -> HardNegatives:
     now, where = keys.at(step), (machine.device, machine.ranks)
     excluded = task.label_sets.union(task.filtered, len(task.labels))
-    return mine(now.instances, now.labels, excluded, recipe.mine_top, recipe.mine_search, *where)
+    return mine(now.instances.own, now.labels, excluded, recipe.mine_top, recipe.mine_search, *where)
 
 
 def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, machine: Machine) -> None:
@@ -189,23 +201,17 @@ def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, machine: Machine) ->
     below = keys.at(0)
     model.head = head
     keys.clear()
-    instances = ranks.all_gather_arrays(below.instances, len(task.label_sets), machine.device)
     values = task.label_sets.where(~task.validation.held_out).to_csr(len(task.labels))
-    head.start(below.labels, instances, values, recipe.seed)
+    head.start(below.labels, below.instances, values, recipe.seed)
     ranks.broadcast(head.state_dict().values())  # rounding must not give ranks different weights
 
 
-def _cluster(
-    task: Task, keys: KeyMaker, step: int, clusters: int, recipe: Recipe, machine: Machine
-) -> Int[np.ndarray, " instance"]:
-    """Return the cluster of each instance, -1 for a held-out one. Rank 0, which has all keys, computes them."""
-    now, ranks = keys.at(step), machine.ranks
-    numbers = np.full(len(task.label_sets), -1, dtype=np.int32)
-    if ranks.first:
-        rows = np.flatnonzero(~task.validation.held_out)
-        numbers[rows] = balanced_clusters(now.gathered, rows, clusters, generator(recipe.seed, Purpose.CLUSTERS, step))
-    broadcast: np.ndarray = ranks.broadcast_object(numbers)
-    return broadcast
+def _cluster(task: Task, keys: KeyMaker, step: int, clusters: int, recipe: Recipe) -> Int[np.ndarray, " instance"]:
+    """Return the cluster of each instance, -1 for a held-out one."""
+    numbers, rows = np.full(len(task.label_sets), -1, dtype=np.int32), np.flatnonzero(~task.validation.held_out)
+    random = generator(recipe.seed, Purpose.CLUSTERS, step)
+    numbers[rows] = balanced_clusters(keys.at(step).instances, rows, clusters, random)
+    return numbers
 
 
 def _label_weights(task: Task, recipe: Recipe) -> Float[np.ndarray, " label"] | None:
@@ -229,7 +235,7 @@ def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log:
     """Save the model if it is the best so far. Without held-out instances, the newest model is the best."""
     if task.validation.held_out.any():
         now = keys.at(progress.step)
-        score = ranks.broadcast_object(task.validation.score(now) if ranks.first else None)
+        score = ranks.broadcast_object(task.validation.score(now))  # rounding must not give ranks different scores
         log.write(validation_ndcg_5=score, seconds=progress.seconds)
         if progress.best is not None and score <= progress.best:
             return

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from trainer.distributed import Ranks
 from trainer.errors import TrainingError
-from trainer.files import flush_files, save_array
+from trainer.files import flush_files, save_array, save_rows
 from trainer.heads.dual_encoder import DualEncoder
 from trainer.randomness import random_state, restore_random_state
+from trainer.sharded import Sharded
 from trainer.training.negatives import HardNegatives
 
 _HEAD = "head-"
@@ -75,7 +76,11 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         TrainingError: If the state cannot be written. The older state stays.
     """
     random = _gather_random_states(learner.device, ranks)  # every rank must call this function
+    arrays = {} if learner.model.head is None else learner.model.head.training_arrays()
     if not ranks.first:
+        for array in arrays.values():
+            for _ in array.blocks():
+                pass
         return
     final = folder / f"step-{progress.step:08d}"
     aside = folder / f".{final.name}-incoming"
@@ -89,9 +94,9 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
             save_array(aside / "negatives.npy", learner.negatives.labels)
         if learner.clusters is not None:
             save_array(aside / "clusters.npy", learner.clusters)
-        if learner.model.head is not None:
-            for name, array in learner.model.head.training_arrays().items():
-                save_array(aside / f"{_HEAD}{name}.npy", array)
+        for name, array in arrays.items():
+            shape = (len(array), *array.own.shape[1:])
+            save_rows(aside / f"{_HEAD}{name}.npy", shape, array.own.dtype, array.blocks())
         (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
         flush_files(aside)
         older = _saved_states(folder)
@@ -129,9 +134,11 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
         )
         negatives, learner.clusters = (_load_array(newest / f"{name}.npy") for name in ("negatives", "clusters"))
         if learner.model.head is not None:
-            arrays = {path.stem.removeprefix(_HEAD): _load_array(path) for path in newest.glob(f"{_HEAD}*.npy")}
             learner.model.head.load_training_arrays(
-                {name: array for name, array in arrays.items() if array is not None}
+                {
+                    path.stem.removeprefix(_HEAD): _load_share(path, ranks, learner.device)
+                    for path in newest.glob(f"{_HEAD}*.npy")
+                }
             )
         learner.negatives = None if negatives is None else HardNegatives(negatives)
     except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
@@ -151,6 +158,11 @@ def _load_array(path: Path) -> np.ndarray | None:
         return None
     array: np.ndarray = np.load(path, allow_pickle=False)
     return array
+
+
+def _load_share(path: Path, ranks: Ranks, device: str) -> Sharded:
+    shares = Sharded.of(np.load(path, mmap_mode="r", allow_pickle=False), ranks, device)
+    return dataclasses.replace(shares, own=np.array(shares.own))
 
 
 def _copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
+from scipy import sparse
 
 from trainer.data.split import LabelSets
 from trainer.encoding.keys import Keys
 from trainer.memory.inference import InferenceSetting, Neighbours, predict
-from trainer.memory.label_keys import LabelKeys
+from trainer.memory.label_keys import LabelKeys, mix
 from trainer.memory.memory import DEFAULTS
-from trainer.memory.search import nearest, nearest_among
+from trainer.memory.search import merge_nearest, nearest, nearest_among
 from trainer.metrics import hits, ndcg_at
 from trainer.randomness import Purpose, generator
 
 _MOST_QUERIES = 4_000
+# Number of labels whose keys are mixed at once.
+_CHUNK_LABELS = 4_096
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
 _TEMPERATURES, _LAMBDAS = (0.03, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.7)
@@ -58,15 +61,51 @@ class Validation:
         return np.flatnonzero(self.held_out)
 
     def score(self, keys: Keys) -> float:
-        """Return nDCG@5 in percent, with a memory's default b and the best of a few values of tau and lambda."""
-        queries, voters = keys.gathered[self.rows], np.flatnonzero(~self.held_out)
-        values = self.label_sets.to_csr(self.labels)
-        truth = values[self.rows]
-        label_keys = LabelKeys(keys.labels, keys.gathered, self.label_sets.where(~self.held_out), self.alpha).filled()
-        instances = Neighbours(*nearest_among(queries, keys.gathered, voters, _TOP_B, self.device))
-        labels = Neighbours(*nearest(queries, label_keys, _TOP_B, self.device))
-        sizes, filtered = np.diff(truth.indptr), self.filtered.to_csr(self.labels)[self.rows]
-        return max(
-            100 * float(ndcg_at(hits(predictions, truth), sizes, _K).mean())
-            for _, predictions in predict(instances, labels, values, _SETTINGS, _K, filtered)
-        )
+        """Return nDCG@5 in percent, with a memory's default b and the best of a few values of tau and lambda.
+
+        Each rank searches its own instances and labels for all queries, and then predicts its share of the queries.
+        """
+        ranks, values = keys.instances.ranks, self.label_sets.to_csr(self.labels)
+        queries = keys.instances.gather(self.rows)
+        instances, labels = self._nearest_instances(queries, keys), self._nearest_labels(queries, keys, values)
+        share = slice(*ranks.bounds(len(queries)))
+        truth, filtered = values[self.rows[share]], self.filtered.to_csr(self.labels)[self.rows[share]]
+        sizes, sums = np.diff(truth.indptr), np.zeros(len(_SETTINGS))
+        if len(sizes):
+            answers = predict(instances[share], labels[share], values, _SETTINGS, _K, filtered)
+            sums += [ndcg_at(hits(predictions, truth), sizes, _K).sum() for _, predictions in answers]
+        return 100 * float(ranks.all_reduce_array(sums, self.device).max()) / len(queries)
+
+    def _nearest_instances(self, queries: Float[np.ndarray, "query dim"], keys: Keys) -> Neighbours:
+        start, stop = keys.instances.bounds
+        voters = np.flatnonzero(~self.held_out[start:stop])
+        near, rows = nearest_among(queries, keys.instances.own, voters, _TOP_B, self.device)
+        top = min(_TOP_B, int(np.count_nonzero(~self.held_out)))
+        return Neighbours(*merge_nearest(near, rows + start, top, keys.instances.ranks, self.device))
+
+    def _nearest_labels(
+        self, queries: Float[np.ndarray, "query dim"], keys: Keys, values: sparse.csr_matrix
+    ) -> Neighbours:
+        ranks = keys.instances.ranks
+        near, rows = nearest(queries, self._label_keys(keys, values), _TOP_B, self.device)
+        top = min(_TOP_B, self.labels)
+        return Neighbours(*merge_nearest(near, rows + ranks.bounds(self.labels)[0], top, ranks, self.device))
+
+    def _label_keys(self, keys: Keys, values: sparse.csr_matrix) -> Float[np.ndarray, "share dim"]:
+        """Return this rank's share of the label keys. They are mixed chunk by chunk from the instances of all ranks."""
+        ranks, (start, stop) = keys.instances.ranks, keys.instances.bounds
+        first, last = ranks.bounds(self.labels)
+        mixed = keys.labels[first:last]
+        if self.alpha == 0:
+            return mixed
+        voting = LabelSets.of(values[start:stop]).where(~self.held_out[start:stop])
+        own, mixed = LabelKeys(keys.labels, keys.instances.own, voting, self.alpha), mixed.copy()
+        for low in range(0, self.labels, _CHUNK_LABELS):
+            chunk = slice(low, min(low + _CHUNK_LABELS, self.labels))
+            sums = ranks.all_reduce_array(own.sums(chunk), self.device)
+            within = slice(max(first, chunk.start), max(first, min(last, chunk.stop)))
+            texts = keys.labels[within]
+            mixed[within.start - first : within.stop - first] = mix(
+                texts, sums[within.start - low : within.stop - low][: len(texts)], self.alpha
+            )
+        return mixed
