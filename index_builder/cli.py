@@ -72,7 +72,7 @@ def rank(settings: RankSettings) -> None:
 def evaluate(settings: EvaluateSettings) -> None:
     from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
     from index_builder.evaluation.probability_report import format_coverage
-    from index_builder.evaluation.table import format_table
+    from index_builder.evaluation.table import format_deciles, format_table
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
@@ -80,6 +80,8 @@ def evaluate(settings: EvaluateSettings) -> None:
         return
     print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
     for line in (*format_table(evaluation, settings.intervals), *format_coverage(evaluation.coverage)):
+        print(line)  # noqa: T201
+    for line in format_deciles(evaluation) if settings.deciles else ():
         print(line)  # noqa: T201
 
 
