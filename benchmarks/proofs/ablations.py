@@ -36,7 +36,9 @@ def _ablate(
     method: str, variants: Mapping[str, Mapping[str, Any]], folder: Path | None, work: Path, seed: int
 ) -> tuple[Figures, Figures]:
     """nDCG@5 with label keys alone of each variant, and of each view of the first variant."""
-    sample, figures, views = draw_sample(folder, work), {}, {}
+    sample = draw_sample(folder, work)
+    figures: Figures = {}
+    views: Figures = {}
     for name, flags in variants.items():
         run = sample.train(f"{method}-{name.replace(' ', '-')}", seed, **{"method": method} | dict(flags))
         quality = sample.measure(run, seed)

@@ -11,7 +11,8 @@ _ENCODERS = {"minilm": "MiniLM", "static": "token vectors"}
 
 
 def measure_frozen(folder: Path | None, work: Path, seed: int) -> Figures:
-    sample, figures = draw_sample(folder, work), {}
+    sample = draw_sample(folder, work)
+    figures: Figures = {}
     for encoder, name in _ENCODERS.items():
         curve = _curve(sample, sample.untrained(encoder), seed)
         figures |= {f"{name}, labels alone": curve[0.0], f"{name}, memory": curve[0.5]}

@@ -146,7 +146,7 @@ class TestClaim:
         assert lines.count("## Source") == 2
         assert lines.count("Not measured yet.") == 1
         assert "python -m benchmarks.proofs name --data FOLDER" in lines
-        assert lines[-3:-1] == [
+        assert lines[-2:] == [
             "| better | 9 > 8 | data | new 4.0 [3.0, 5.0] > old 3.3 [2.0, 4.9] | holds |",
             "| above | - | data | other 2.7 [1.0, 6.0] > 2 | **does not hold here** |",
         ]
