@@ -1,7 +1,7 @@
 """`python -m benchmarks.proofs NAME ...` repeats proofs and prints their measurements.
 
-The exit code is 1 if a claim does not hold. `python -m benchmarks.proofs table` prints the page of the recorded
-measurements, `docs/claims.md`.
+The exit code is 1 if a claim does not hold, and 2 if a dataset cannot be read. `python -m benchmarks.proofs table` prints
+the page of the recorded measurements, `docs/claims.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--work", type=Path, help="folder for samples and runs, to keep them; default: a temporary one")
     parser.add_argument("--record", action="store_true", help="write the measurements for the page")
     given = parser.parse_args(arguments)
-    held = [_run(name, given) for name in given.names]
+    try:
+        held = [_run(name, given) for name in given.names]
+    except Exception as error:
+        import recollect
+
+        if not isinstance(error, recollect.ERRORS):
+            raise
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
     return 0 if all(held) else 1
 
 
@@ -50,7 +58,7 @@ def _prove(claim: Claim, given: argparse.Namespace) -> bool:
     """Measure a claim with all seeds on all datasets, and print its part of the page."""
     measured = []
     for folder in given.data if claim.uses_data else [None]:
-        data = "random texts" if not claim.uses_data else "built-in sample" if folder is None else folder.name
+        data = "random texts" if not claim.uses_data else "built-in sample" if folder is None else folder.resolve().name
         with _work_folder(given.work) as work:
             measured.append(Measurement.of(data, [claim.measure(folder, work, seed) for seed in given.seeds]))
         if given.record:

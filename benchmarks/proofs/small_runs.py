@@ -64,6 +64,7 @@ def draw_sample(folder: Path | None, work: Path) -> Sample:
         folder = work / "sample"
         if not folder.is_dir():
             write_sample(folder)
+    folder = folder.resolve()
     dataset = open_dataset(folder, empty_texts="drop")
     train, test = dataset.read_split("train"), dataset.read_split("test")
     train = train.where(_choose(len(train), INSTANCES, seed=0), np.ones(len(dataset.labels), dtype=bool))

@@ -184,6 +184,13 @@ class TestCommand:
         assert ended.value.code == 2
         assert capsys.readouterr().err.startswith("usage: python -m benchmarks.proofs")
 
+    def test_dataset_that_cannot_be_read_is_told_in_one_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command.main(["lambda", "--data", str(tmp_path / "absent"), "--work", str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"python -m benchmarks.proofs: {tmp_path / 'absent'}: expected")
+
     @pytest.mark.parametrize(("figure", "status"), [(1.0, 0), (3.0, 1)])
     def test_command_measures_each_seed_and_exits_with_1_if_the_claim_does_not_hold(
         self, figure: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
