@@ -1,7 +1,7 @@
 """`python -m benchmarks.proofs NAME ...` repeats proofs and prints their measurements.
 
-The exit code is 1 if a claim does not hold, and 2 if a dataset cannot be read. `python -m benchmarks.proofs table` prints
-the page of the recorded measurements, `docs/claims.md`.
+The exit code is 1 if a claim does not hold, and 2 if a dataset cannot be read. `python -m benchmarks.proofs table`
+prints the page of the recorded measurements, `docs/claims.md`.
 """
 
 from __future__ import annotations
