@@ -80,7 +80,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     from index_builder.evaluation.comparison import format_comparison
     from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
     from index_builder.evaluation.probability_report import format_coverage
-    from index_builder.evaluation.table import format_table
+    from index_builder.evaluation.table import format_deciles, format_table
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
@@ -90,6 +90,8 @@ def evaluate(settings: EvaluateSettings) -> None:
     for line in (*format_table(evaluation, settings.intervals), *format_coverage(evaluation.coverage)):
         print(line)  # noqa: T201
     for line in () if evaluation.comparison is None else format_comparison(evaluation.comparison):
+        print(line)  # noqa: T201
+    for line in format_deciles(evaluation) if settings.deciles else ():
         print(line)  # noqa: T201
 
 

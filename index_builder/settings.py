@@ -259,6 +259,9 @@ class EvaluateSettings(BuilderSettings):
     intervals: CliImplicitFlag[bool] = Field(
         False, description="also print the 95% confidence intervals (bootstrap over the test texts)"
     )
+    deciles: CliImplicitFlag[bool] = Field(
+        False, description="also print the metrics of ten groups of labels, from the rarest to the most frequent"
+    )
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"

@@ -70,8 +70,11 @@ QueryEncoder = Annotated[
     Field(description="encoder of queries: same: the run's encoder; static: token vectors distilled from it"),
 ]
 Pooling = Annotated[
-    Literal["auto", "mean", "cls"],
-    Field(description="combination of token vectors into one vector; auto: as the encoder declares, otherwise mean"),
+    Literal["auto", "mean", "cls", "last"],
+    Field(
+        description="combination of token vectors into one vector; last: the last token, for decoders; "
+        "auto: as declared, else mean"
+    ),
 ]
 MaxLength = Annotated[
     int, Field(ge=3, le=8192, description="maximum number of tokens of an instance or query; longer texts are cut")

@@ -1,48 +1,80 @@
-"""`python -m benchmarks.proofs NAME` repeats one proof and prints its measurements.
+"""`python -m benchmarks.proofs NAME ...` repeats proofs and prints their measurements.
 
-The exit code is 1 if the proof fails.
+The exit code is 1 if a claim does not hold, and 2 if a dataset cannot be read. `python -m benchmarks.proofs table`
+prints the page of the recorded measurements, `docs/claims.md`.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.proofs.claim import Claim, Measurement, read_measurements, record
+from benchmarks.proofs.claims import CLAIMS
+from benchmarks.proofs.report import page, section
+
+RECORDED = Path(__file__).parent / "recorded"
+_MEMORY = ("cache", "clustering")
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0] not in PROOFS:
-        print(f"usage: python -m benchmarks.proofs {{{','.join(PROOFS)}}}", file=sys.stderr)  # noqa: T201
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.proofs", description="Repeat claims of the papers.")
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*CLAIMS, *_MEMORY, "table"], help="what to repeat")
+    parser.add_argument(
+        "--data", nargs="+", type=Path, default=[None], metavar="FOLDER", help="datasets; default: the built-in sample"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="default: 0 1 2")
+    parser.add_argument("--work", type=Path, help="folder for samples and runs, to keep them; default: a temporary one")
+    parser.add_argument("--record", action="store_true", help="write the measurements for the page")
+    given = parser.parse_args(arguments)
+    try:
+        held = [_run(name, given) for name in given.names]
+    except Exception as error:
+        import recollect
+
+        if not isinstance(error, recollect.ERRORS):
+            raise
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    return 0 if PROOFS[arguments[0]]() else 1
+    return 0 if all(held) else 1
 
 
-def _prove_decoupled() -> bool:
-    """Decoupled softmax learns the marker; softmax does not."""
-    from benchmarks.proofs.decoupled import prove
-
-    precision = prove()
-    for name, percent in precision.items():
-        _print(f"{name:18} P@1 {percent:6.2f}")
-    return precision["decoupled softmax"] > 95 and precision["softmax"] < 50
-
-
-def _prove_memorise() -> bool:
-    """A dual encoder memorises random pairs."""
-    from benchmarks.proofs.memorise import prove
-
-    percent = prove()
-    _print(f"random pairs memorised: P@1 {percent:.2f}")
-    return percent == 100
+def _run(name: str, given: argparse.Namespace) -> bool:
+    if name == "table":
+        print(page(CLAIMS.values(), {each: list(read_measurements(RECORDED / f"{each}.json")) for each in CLAIMS}))
+        return True
+    if name == "cache":
+        return _prove_cache()
+    if name == "clustering":
+        return _prove_clustering()
+    return _prove(CLAIMS[name], given)
 
 
-def _prove_lambda() -> bool:
-    """Instances and labels together are better than either alone."""
-    from benchmarks.proofs.lambda_curve import prove
+def _prove(claim: Claim, given: argparse.Namespace) -> bool:
+    """Measure a claim with all seeds on all datasets, and print its part of the page."""
+    measured = []
+    for folder in given.data if claim.uses_data else [None]:
+        data = "random texts" if not claim.uses_data else "built-in sample" if folder is None else folder.resolve().name
+        with _work_folder(given.work) as work:
+            measured.append(Measurement.of(data, [claim.measure(folder, work, seed) for seed in given.seeds]))
+        if given.record:
+            record(RECORDED / f"{claim.name}.json", measured[-1:])
+    print("\n".join(section(claim, measured)))
+    return all(row.holds(check) for row in measured for check in claim.checks)
 
-    curve = prove()
-    for lambda_, percent in curve.items():
-        _print(f"lambda {lambda_:<4g} P@1 {percent:6.2f}")
-    return max(curve.values()) > max(curve[0], curve[1])
+
+@contextlib.contextmanager
+def _work_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def _prove_cache() -> bool:
@@ -50,12 +82,12 @@ def _prove_cache() -> bool:
     from benchmarks.proofs.cache_memory import MAX_NUMBERS_PER_LABEL, numbers_per_label, prove
 
     peaks = prove()
-    _print(f"{'labels':>8} {'cached, MB':>11} {'kept graphs, MB':>16}")
+    print(f"{'labels':>8} {'cached, MB':>11} {'kept graphs, MB':>16}")
     for peak in peaks:
         direct = "-" if peak.direct_bytes is None else f"{peak.direct_bytes / 1e6:,.0f}"
-        _print(f"{peak.labels:8,} {peak.cached_bytes / 1e6:11,.0f} {direct:>16}")
+        print(f"{peak.labels:8,} {peak.cached_bytes / 1e6:11,.0f} {direct:>16}")
     growth = numbers_per_label(peaks)
-    _print(f"each label adds {growth:.2f} numbers for each dimension; its vector and its gradient are 2 of them")
+    print(f"each label adds {growth:.2f} numbers for each dimension; its vector and its gradient are 2 of them")
     smaller = all(peak.direct_bytes is None or peak.cached_bytes < peak.direct_bytes for peak in peaks)
     return smaller and growth <= MAX_NUMBERS_PER_LABEL
 
@@ -65,25 +97,13 @@ def _prove_clustering() -> bool:
     from benchmarks.proofs.clustering import MAX_BYTES, MIN_GAIN, prove
 
     result = prove()
-    _print(f"clustered in {result.seconds:.1f} s, in {result.peak_bytes / 1e6:,.0f} MB beside the mapped vectors")
-    _print(
+    print(f"clustered in {result.seconds:.1f} s, in {result.peak_bytes / 1e6:,.0f} MB beside the mapped vectors")
+    print(
         f"mean cosine to the cluster's mean {result.tightness:.3f}: "
         f"planted clusters {result.planted:.3f}, random ones {result.random:.3f}"
     )
     return result.peak_bytes <= MAX_BYTES and result.gain >= MIN_GAIN
 
-
-def _print(line: str) -> None:
-    print(line)  # noqa: T201
-
-
-PROOFS: dict[str, Callable[[], bool]] = {
-    "decoupled": _prove_decoupled,
-    "memorise": _prove_memorise,
-    "lambda": _prove_lambda,
-    "cache": _prove_cache,
-    "clustering": _prove_clustering,
-}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -2,17 +2,17 @@
 
 A hundred training queries begin with a marker and have the labels 0 to 4. Only the text of label 0 contains the marker.
 Test queries begin with the marker and have label 0 only. Softmax gives the five labels of a marked query the same
-similarity, so that a test query gets label 0 only one time in five. Decoupled softmax can learn the marker. Training
-takes long: after 120 epochs, this encoder has a P@1 of 44.9 with softmax and 98.9 with decoupled softmax. The paper has
-about 20 and 100.
+similarity, so that a test query gets label 0 only one time in five. Decoupled softmax can learn the marker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.proofs.claim import Figures
 from benchmarks.proofs.tiny import Texts, label_sets, random_texts, tiny_encoder, train_encoder, vectors
 from trainer.memory.search import nearest
 
@@ -24,7 +24,7 @@ _LEARNING_RATE = 6e-3
 
 @dataclass(frozen=True)
 class Size:
-    """Number of texts of each kind. The defaults are those of the paper."""
+    """Number of texts of each kind, and of passes over the queries. The defaults are those of the paper."""
 
     queries: int = 1_000
     marked: int = 100
@@ -33,7 +33,11 @@ class Size:
     epochs: int = 120
 
 
-def prove(size: Size = Size(), seed: int = 0) -> dict[str, float]:
+# A size that takes a quarter of a minute.
+SMALL = Size(queries=300, marked=60, labels=600, test=200, epochs=40)
+
+
+def compare_losses(size: Size = Size(), seed: int = 0) -> dict[str, float]:
     """Return P@1 in percent on the test queries, for `softmax` and `decoupled softmax`."""
     random = np.random.default_rng(seed)
     labels = random_texts(random, size.labels, _LENGTH)
@@ -60,3 +64,7 @@ def prove(size: Size = Size(), seed: int = 0) -> dict[str, float]:
         _, first = nearest(vectors(model, Texts(test)), vectors(model, Texts(labels)), 1)
         precision[name] = 100 * float((first[:, 0] == 0).mean())
     return precision
+
+
+def measure_losses(_: Path | None, __: Path, seed: int) -> Figures:
+    return compare_losses(SMALL, seed)

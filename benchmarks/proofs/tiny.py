@@ -68,8 +68,12 @@ def train_encoder(
     batch_size: int = 100,
     learning_rate: float = 2e-3,
     seed: int = 0,
+    hard_negatives: int | None = None,
 ) -> None:
-    """Train with a method's loss over all labels and all positives of each query."""
+    """Train with a method's loss over all positives of each query.
+
+    The pool is all labels if `hard_negatives` is None, and the labels of the batch if it is 0.
+    """
     recipe = Recipe(
         encoder={},
         encoder_sha256="",
@@ -81,7 +85,7 @@ def train_encoder(
         batch_size=batch_size,
         learning_rate=learning_rate,
         temperature=0.05,
-        hard_negatives=None,
+        hard_negatives=hard_negatives,
         mine_every=1,
         mine_top=1,
         mine_search="exact",

@@ -33,7 +33,7 @@ DEPTH, _TOP = 100, 5
 _LAMBDAS = tuple(round(0.1 * step, 1) for step in range(11))
 _BLOCK_QUERIES = 8_192
 # Format of the cached figures. Raise it when the measurement changes: old files are then ignored.
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
 
 Metrics = dict[str, float | None]
 
@@ -46,6 +46,8 @@ class Quality:
         answering: The tuned lambda, temperature, top_b and label_key_alpha.
         tuned: Every metric, with the tuned settings.
         plain: Every metric, with the label keys alone.
+        views: Every metric, with one view of the label keys alone: `dual encoder` and `classifier` for `unidec`, empty
+            for a method whose keys have one view.
         ranked: Every metric, in the order of the run's ranker; None if the run has no ranker.
         curve: P@1 and nDCG@5 at each lambda, with the tuned temperature, top_b and alpha.
         hits: One byte for each query. Its first five bits stand for the five best labels; 1 means a true label.
@@ -54,6 +56,7 @@ class Quality:
     answering: dict[str, float]
     tuned: Metrics
     plain: Metrics
+    views: dict[str, Metrics]
     ranked: Metrics | None
     curve: list[dict[str, float]]
     hits: list[int]
@@ -87,28 +90,19 @@ def measure(run: Path, queries: Queries, device: str, with_ranker: bool = True) 
     digest = _digest(memory, ranker, queries)
     found = _read_cached(cache, digest)
     if found is None:
-        found = _measure(memory, ranker, queries, queries.vectors(run, device), device)
+        found = _measure(run, memory, ranker, queries, device)
         write_json(cache, {"digest": digest, **vars(found)})
     return found
 
 
-def _measure(
-    memory: Memory,
-    ranker: RankerFile | None,
-    queries: Queries,
-    vectors: Float[np.ndarray, "query width"],
-    device: str,
-) -> Quality:
-    defaults = memory.defaults
+def _measure(run: Path, memory: Memory, ranker: RankerFile | None, queries: Queries, device: str) -> Quality:
+    vectors, defaults = queries.vectors(run, device), memory.defaults
     tuned = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
     curve = [tuned._replace(lambda_=lambda_) for lambda_ in sorted({*_LAMBDAS, tuned.lambda_})]
-    depth = DEPTH + queries.most_filtered
-    labels_alone = InferenceSetting(0.0, tuned.temperature, depth)
     values, instance_keys = memory.label_sets.to_csr(memory.plan.labels), memory.instance_keys
-    label_keys, text_keys = memory.label_keys().filled(), memory.label_keys(0.0).filled()
+    label_keys = memory.label_keys().filled()
 
     best = np.empty((len(queries), DEPTH), dtype=np.int64)
-    plain = np.empty_like(best)
     sums = {setting: np.zeros(2) for setting in curve}
     for start in with_progress(range(0, len(queries), _BLOCK_QUERIES), "block", "measure"):
         rows = slice(start, min(start + _BLOCK_QUERIES, len(queries)))
@@ -121,9 +115,6 @@ def _measure(
             sums[setting] += precision_at(hit, 1).sum(), ndcg_at(hit, sizes, _TOP).sum()
             if setting == tuned:
                 best[rows] = predictions
-        labels = Neighbours(*nearest(block, text_keys, depth, device))
-        for _, predictions in predict(instances, labels, values, [labels_alone], DEPTH, filtered):
-            plain[rows] = predictions
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
     shared = (queries.truth, counts, memory.plan.instances, queries.propensity)
@@ -132,7 +123,11 @@ def _measure(
     return Quality(
         answering=dict(defaults),
         tuned=report(best, *shared),
-        plain=report(plain, *shared),
+        plain=report(_rank_labels(vectors, memory, queries, device), *shared),
+        views={
+            name: report(_rank_labels(alone, memory, queries, device), *shared)
+            for name, alone in queries.views(run, vectors, device)
+        },
         ranked=None if ranked is None else report(ranked, *shared),
         curve=[
             {"lambda": setting.lambda_, "P@1": 100 * float(first), f"nDCG@{_TOP}": 100 * float(second)}
@@ -140,6 +135,19 @@ def _measure(
         ],
         hits=bits[:, 0].tolist(),
     )
+
+
+def _rank_labels(
+    vectors: Float[np.ndarray, "query width"], memory: Memory, queries: Queries, device: str
+) -> Int[np.ndarray, "query label"]:
+    """The best labels of each query by the keys of the label texts alone, without the filtered labels."""
+    best = np.full((len(queries), DEPTH), -1, dtype=np.int64)
+    _, found = nearest(vectors, memory.label_keys(0.0).filled(), DEPTH + queries.most_filtered, device)
+    kept = ~hits(found, queries.filtered)
+    place = np.cumsum(kept, axis=1) - 1
+    query, column = np.nonzero(kept & (place < DEPTH))
+    best[query, place[query, column]] = found[query, column]
+    return best
 
 
 def _digest(memory: Memory, ranker: RankerFile | None, queries: Queries) -> str:

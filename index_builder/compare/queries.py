@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,19 @@ class Queries:
         if self._frozen_vectors is None:
             self._frozen_vectors = self._encode(encoder.without_adapter())
         return encoder.refine(self._frozen_vectors)
+
+    def views(
+        self, run: Path, vectors: Float[np.ndarray, "query width"], device: str
+    ) -> Iterator[tuple[str, Float[np.ndarray, "query width"]]]:
+        """The vectors with one view only, for each view in the keys of a run. The other views are zero.
+
+        Their inner products with a label key are those of this view alone, so they rank the labels by this view.
+        """
+        head = load_checkpoint(RunFolder(run).checkpoint, device).model.head
+        for name, part in (head.key_views() if head else {}).items():
+            alone = np.zeros_like(vectors)
+            alone[:, part] = vectors[:, part]
+            yield name, alone
 
     def _encode(self, encoder: Encoder) -> Float[np.ndarray, "query dim"]:
         texts = self.texts()

@@ -87,6 +87,8 @@ def quality_table(results: Sequence[ContestantResults]) -> Table:
 def plain_table(results: Sequence[ContestantResults]) -> Table:
     """The table of quality with the label keys alone, and of the gain from the whole memory."""
     columns = [_Column(metric, _plain(metric)) for metric in _METRICS]
+    views = sorted({view for each in results for run in each.runs for view in run.quality.views})
+    columns += [_Column(f"nDCG@5, {view} alone", _view(view)) for view in views]
     columns.append(_Column("memory adds to nDCG@5", _difference(_tuned("nDCG@5"), _plain("nDCG@5")), "+,.2f"))
     caption = "Quality on the test split, in percent, with the label keys alone"
     return _table(caption, results, columns)
@@ -127,6 +129,10 @@ def _table(caption: str, results: Sequence[ContestantResults], columns: Sequence
 
 def _tuned(metric: str) -> Callable[[RunResult], float | None]:
     return lambda run: run.quality.tuned[metric]
+
+
+def _view(name: str) -> Callable[[RunResult], float | None]:
+    return lambda run: run.quality.views.get(name, {}).get("nDCG@5")
 
 
 def _plain(metric: str) -> Callable[[RunResult], float | None]:

@@ -71,7 +71,8 @@ def by_frequency(
         For each decile: the number of `labels`; the `least` and `most` training texts of a label; `true`, the pairs of
         a test text and a true label. `P@5` is the part of the P@5 of all labels, so that the deciles add up to it.
         `R@10` and `R@100` are shares of `true`. `instance_keys` and `label_keys` are retrieved keys of a true label,
-        as a mean over `true`. All metrics but these two are in percent. A mean over no pairs is None.
+        as a mean over `true`; `label_key_share` is the share of label keys among both. All metrics but these two means
+        are in percent. A mean over no pairs or no keys is None.
     """
 
     def counted(labels: Int[np.ndarray, " found"]) -> Int[np.ndarray, " decile"]:
@@ -82,6 +83,7 @@ def by_frequency(
     precision = 100 * counted(top) / (_DEPTH_OF_PRECISION * len(predictions))
     means = {f"R@{k}": 100 * counted(predictions[:, :k][hit[:, :k]]) for k in _DEPTHS_OF_RECALL}
     means |= zip(("instance_keys", "label_keys"), sources, strict=True)
+    found, label_keys = sources.sum(axis=0), sources[1]
     texts = [label_counts[deciles == number] for number in range(_GROUPS)]
     return [
         {
@@ -92,6 +94,7 @@ def by_frequency(
             "true": int(true[number]),
             "P@5": float(precision[number]),
             **{name: float(sums[number] / true[number]) if true[number] else None for name, sums in means.items()},
+            "label_key_share": float(100 * label_keys[number] / found[number]) if found[number] else None,
         }
         for number, members in enumerate(texts)
         if len(members)

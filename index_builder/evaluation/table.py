@@ -18,6 +18,9 @@ _SHORT = {
     "F1@5 torso": "torso",
     "F1@5 tail": "tail",
     "F1@5 unseen": "unseen",
+    "instance_keys": "by instances",
+    "label_keys": "by labels",
+    "label_key_share": "labels, %",
 }
 
 
@@ -38,6 +41,29 @@ def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[st
     cells += [
         [_format_cell(name, row.get(name, "" if "95%" in row["order"] else None)) for name in names] for row in rows
     ]
+    yield from _align(cells)
+
+
+def format_deciles(evaluation: Evaluation) -> Iterator[str]:
+    """Format the metrics by label frequency: for each setting, one line for each decile."""
+    for setting in evaluation.deciles:
+        names = [name for name in setting if name != "deciles"]
+        yield ""
+        yield "by label frequency: " + ", ".join(f"{name} {_format_cell(name, setting[name])}" for name in names)
+        rows = setting["deciles"]
+        counts = ("decile", "labels", "least", "most", "true")
+        yield from _align(
+            [
+                [_SHORT.get(name, name) for name in rows[0]],
+                *(
+                    [str(row[name]) if name in counts else _format_cell(name, row[name]) for name in row]
+                    for row in rows
+                ),
+            ]
+        )
+
+
+def _align(cells: list[list[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))

@@ -56,7 +56,7 @@ class EncoderInfo(_Section):
     """
 
     name: str
-    pooling: Literal["mean", "cls"]
+    pooling: Literal["mean", "cls", "last"]
     precision: Precision
     max_length: int = Field(ge=1)
     pad_id: int = Field(ge=0)

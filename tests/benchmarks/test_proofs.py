@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from benchmarks.proofs import __main__ as command
-from benchmarks.proofs import cache_memory, clustering, decoupled, lambda_curve, memorise, tiny
+from benchmarks.proofs import (
+    cache_memory,
+    clustering,
+    decoupled,
+    memorise,
+    ova_knn,
+    small_runs,
+    tiny,
+    training_time,
+)
 from benchmarks.proofs.cache_memory import Peak
+from benchmarks.proofs.claim import Check, Claim, Measurement, read_measurements, record
+from benchmarks.proofs.claims import CLAIMS
 from benchmarks.proofs.clustering import Clustering
-from benchmarks.proofs.decoupled import Size
-from tests.conftest import keep_some_labels
-from tests.trainer.helpers import label_sets
+from benchmarks.proofs.report import page
+from tests.trainer.helpers import label_sets, random_units
 from tests.trainer.runs import CHILDREN
-
-SMALL = Size(queries=300, marked=60, labels=600, test=200, epochs=40)
 
 
 @pytest.mark.slow
 def test_decoupled_softmax_learns_the_marker_token_and_softmax_does_not() -> None:
-    precision = decoupled.prove(SMALL)
+    precision = decoupled.compare_losses(decoupled.SMALL)
     assert list(precision) == ["softmax", "decoupled softmax"]
     assert precision["decoupled softmax"] >= 99
     assert precision["softmax"] < precision["decoupled softmax"] - 15
@@ -30,22 +40,28 @@ def test_decoupled_softmax_learns_the_marker_token_and_softmax_does_not() -> Non
 
 @pytest.mark.slow
 def test_random_pairs_are_memorised_only_with_training() -> None:
-    assert memorise.prove(pairs=300, epochs=0) < 10
-    assert memorise.prove(pairs=300, epochs=30) == 100
+    assert memorise.memorise(pairs=300, epochs=0) < 10
+    assert memorise.memorise(pairs=300, epochs=30) == 100
+    assert memorise.memorise(pairs=1_000, epochs=24, in_batch=True) > 99
 
 
 @pytest.mark.slow
-def test_best_lambda_is_between_0_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_sample = lambda_curve.write_sample
-
-    def write_some(folder: Path) -> None:
-        write_sample(folder)
-        keep_some_labels(folder, 40)
-
-    monkeypatch.setattr(lambda_curve, "write_sample", write_some)
-    curve = lambda_curve.prove(400)
-    assert list(curve) == [0, 0.1, 0.3, 0.5, 0.7, 0.9, 1]
-    assert max(curve.values()) > max(curve[0], curve[1])
+@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.uses_data])
+def test_claims_are_measured_on_the_built_in_sample(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(small_runs, "INSTANCES", 80)
+    monkeypatch.setattr(small_runs, "TEST_TEXTS", 40)
+    monkeypatch.setattr(small_runs, "_STEPS", 4)
+    monkeypatch.setattr(small_runs, "_BATCH_SIZE", 32)
+    monkeypatch.setattr(training_time, "_STEPS", (20, 60))
+    monkeypatch.setattr(command, "RECORDED", tmp_path)
+    status = command.main([name, "--seeds", "3", "--record"])
+    (row,) = read_measurements(tmp_path / f"{name}.json")
+    assert status == (0 if all(map(row.holds, CLAIMS[name].checks)) else 1)
+    assert row.data == "built-in sample"
+    assert all(0 <= value <= 100 for name, (value,) in row.figures.items() if "CPU" not in name)
+    assert capsys.readouterr().out.startswith(f"## {CLAIMS[name].source}")
 
 
 @pytest.fixture
@@ -111,27 +127,86 @@ class TestTiny:
         np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-6)
 
 
+class TestClaim:
+    ROW = Measurement("data", {"new": [3.0, 5.0, 4.0], "old": [2.0, 4.9, 3.0], "other": [1.0, 6.0, 1.0]})
+
+    @pytest.mark.parametrize(
+        ("larger", "smaller", "holds"),
+        [("new", "old", True), ("old", "new", False), ("new", "other", False), ("new", 2.9, True), (5, "new", False)],
+    )
+    def test_claim_holds_if_the_order_is_as_stated_with_every_seed(
+        self, larger: str | float, smaller: str | float, holds: bool
+    ) -> None:
+        assert self.ROW.holds(Check("", larger, smaller)) is holds
+
+    def test_page_has_mean_lowest_and_highest_value_and_the_verdict(self) -> None:
+        checks = Check("better", "new", "old", "9 > 8"), Check("above", "other", 2)
+        claim = Claim("name", "Source", "Summary.", "Conditions.", lambda *_: {}, checks)
+        lines = page([replace(claim, name="later"), claim], {"name": [self.ROW]}).splitlines()
+        assert lines.count("## Source") == 2
+        assert lines.count("Not measured yet.") == 1
+        assert "python -m benchmarks.proofs name --data FOLDER" in lines
+        assert lines[-2:] == [
+            "| better | 9 > 8 | data | new 4.0 [3.0, 5.0] > old 3.3 [2.0, 4.9] | holds |",
+            "| above | - | data | other 2.7 [1.0, 6.0] > 2 | **does not hold here** |",
+        ]
+
+    def test_new_measurements_replace_those_on_the_same_data(self, tmp_path: Path) -> None:
+        path = tmp_path / "recorded" / "name.json"
+        assert list(read_measurements(path)) == []
+        for row in (Measurement("b", {"new": [1.0]}), self.ROW, Measurement("b", {"new": [2.0]})):
+            record(path, [row])
+        assert list(read_measurements(path)) == [Measurement("b", {"new": [2.0]}), self.ROW]
+
+    def test_page_in_the_docs_is_that_of_the_recorded_measurements(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["table"]) == 0
+        assert (Path(__file__).parents[2] / "docs" / "claims.md").read_text() == capsys.readouterr().out
+
+    def test_mixture_of_votes_and_classifier_equals_loops(self) -> None:
+        random = np.random.default_rng(0)
+        queries, instances = random_units(random, 3, 8), random_units(random, 5, 8)
+        values = sparse.csr_matrix(random.random((5, 4)) < 0.4)
+        votes = ova_knn.knn_votes(queries, instances, values)
+        for query, vector in enumerate(queries):
+            weights = np.exp(instances @ vector / 0.04)
+            np.testing.assert_allclose(votes[query], weights / weights.sum() @ values.toarray(), atol=1e-5)
+        classified = ova_knn.sigmoid(np.zeros((3, 4)), 0.05)
+        np.testing.assert_allclose(ova_knn.mixed(votes, classified, 0.25), 0.25 * votes + 0.375)
+
+
 class TestCommand:
-    @pytest.mark.parametrize("arguments", [[], ["none"], ["lambda", "cache"], ["--help"]], ids=" ".join)
+    @pytest.mark.parametrize("arguments", [[], ["none"], ["cache", "--seeds", "x"]], ids=" ".join)
     def test_command_with_bad_arguments_prints_the_usage_and_exits_with_2(
         self, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert command.main(arguments) == 2
-        out, err = capsys.readouterr()
-        assert (out, err) == ("", "usage: python -m benchmarks.proofs {decoupled,memorise,lambda,cache,clustering}\n")
+        with pytest.raises(SystemExit) as ended:
+            command.main(arguments)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith("usage: python -m benchmarks.proofs")
+
+    def test_dataset_that_cannot_be_read_is_told_in_one_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command.main(["lambda", "--data", str(tmp_path / "absent"), "--work", str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"python -m benchmarks.proofs: {tmp_path / 'absent'}: expected")
+
+    @pytest.mark.parametrize(("figure", "status"), [(1.0, 0), (3.0, 1)])
+    def test_command_measures_each_seed_and_exits_with_1_if_the_claim_does_not_hold(
+        self, figure: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        claim = replace(
+            CLAIMS["memorise"],
+            measure=lambda folder, work, seed: {"a": 2.0 + seed, "b": figure},
+            checks=(Check("a is larger", "a", "b"),),
+        )
+        monkeypatch.setitem(command.CLAIMS, "memorise", claim)
+        assert command.main(["memorise", "--seeds", "0", "1"]) == status
+        assert "| random texts | a 2.5 [2.0, 3.0] > b" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("name", "module", "proven", "not_proven", "shown"),
         [
-            (
-                "decoupled",
-                decoupled,
-                {"softmax": 21.5, "decoupled softmax": 100.0},
-                {"softmax": 60.0, "decoupled softmax": 100.0},
-                "softmax            P@1  21.50",
-            ),
-            ("memorise", memorise, 100.0, 99.9, "random pairs memorised: P@1 100.00"),
-            ("lambda", lambda_curve, {0: 10.0, 0.5: 30.0, 1: 20.0}, {0: 10.0, 0.5: 15.0, 1: 20.0}, "lambda 0.5  P@1"),
             (
                 "cache",
                 cache_memory,

@@ -51,7 +51,9 @@ def results_of(name: str, ndcg: Sequence[float], seconds: float | None = None, *
         curve = [{"lambda": lambda_, "P@1": score / 2, "nDCG@5": score - lambda_} for lambda_ in (0.0, 0.5, 1.0)]
         answering = {"lambda": 0.5, "temperature": 0.04, "top_b": 200, "label_key_alpha": 0.0}
         plain, ranked = tuned | {"nDCG@5": score - 1}, figures.get("ranked")
-        quality = Quality(answering, tuned, plain, ranked and tuned | ranked, curve, figures.get("hits", [128, 64, 0]))
+        quality = Quality(
+            answering, tuned, plain, {}, ranked and tuned | ranked, curve, figures.get("hits", [128, 64, 0])
+        )
         measured = {"seconds": (seconds or 0) + seed, "peak_memory_bytes": 2**29, "trainable_parameters": 1_234_567}
         learning = [(0.0, 1.0), (0.5, score / 2)]
         timed = seconds is not None

@@ -152,6 +152,6 @@ def test_json_report_has_all_figures_except_the_figures_of_single_queries(compar
     found = comparison.as_json()
     assert [each["name"] for each in found["contestants"]] == ["untrained", "rae", "prime"]
     first = found["contestants"][1]["runs"][0]
-    assert set(first) == {"seed", "answering", "tuned", "plain", "ranked", "curve", "measured", "learning"}
+    assert set(first) == {"seed", "answering", "tuned", "plain", "views", "ranked", "curve", "measured", "learning"}
     assert found["significance"]["best"] == ["prime", "rae"]
     assert [test["metric"] for test in found["significance"]["tests"]] == ["P@1", "P@3", "P@5", "nDCG@5"]

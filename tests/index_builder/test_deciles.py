@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+import recollect
 from index_builder.evaluation.deciles import by_frequency, count_sources, decile_of
 from index_builder.evaluation.evaluate import evaluate
 from index_builder.settings import EvaluateSettings
@@ -63,6 +64,7 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
             assert row["R@10"] == pytest.approx(100 * found[10] / len(pairs))
             assert row["instance_keys"] == pytest.approx(sum(key < INSTANCES for key in keys) / len(pairs))
             assert row["label_keys"] == pytest.approx(sum(key >= INSTANCES for key in keys) / len(pairs))
+            assert row["label_key_share"] == pytest.approx(100 * np.mean([key >= INSTANCES for key in keys]))
 
 
 def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out() -> None:
@@ -75,6 +77,7 @@ def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out
     assert [(row["labels"], row["least"], row["most"]) for row in rows] == [(1, 2, 2), (1, 5, 5), (1, 9, 9)]
     assert [row["R@10"] for row in rows] == [None, 100, None]
     assert [row["instance_keys"] for row in rows] == [None, 0, None]
+    assert [row["label_key_share"] for row in rows] == [None, None, None]
 
 
 def test_evaluate_gives_the_deciles_of_each_setting(built: Any) -> None:
@@ -92,3 +95,19 @@ def test_evaluate_gives_the_deciles_of_each_setting(built: Any) -> None:
     assert labels_only["instance_keys"] == instances_only["label_keys"] == 0
     assert both["instance_keys"] > 0
     assert both["label_keys"] > 0
+
+
+def test_deciles_flag_prints_one_line_for_each_decile(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,0.5"]
+    assert recollect.main(usual) == 0
+    without = capsys.readouterr().out
+    assert recollect.main([*usual, "--deciles"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(without)
+    tables = printed.removeprefix(without).split("by label frequency: ")[1:]
+    assert [table.split(",")[0] for table in tables] == ["lambda 0", "lambda 0.5"]
+    for table in tables:
+        _, headings, *rows = table.strip().splitlines()
+        assert headings.split()[:2] == ["decile", "labels"]
+        assert headings.endswith("labels, %")
+        assert [row.split()[:2] for row in rows] == [[str(number), "1"] for number in range(1, 9)]

@@ -73,7 +73,9 @@ class TinyEncoder(NamedTuple):
 
 @pytest.fixture(scope="session")
 def make_tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyEncoder]:
-    """Save a tiny encoder: `bert` (lower case), `distilbert` (cased, no token types) or `roberta` (pads with id 1)."""
+    """Save a tiny encoder: `bert` (lower case), `distilbert` (cased, no token types), `roberta` (pads with id 1) or
+    `llama` (a decoder).
+    """
     import torch
     import transformers
     from transformers.utils import logging
@@ -111,6 +113,7 @@ _BERT_SIZE = {
 _SIZE: dict[str, dict[str, Any]] = {
     "bert": _BERT_SIZE,
     "roberta": _BERT_SIZE | {"max_position_embeddings": 66, "type_vocab_size": 1},  # positions start after the pad id
+    "llama": _BERT_SIZE | {"num_key_value_heads": 1, "initializer_range": 0.2},
     "distilbert": {
         "dim": 32,
         "n_layers": 2,

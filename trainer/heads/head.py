@@ -53,6 +53,13 @@ class Head(nn.Module, abc.ABC):
     def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
         """Return the keys, which are unit vectors."""
 
+    def key_views(self) -> dict[str, slice]:
+        """Return the part of a key that is one view, by the name of the view. The parts have equal length.
+
+        The result is empty if a key is not made of several views.
+        """
+        return {}
+
     @abc.abstractmethod
     def start(
         self,
