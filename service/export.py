@@ -22,6 +22,7 @@ import numpy as np
 from service.command_settings import ExportSettings
 from service.errors import OutputError
 from service.memory.delta import Delta
+from service.memory.uid_index import UidIndex
 from service.memory.view import View
 from service.memory_log.log import MemoryLog
 from service.store.locations import open_store
@@ -41,7 +42,7 @@ def export_version(settings: ExportSettings) -> tuple[int, int]:
     bundle = store.open(store.resolve(settings.version))
     no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
     log = MemoryLog.of(store, bundle.manifest, lambda texts: np.tile(no_vectors, (len(texts), 1)))
-    return export(Delta(bundle, bundle.values, None, None).apply(log.read()), settings.out)
+    return export(Delta(bundle, bundle.instances, UidIndex(bundle.instances.uids)).apply(log.read()), settings.out)
 
 
 def export(memory: View, out: Path) -> tuple[int, int]:

@@ -117,7 +117,7 @@ def _find_base(run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: 
 
 def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
     """Check that a bundle has the instances and labels of a run, row by row."""
-    for name, uids in (("instances", bundle.instance_uids), ("labels", bundle.labels.uids)):
+    for name, uids in (("instances", bundle.instances.uids), ("labels", bundle.labels.uids)):
         rows = list(read_field(memory.folder / f"{name}.jsonl", "uid"))
         if len(rows) != len(uids) or any(uids[row] != uid for row, uid in enumerate(rows)):
             raise BuildError(
@@ -152,8 +152,8 @@ def _final_state(
     of the log, so that they cannot undo a later change.
     """
     log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
-    label_sets = LabelSets(bundle.value_indptr, bundle.value_indices)
-    fold = Fold(_strings(bundle.instance_uids), _strings(bundle.labels.uids), label_sets)
+    label_sets = LabelSets(bundle.instances.values.indptr, bundle.instances.values.indices)
+    fold = Fold(_strings(bundle.instances.uids), _strings(bundle.labels.uids), label_sets)
     with log.exclusive() as section:
         if not section.others:
             raise BuildError(

@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 
+@runtime_checkable
+class Values(Protocol):
+    """The labels that each instance votes for."""
+
+    @property
+    def instances(self) -> int:
+        """Number of instances."""
+
+    @property
+    def labels(self) -> int:
+        """Number of labels."""
+
+    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
+
+    def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
+        """The logarithm of the count of each key. The key of a label, and the missing key -1, have the count 1."""
+
+
+@runtime_checkable
+class Voters(Protocol):
+    """The instances that vote for each label."""
+
+    @property
+    def pairs(self) -> int:
+        """The number of votes of all instances, or more."""
+
+    def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        """The number of instances that vote for each label."""
+
+    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
+
+
 @dataclass(frozen=True)
-class Values:
-    """The labels that each instance votes for: instance i votes for `indices[indptr[i] : indptr[i + 1]]`.
+class SparseValues:
+    """Values as a matrix: instance i votes for `indices[indptr[i] : indptr[i + 1]]`.
 
     Attributes:
         labels: Number of labels.
@@ -28,11 +63,9 @@ class Values:
         return len(self.indptr) - 1
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
         return gather_rows(self.indptr, self.indices, rows)
 
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        """The logarithm of the count of each key. The key of a label, and the missing key -1, have the count 1."""
         if self.log_counts is None:
             return 0.0
         is_instance = (keys >= 0) & (keys < self.instances)
@@ -40,24 +73,21 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Voters:
-    """The instances that vote for each label: label l gets votes of `indices[indptr[l] : indptr[l + 1]]`."""
+class SparseVoters:
+    """Voters as a matrix: label l gets votes of `indices[indptr[l] : indptr[l + 1]]`."""
 
     indptr: Int[np.ndarray, " offset"]
     indices: Int[np.ndarray, " pair"]
 
     @property
     def pairs(self) -> int:
-        """The number of votes of all instances, or more."""
         return len(self.indices)
 
     def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
-        """The number of instances that vote for each label."""
         counts: np.ndarray = self.indptr[labels + 1] - self.indptr[labels]
         return counts
 
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
         return gather_rows(self.indptr, self.indices, labels)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from service.bundle.bundle import Bundle
-from service.bundle.strings import StringTable
-from service.bundle.values import Values, Voters
+from service.bundle.instances import Instances
+from service.bundle.strings import Strings
 from service.lexical.index import LexicalIndex
 from service.lexical.terms import hash_word, words
 from service.memory.corrections import Corrections
@@ -40,16 +40,22 @@ class Delta:
 
     Args:
         bundle: The bundle.
-        values: The labels that its instances vote for.
+        instances: Its instances.
+        uids: Finds its instances by their uids.
         lexical: Its word indexes; None if it has none.
         names: The names of its labels; None if it has no ranker.
     """
 
-    def __init__(self, bundle: Bundle, values: Values, lexical: LexicalIndex | None, names: Names | None) -> None:
-        self._bundle, self._values, self._words, self._names = bundle, values, lexical, names
-        self._voters = Voters(bundle.voter_indptr, bundle.voter_indices)
-        self._mapped, self._mapped_labels = values.instances, len(bundle.labels)
-        self._uids = UidIndex(bundle.instance_uids)
+    def __init__(
+        self,
+        bundle: Bundle,
+        instances: Instances,
+        uids: UidIndex,
+        lexical: LexicalIndex | None = None,
+        names: Names | None = None,
+    ) -> None:
+        self._bundle, self._base, self._uids, self._words, self._names = bundle, instances, uids, lexical, names
+        self._mapped, self._mapped_labels = len(instances.uids), len(bundle.labels)
         self._dim = bundle.manifest.dim
         self._instances, self._labels, self._corrections = (LiveTable(self._dim) for _ in range(3))
         self._votes, self._log_counts, self._weighted = GrowingRows(np.int32), GrowingArray(np.float64), False
@@ -165,7 +171,7 @@ class Delta:
         live = number - self._mapped
         if live < 0:
             self._instance_ends.end(number, self._sequence)
-            labels = self._values.indices[self._values.indptr[number] : self._values.indptr[number + 1]]
+            _, labels = self._base.values.gather(np.array([number]))
         else:
             self._instances.ends.end(live, self._sequence)
             votes = self._votes.content
@@ -206,7 +212,7 @@ class Delta:
         self._words = LexicalIndex(
             by_instances.remove(
                 ended_instances,
-                [_text(self._bundle.instance_texts, self._instances.texts, row) for row in ended_instances],
+                [_text(self._base.texts, self._instances.texts, row) for row in ended_instances],
             ),
             by_labels.remove(
                 ended_labels, [_text(self._bundle.labels.texts, self._labels.texts, row) for row in ended_labels]
@@ -220,7 +226,7 @@ class Delta:
         corrections, counts = self._corrections.at(sequence), self._counts.snapshot()
         label_ends, instance_ends = self._label_ends.at(sequence), self._instance_ends.at(sequence)
         label_rows, votes = self._label_rows.snapshot(), self._votes.content
-        bundle = self._bundle
+        bundle, base = self._bundle, self._base
 
         return View(
             sequence=sequence,
@@ -233,17 +239,15 @@ class Delta:
                 oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
             ),
             values=LiveValues(
-                self._values.indptr,
-                self._values.indices,
-                len(label_ends.ends),
-                self._values.log_counts,
+                mapped=base.values,
+                labels=len(label_ends.ends),
                 live=votes,
                 live_log_counts=self._log_counts.content if self._weighted else None,
                 label_ends=label_ends,
             ),
             voters=LiveVoters(
-                self._voters.indptr,
-                self._voters.indices,
+                mapped=base.voters,
+                mapped_labels=self._mapped_labels,
                 live=self._live_voters,
                 live_pairs=len(votes.items),
                 has_live=self._has_live.content,
@@ -260,8 +264,8 @@ class Delta:
                 live=labels,
                 rows=label_rows,
             ),
-            instance_uids=LiveStrings(bundle.instance_uids, self._instances.uids, lambda number: number - mapped),
-            instance_texts=LiveStrings(bundle.instance_texts, self._instances.texts, lambda number: number - mapped),
+            instance_uids=LiveStrings(base.uids, self._instances.uids, lambda number: number - mapped),
+            instance_texts=LiveStrings(base.texts, self._instances.texts, lambda number: number - mapped),
             instances=instances,
             corrections=Corrections(corrections, self._corrected, self._has_correction.content),
             instance_ends=instance_ends,
@@ -274,6 +278,6 @@ class Delta:
         )
 
 
-def _text(mapped: StringTable, live: list[str], row: int) -> str:
+def _text(mapped: Strings, live: list[str], row: int) -> str:
     """The text of a row of a word index."""
     return mapped[row] if row < len(mapped) else live[row - len(mapped)]

@@ -156,8 +156,8 @@ class Predictor:
         Raises:
             BundleError: If the encoder does not produce unit vectors.
         """
-        rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
-        for text in [self.bundle.instance_texts[row] for row in rows.tolist()]:
+        texts = self.bundle_memory.instances.texts
+        for text in texts.take(np.linspace(0, len(texts) - 1, num=4, dtype=int).tolist()):
             vector = self.encoder.encode_known(text)
             if not np.isclose(np.linalg.norm(vector), 1, atol=1e-3):
                 raise BundleError(
@@ -248,12 +248,13 @@ class Predictor:
         nearest, votes, by_words, reranked = self._search(memory, queries, vectors, options, label_filter, watch)
         if label_filter is None:
             votes = votes if by_words is None else mix(votes, by_words, options.word_weight)
-            ranking = rank(votes, memory.values)
+            ranking = rank(votes, memory.instances.values)
         else:
             rank_admitted = memory.exhaustive.rank_admitted
             ranking, votes = rank_admitted(vectors, nearest, votes, by_words, options, label_filter, watch)
         if memory.view is not None:
-            corrections, first_key = memory.view.corrections, memory.values.instances + memory.values.labels
+            values = memory.instances.values
+            corrections, first_key = memory.view.corrections, values.instances + values.labels
             corrected = corrections.find(vectors, ranking.query, ranking.label, options.temperature)
             ranking, votes = correct(ranking, votes, corrected, first_key)
             if memory.reranker is not None and reranked is not None:
@@ -333,7 +334,7 @@ class Predictor:
 
 
 def _cast_votes(memory: Memory, neighbours: Neighbours, options: AnswerOptions) -> Votes:
-    return cast_votes(neighbours, options.temperature, options.lambda_, memory.values)
+    return cast_votes(neighbours, options.temperature, options.lambda_, memory.instances.values)
 
 
 def _describe(
@@ -346,7 +347,7 @@ def _describe(
     reranked: RankedCandidates | None,
 ) -> ScoredLabel:
     table, label = memory.labels, int(ranking.label[row])
-    because = None if votes is None else [memory.reason(*term) for term in votes.terms(query, label)]
+    because = None if votes is None else memory.reasons([*votes.terms(query, label)])
     probability = None if chances is None else float(chances[row])
     score, terms = float(ranking.score[row]), None
     if votes is not None and memory.reranker is not None and reranked is not None:

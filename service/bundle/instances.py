@@ -1,0 +1,35 @@
+"""The instances of a memory: their labels, the instances of each label, their uids and their texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.bundle.strings import Strings, StringTable
+from service.bundle.values import SparseValues, SparseVoters, Values, Voters
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """The instances of a memory. An instance is stated by its row.
+
+    Attributes:
+        values: The labels that each instance votes for.
+        voters: The instances that vote for each label.
+        uids: Uids of the instances.
+        texts: Their texts.
+    """
+
+    values: Values
+    voters: Voters
+    uids: Strings
+    texts: Strings
+
+
+@dataclass(frozen=True, eq=False)
+class MappedInstances(Instances):
+    """Instances in the files of a bundle, which are mapped into memory."""
+
+    values: SparseValues
+    voters: SparseVoters
+    uids: StringTable
+    texts: StringTable
