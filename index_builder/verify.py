@@ -26,7 +26,7 @@ from service.model import open_model
 from service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
-from service.settings import Device
+from service.settings import Device, EngineSettings
 from service.store.store import Store
 from trainer.encoder import Encoder
 from trainer.memory import QUERY_VECTORS, Memory
@@ -129,7 +129,8 @@ def verify(
         device: Device on which the bundle is opened and measured.
     """
     start = time.perf_counter()
-    predictor = Predictor.open(open_bundle(folder, None), threads, device)
+    engine = settings if isinstance(settings, EngineSettings) else None
+    predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=engine)
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
@@ -147,8 +148,9 @@ def verify(
         checks.append(check(f"keys within reach, {name}", point.reachable, least=MIN_REACHABLE))
     spent = sum(point.milliseconds for point in points.values())
     checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
-    size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
-    checks.append(check("indexes, bytes", size, most=settings.memory_budget))
+    if manifest.engine is None:
+        size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
+        checks.append(check("indexes, bytes", size, most=settings.memory_budget))
     checks.append(
         check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
     )

@@ -16,7 +16,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from index_builder.build import describe_bundle, require_passed, usable_device, write_indexes, write_manifest
+from index_builder.build import (
+    describe_bundle,
+    new_version,
+    require_passed,
+    usable_device,
+    write_indexes,
+    write_manifest,
+)
 from index_builder.bundle_tables import read_field, write_bundle_tables
 from index_builder.choose_index import evenly_spaced_rows
 from index_builder.compaction.served_memory import ServedMemory
@@ -30,6 +37,7 @@ from index_builder.settings import CompactSettings
 from index_builder.verify import current_metrics, golden_queries, verify
 from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.files import RANKER
+from service.bundle.integrity import describe_files
 from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from service.bundle.strings import StringTable
 from service.lexical.index import write_lexical_index
@@ -200,8 +208,9 @@ def _publish(
             write_lexical_index(
                 folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
             )
+        files, options, chances = describe_files(folder), old.defaults, old.probabilities
         manifest = describe_bundle(
-            served, folder, old.encoder, indexes, curves, old.defaults, old.probabilities, {}, sequence
+            served, new_version(files), files, old.encoder, indexes, curves, options, chances, {}, sequence
         )
         write_manifest(folder, manifest)
         checked = verify(folder, served, before, sample, points, settings, threads, device)

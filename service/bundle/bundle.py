@@ -64,14 +64,29 @@ class LabelTable:
 class Bundle:
     """An open bundle: its manifest, its instances and its labels.
 
-    The predictor opens the encoder and the indexes from `components`.
+    The predictor opens the encoder and the indexes from `components`. If the manifest names an engine, the instances
+    and their keys are there.
     """
 
     folder: Path
     manifest: Manifest
     components: Components
-    instances: MappedInstances
+    mapped_instances: MappedInstances | None
     labels: LabelTable
+
+    @property
+    def instances(self) -> MappedInstances:
+        """The instances.
+
+        Raises:
+            BundleError: If they are in an engine.
+        """
+        if self.mapped_instances is None:
+            raise BundleError(
+                f"version {self.manifest.version}: expected a bundle with its instances in files, found one whose "
+                "instances are in Milvus; use a version that was built without --engine"
+            )
+        return self.mapped_instances
 
     def require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Check the shape of a component.
@@ -106,6 +121,8 @@ def open_bundle(
     manifest = read_manifest(folder, verify_keys)
     components = Components(folder, manifest, [each.components for each in share_with], pause)
     labels = _open_labels(components, manifest)
+    if manifest.engine is not None:
+        return Bundle(folder, manifest, components, None, labels)
     bundle = Bundle(folder, manifest, components, _open_instances(components, manifest), labels)
     _check_voters(bundle)
     return bundle

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from service.bundle.strings import Strings, StringTable
 from service.bundle.values import SparseValues, SparseVoters, Values, Voters
+
+
+@runtime_checkable
+class UidFinder(Protocol):
+    """Finds instances by their uids."""
+
+    def find(self, uid: str) -> int | None:
+        """The row of a uid: the first one if there are several, None if there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,12 +26,14 @@ class Instances:
         voters: The instances that vote for each label.
         uids: Uids of the instances.
         texts: Their texts.
+        finder: Finds instances by their uids; None if that needs an index, which is built at the first change.
     """
 
     values: Values
     voters: Voters
     uids: Strings
     texts: Strings
+    finder: UidFinder | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 
-@runtime_checkable
-class Values(Protocol):
-    """The labels that each instance votes for."""
+class Values(ABC):
+    """The labels that each instance votes for.
+
+    Attributes:
+        labels: Number of labels.
+    """
+
+    labels: int
 
     @property
+    @abstractmethod
     def instances(self) -> int:
         """Number of instances."""
 
-    @property
-    def labels(self) -> int:
-        """Number of labels."""
-
+    @abstractmethod
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
 
+    @abstractmethod
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
         """The logarithm of the count of each key. The key of a label, and the missing key -1, have the count 1."""
 
 
-@runtime_checkable
-class Voters(Protocol):
+class Voters(ABC):
     """The instances that vote for each label."""
 
     @property
+    @abstractmethod
     def pairs(self) -> int:
         """The number of votes of all instances, or more."""
 
+    @abstractmethod
     def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
         """The number of instances that vote for each label."""
 
+    @abstractmethod
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
 
 
 @dataclass(frozen=True)
-class SparseValues:
+class SparseValues(Values):
     """Values as a matrix: instance i votes for `indices[indptr[i] : indptr[i + 1]]`.
 
     Attributes:
@@ -73,7 +79,7 @@ class SparseValues:
 
 
 @dataclass(frozen=True)
-class SparseVoters:
+class SparseVoters(Voters):
     """Voters as a matrix: label l gets votes of `indices[indptr[l] : indptr[l + 1]]`."""
 
     indptr: Int[np.ndarray, " offset"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from service.bundle.bundle import Bundle
-from service.bundle.instances import Instances
+from service.bundle.instances import Instances, UidFinder
 from service.bundle.strings import Strings
 from service.lexical.index import LexicalIndex
 from service.lexical.terms import hash_word, words
@@ -30,7 +30,6 @@ from service.memory.entries import (
 from service.memory.growing import GrowingArray, GrowingRows, VersionedArray
 from service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
 from service.memory.live_table import GrowingEnds, LiveTable
-from service.memory.uid_index import UidIndex
 from service.memory.view import Status, View
 from service.ranking.names import Names
 
@@ -50,7 +49,7 @@ class Delta:
         self,
         bundle: Bundle,
         instances: Instances,
-        uids: UidIndex,
+        uids: UidFinder,
         lexical: LexicalIndex | None = None,
         names: Names | None = None,
     ) -> None:

@@ -26,7 +26,7 @@ Gather = Callable[[Int[np.ndarray, " row"]], tuple[Int[np.ndarray, " entry"], Sh
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveValues:
+class LiveValues(Values):
     """The labels that instances of a bundle and live instances vote for. Votes for removed labels are left out.
 
     Attributes:
@@ -65,7 +65,7 @@ class LiveValues:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveVoters:
+class LiveVoters(Voters):
     """The instances that vote for each label, live instances included.
 
     Attributes:

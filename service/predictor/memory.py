@@ -17,11 +17,12 @@ from service.memory.entries import LoggedEntry
 from service.memory.layers import Labels
 from service.memory.uid_index import UidIndex
 from service.memory.view import View
+from service.milvus.keys import EngineKeys
 from service.predictor.answers import Reason
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.live_keys import LiveKeyIndex
 from service.predictor.reranking import Reranker
-from service.predictor.searcher import Searcher
+from service.predictor.searcher import RemoteKeys, Searcher
 from service.predictor.words import WordVoter
 from service.ranking.features import LabelFacts
 from service.ranking.ranker import Ranker
@@ -53,13 +54,21 @@ class Memory:
     sequence: int = 0
 
     @classmethod
-    def open(cls, bundle: Bundle, device: Device) -> Memory:
+    def open(cls, bundle: Bundle, device: Device, keys: EngineKeys | None = None) -> Memory:
         """Open the memory of a bundle.
+
+        Args:
+            bundle: The bundle.
+            device: Device that searches.
+            keys: The keys and instances of a bundle whose keys are in an engine.
 
         Raises:
             BundleError: If a file does not open, or does not fit to the manifest.
         """
-        searcher, instances = Searcher.open(bundle, device), bundle.instances
+        if keys is None:
+            searcher, instances = Searcher.open(bundle, device), bundle.instances
+        else:
+            searcher, instances = Searcher(RemoteKeys(keys.of_instances), RemoteKeys(keys.of_labels)), keys.instances
         values = instances.values
         words, reranker = None, None
         if bundle.manifest.has_lexical_index:
@@ -109,7 +118,8 @@ class LiveMemory:
         self._memory, self._write = memory, threading.Lock()
         words = None if memory.words is None else memory.words.index
         names = None if memory.reranker is None else memory.reranker.ranker.facts.names
-        self._delta = Delta(bundle, memory.instances, UidIndex(bundle.instances.uids), words, names)
+        uids = memory.instances.finder or UidIndex(bundle.instances.uids)
+        self._delta = Delta(bundle, memory.instances, uids, words, names)
 
     def apply(self, entries: Sequence[LoggedEntry]) -> Memory:
         """Apply entries in order, and return the memory after them."""

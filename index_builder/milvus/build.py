@@ -1,0 +1,46 @@
+"""Put the keys of a memory into Milvus, as the engine of a new version."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
+from index_builder.compaction.served_memory import ServedMemory
+from index_builder.milvus.collections import NewCollections
+from index_builder.milvus.index_types import index_type
+from index_builder.milvus.measure import check_rows, choose_effort
+from index_builder.settings import BuildSettings
+from service.bundle.manifest import Engine, Indexes, Point
+from service.milvus.collection import KeyCollection
+
+
+def write_engine(
+    served: ServedMemory, version: str, settings: BuildSettings, collections: NewCollections
+) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
+    """Write, check and measure the collections of a version.
+
+    Args:
+        served: The memory.
+        version: The version, which is a part of the names of the collections.
+        settings: Settings of the index.
+        collections: Writes the collections.
+
+    Returns:
+        The engine and the indexes of the manifest, the chosen measurement of each index, and all measurements.
+
+    Raises:
+        BuildError: If a row does not fit into Milvus, or Milvus has other rows than the memory.
+        EngineError: If Milvus does not answer, or refuses a call.
+    """
+    memory, connection = served.memory, collections.connection
+    queries = np.asarray(memory.query_vectors[evenly_spaced_rows(memory.plan.instances, QUERIES)], dtype=np.float32)
+    target = Target(settings.recall_target, int(memory.defaults["top_b"]))
+    entries, infos, points, curves = {}, {}, {}, {}
+    for part, keys in (("labels", memory.label_keys()), ("instances", memory.instance_keys)):
+        index = index_type(settings.index, len(keys))
+        name = f"recollect_{version.replace('-', '_')}_{part}"
+        entries[part] = collections.write(served, part, keys, index, name)
+        infos[part], points[part], curves[part] = choose_effort(connection, entries[part], index, keys, queries, target)
+        check_rows(served, part, keys, KeyCollection(connection, entries[part], infos[part], memory.plan.dim))
+    engine = Engine(name="milvus", **entries, counted=served.counts is not None)
+    return engine, Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves
