@@ -27,6 +27,7 @@ from service.bundle.manifest import Collection
 from service.errors import EngineError
 from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
 from service.milvus.connection import Connection
+from service.milvus.removal import drop
 from service.settings import EngineSettings
 from trainer.memory import Memory
 from trainer.progress_bar import progress_bar
@@ -125,17 +126,6 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         except EngineError:
             if self.connection.problem is not None or field != LABELS:
                 raise
-
-
-def drop(connection: Connection, names: list[str]) -> None:
-    """Drop collections that exist.
-
-    Raises:
-        EngineError: If Milvus does not answer.
-    """
-    for name in names:
-        if connection.call("has_collection", name):
-            connection.call("drop_collection", name)
 
 
 def _digest(served: ServedMemory, part: str, index: IndexType) -> str:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from service.bundle.bundle import Bundle
 from service.bundle.instances import Instances, UidFinder
 from service.bundle.strings import Strings
+from service.errors import EngineError
 from service.lexical.index import LexicalIndex
 from service.lexical.terms import hash_word, words
 from service.memory.corrections import Corrections
@@ -82,24 +84,32 @@ class Delta:
         for logged in entries:
             if logged.sequence <= self._sequence:
                 continue
-            self._sequence = logged.sequence
+            before, self._sequence = self._sequence, logged.sequence
+            try:
+                self._apply(logged.entry)
+            except EngineError:  # nothing of this entry was applied; a later call applies it
+                self._sequence = before
+                raise
             self._oldest = min(self._oldest, logged.seconds)
-            match logged.entry:
-                case PutInstance() as put:
-                    self._put_instance(put)
-                case PutLabel() as put_label:
-                    self._put_label(put_label)
-                case RemoveInstance(uid):
-                    if (number := self._find_instance(uid)) is not None:
-                        self._end_instance(number)
-                case RemoveLabel(uid):
-                    self._remove_label(uid)
-                case PutCorrection() as correction:
-                    self._put_correction(correction)
-                case RemoveCorrection(uid):
-                    self._end_correction(uid)
         self._index_words(instances, labels)
         return self.view()
+
+    def _apply(self, entry: Entry) -> None:
+        """Apply one entry. Everything is read from the base before anything changes."""
+        match entry:
+            case PutInstance() as put:
+                self._put_instance(put)
+            case PutLabel() as put_label:
+                self._put_label(put_label)
+            case RemoveInstance(uid):
+                if (number := self._find_instance(uid)) is not None:
+                    self._end_instance(number, self._labels_of(number))
+            case RemoveLabel(uid):
+                self._remove_label(uid)
+            case PutCorrection() as correction:
+                self._put_correction(correction)
+            case RemoveCorrection(uid):
+                self._end_correction(uid)
 
     def _check(self, entry: Entry) -> None:
         if isinstance(entry, PutInstance | PutLabel | PutCorrection) and entry.vector.shape != (self._dim,):
@@ -114,7 +124,7 @@ class Delta:
         if not len(positions):
             return
         if (old := self._find_instance(put.uid)) is not None:
-            self._end_instance(old)
+            self._end_instance(old, self._labels_of(old))
         row = self._instances.add(put.uid, put.text, put.vector, self._mapped + len(self._instances))
         self._votes.append(positions)
         self._log_counts.append(math.log(put.weight))
@@ -143,13 +153,15 @@ class Delta:
         position = self._find_label(uid)
         if position is None:
             return
-        self._end_label_key(position)
-        self._label_ends.end(position, self._sequence)
         view = self.view()
         _, voters = view.voters.gather(np.array([position]))
-        kept, _ = view.values.gather(voters)
-        for number in np.delete(voters, kept).tolist():  # without another label
-            self._end_instance(number)
+        place, label = view.values.gather(voters)
+        alone = np.delete(voters, place[label != position]).tolist()  # instances without another label
+        labels = [self._labels_of(number) for number in alone]
+        self._end_label_key(position)
+        self._label_ends.end(position, self._sequence)
+        for number, own in zip(alone, labels, strict=True):
+            self._end_instance(number, own)
         self._counts[position] = 0
 
     def _put_correction(self, put: PutCorrection) -> None:
@@ -166,15 +178,20 @@ class Delta:
         if (row := self._corrections.find(uid)) is not None:
             self._corrections.ends.end(row, self._sequence)
 
-    def _end_instance(self, number: int) -> None:
+    def _labels_of(self, number: int) -> Int[np.ndarray, " label"]:
+        live = number - self._mapped
+        if live < 0:
+            return self._base.values.gather(np.array([number]))[1]
+        votes = self._votes.content
+        labels: np.ndarray = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
+        return labels
+
+    def _end_instance(self, number: int, labels: Int[np.ndarray, " label"]) -> None:
         live = number - self._mapped
         if live < 0:
             self._instance_ends.end(number, self._sequence)
-            _, labels = self._base.values.gather(np.array([number]))
         else:
             self._instances.ends.end(live, self._sequence)
-            votes = self._votes.content
-            labels = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
         self._removed_words[0].append(number)
         for position in labels.tolist():
             if self._label_ends.is_present(position):

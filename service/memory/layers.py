@@ -87,6 +87,9 @@ class LiveVoters(Voters):
     instance_ends: Ends
     instances: LiveRows
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most_compared", self.mapped.most_compared)
+
     @property
     def pairs(self) -> int:
         return self.mapped.pairs + self.live_pairs

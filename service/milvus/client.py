@@ -6,8 +6,7 @@ import logging
 from typing import Any
 
 import grpc
-import pymilvus
-from pymilvus import DataType, MilvusClient
+from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from service.settings import EngineSettings
@@ -16,8 +15,6 @@ from service.settings import EngineSettings
 CALL_ERRORS = (MilvusException, grpc.RpcError)
 # Milvus's codes of errors: the server does not answer, and a collection is not loaded.
 _CONNECT_FAILED, _NOT_LOADED = 2, 101
-
-__all__ = ["CALL_ERRORS", "DataType", "is_not_loaded", "is_out_of_time", "is_unreachable", "open_client", "reason"]
 
 
 def open_client(settings: EngineSettings) -> MilvusClient:
@@ -62,6 +59,3 @@ def reason(error: Exception) -> str:
     else:
         text = str(error)
     return text.partition("\n")[0][:500] or repr(error)
-
-
-VERSION = pymilvus.__version__

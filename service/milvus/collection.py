@@ -6,7 +6,7 @@ collection does not change after its version was published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,17 @@ class KeyCollection:
         """At most `most` rows that a filter of Milvus admits, with these fields and their numbers."""
         found = self._connection.call("query", self.name, filter=filter_, output_fields=[ROW, *fields], limit=most)
         return list(found)
+
+    def query_all(self, filter_: str, *fields: str) -> Iterator[dict[str, Any]]:
+        """Yield all rows that a filter admits, with these fields and their numbers."""
+        found = self._connection.call(
+            "query_iterator", self.name, filter=filter_, output_fields=[ROW, *fields], batch_size=MOST_HITS
+        )
+        try:
+            while page := self._connection.guard(found.next):
+                yield from page
+        finally:
+            found.close()
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]

@@ -6,19 +6,18 @@ Further calls then fail at once. A thread asks Milvus every second. The breaker 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from service.errors import EngineError, SettingsError
 from service.settings import EngineSettings
-
-if TYPE_CHECKING:
-    from pymilvus import MilvusClient
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Connection:
         from service.milvus.client import CALL_ERRORS, open_client, reason
 
         try:
-            self._client: MilvusClient = open_client(settings)
+            self._client = open_client(settings)
         except (*CALL_ERRORS, OSError, ValueError) as error:
             raise EngineError(
                 f"{self.name}: expected Milvus to answer, found: {reason(error)}; check --engine-uri, --engine-token "
@@ -109,17 +108,30 @@ class Connection:
             )
 
     def _call_client(self, method: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
-        """Call a method of pymilvus's client; call it again if the connection was lost."""
+        """Call a method of pymilvus's client."""
+        function = functools.partial(getattr(self._client, method), *arguments, timeout=seconds or self._seconds)
+        return self.guard(functools.partial(function, **options), " of ".join([method, *map(str, arguments)]))
+
+    def guard(self, function: Callable[[], Any], called: str = "a query") -> Any:
+        """Call a function that calls Milvus; call it again if the connection was lost.
+
+        Args:
+            function: The function.
+            called: Description of the call, for error messages.
+
+        Raises:
+            EngineError: If Milvus does not answer, or refuses the call.
+        """
         from service.milvus.client import CALL_ERRORS, is_unreachable
 
         for wait in (*_RETRY_SECONDS, None):
             if self.problem is not None:
                 raise EngineError(self.problem)
             try:
-                found = getattr(self._client, method)(*arguments, timeout=seconds or self._seconds, **options)
+                found = function()
             except CALL_ERRORS as error:
                 if wait is None or not is_unreachable(error) or self._closed.wait(wait):
-                    raise self._failed(error, " of ".join([method, *map(str, arguments)])) from None
+                    raise self._failed(error, called) from None
             else:
                 self._slow = 0
                 return found

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 
 from service.bundle.instances import Instances
 from service.bundle.values import Values, Voters
-from service.errors import QueryError
 from service.milvus.collection import COUNT, LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
 
 # Number of instances whose labels are kept.
@@ -87,6 +86,8 @@ class CollectionVoters(Voters):
         counts: At least the number of instances that vote for each label.
     """
 
+    most_compared = MOST_HITS
+
     def __init__(self, collection: KeyCollection, counts: Int[np.ndarray, " label"]) -> None:
         self._collection, self._counts = collection, counts
 
@@ -99,21 +100,15 @@ class CollectionVoters(Voters):
         return found
 
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        """The votes for some labels.
-
-        Raises:
-            QueryError: If there may be more of them than Milvus returns at once.
-        """
-        if (votes := int(self._counts[labels].sum())) > MOST_HITS:
-            raise QueryError(
-                f"allow, deny: expected labels with at most {MOST_HITS:,} instances together, because the memory is in "
-                f"Milvus, found {votes:,}; allow fewer labels, or set a smaller top_k"
-            )
+        votes = int(self._counts[labels].sum())
         if not votes:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        found = self._collection.query(f"array_contains_any({LABELS}, {labels.tolist()})", LABELS)
+        filter_ = f"array_contains_any({LABELS}, {labels.tolist()})"
+        query = self._collection.query if votes <= MOST_HITS else self._collection.query_all
         places = {label: place for place, label in enumerate(labels.tolist())}
-        pairs = [(places[label], hit[ROW]) for hit in found for label in hit[LABELS] if label in places]
+        pairs = [
+            (places[label], hit[ROW]) for hit in query(filter_, LABELS) for label in hit[LABELS] if label in places
+        ]
         place, row = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return place, row
 
