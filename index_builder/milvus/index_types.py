@@ -11,6 +11,8 @@ from index_builder.faiss_index import lists
 # With fewer keys, `auto` means exact search.
 _FEW_KEYS = 20_000
 _LINKS, _CONSTRUCTION_EFFORT = 32, 200
+# Milvus's default number of inverted lists of a segment. Milvus lowers it for few keys.
+_LEAST_LISTS = 128
 _SYNONYMS = {"flat": "FLAT", "ivf": "IVF_SQ8", "hnsw": "HNSW"}
 
 
@@ -45,7 +47,7 @@ def index_type(kind: str, keys: int) -> IndexType:
     """
     if kind == "auto":
         kind = "FLAT" if keys < _FEW_KEYS else "HNSW"
-    graph, inverted = {"M": _LINKS, "efConstruction": _CONSTRUCTION_EFFORT}, lists(keys)
+    graph, inverted = {"M": _LINKS, "efConstruction": _CONSTRUCTION_EFFORT}, max(_LEAST_LISTS, lists(keys))
     types = [
         IndexType("FLAT", "flat", 4),
         IndexType("IVF_FLAT", "ivf", 4, inverted, {"nlist": inverted}),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 import re
 import threading
 import time
@@ -16,10 +15,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import structlog
+
 from service.errors import EngineError, SettingsError
 from service.settings import EngineSettings
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 # Waits before a call is repeated after the connection was lost.
 _RETRY_SECONDS = (0.05, 0.2, 0.5)
@@ -60,10 +61,10 @@ class Connection:
         try:
             self._client = open_client(settings)
         except (*CALL_ERRORS, OSError, ValueError) as error:
-            raise EngineError(
-                f"{self.name}: expected Milvus to answer, found: {reason(error)}; check --engine-uri, --engine-token "
-                "and --engine-ca"
-            ) from None
+            advice = "check --engine-uri, --engine-token and --engine-ca"
+            if self.name.endswith(".db"):
+                advice = "a file .db can be open in one process only, so several processes need milvus-lite server"
+            raise EngineError(f"{self.name}: expected Milvus to answer, found: {reason(error)}; {advice}") from None
         self._require_version()
 
     def call(self, method: str, collection: str, seconds: float | None = None, **options: Any) -> Any:
@@ -154,7 +155,7 @@ class Connection:
         with self._lock:
             if self.problem is None and not self._closed.is_set():
                 self.problem = problem
-                log.warning("engine_down: %s", problem)
+                log.warning("engine_down", why=problem)
                 threading.Thread(target=self._probe, name="engine-probe", daemon=True).start()
         return problem
 
@@ -170,7 +171,7 @@ class Connection:
                 continue
             with self._lock:
                 self._slow, self.problem = 0, None
-            log.warning("engine_up: %s answers again after %.1f s", self.name, time.monotonic() - since)
+            log.info("engine_up", engine=self.name, seconds=round(time.monotonic() - since, 1))
             return
 
 

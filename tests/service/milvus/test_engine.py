@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from service.bundle.bundle import open_bundle
+from service.command_settings import ExportSettings
 from service.errors import BundleError, QueryError, SettingsError, StoreError
+from service.export import export_version
 from service.milvus.connection import Connection
 from service.milvus.removal import Removal
 from service.model import Model
@@ -123,6 +125,18 @@ def test_version_whose_keys_are_in_milvus_is_not_copied_to_another_store(
     store.publish_copy(milvus_predictor.bundle.folder, milvus_predictor.version)
     with pytest.raises(StoreError, match="found one whose keys are in Milvus, which is not copied"):
         copy_version(store, milvus_predictor.version, Store(tmp_path / "other"))
+
+
+def test_exported_dataset_equals_that_of_a_version_with_its_keys_in_files(
+    built: Any, milvus_predictor: Predictor, milvus_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOLLECT_ENGINE_URI", milvus_uri)
+    store, version = Store(tmp_path / "store"), milvus_predictor.version
+    store.publish_copy(milvus_predictor.bundle.folder, version)
+    for source, name, out in ((built.store, built.version, "files"), (store.root, version, "milvus")):
+        export_version(ExportSettings(store=source, version=name, out=tmp_path / out))
+    for name in ("labels.jsonl", "train.jsonl"):
+        assert (tmp_path / "milvus" / name).read_text() == (tmp_path / "files" / name).read_text()
 
 
 def test_removal_drops_the_collections_of_a_version_alone(built: Any, milvus_uri: str, tmp_path: Path) -> None:
