@@ -41,9 +41,9 @@ from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours
 from service.threads import threads_or_cores
-from trainer.encoder import Encoder, UnitVectorModel
-from trainer.memory import open_memory
-from trainer.pretrained import PACKAGED, load_pretrained
+from trainer.encoding.encoder import Encoder, UnitVectorModel
+from trainer.encoding.pretrained import PACKAGED, load_pretrained
+from trainer.memory.memory import open_memory
 from trainer.progress_bar import progress_bar
 
 _TIMED_SECONDS = 60.0

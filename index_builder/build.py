@@ -59,9 +59,9 @@ from service.predictor.gpu import NoGpuError, gpu_resources
 from service.settings import Device
 from service.store.locations import open_store
 from service.threads import threads_or_cores
-from trainer.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoder import Encoder
-from trainer.memory import Memory, open_memory
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from trainer.encoding.encoder import Encoder
+from trainer.memory.memory import Memory, open_memory
 from trainer.progress_bar import progress_bar
 from trainer.static.query_encoder import load_query_encoder
 

@@ -15,7 +15,7 @@ from service.bundle.arrays import save_array
 from service.bundle.files import INSTANCE_COUNTS
 from service.bundle.strings import StringTable, write_table
 from trainer.data.split import LabelSets
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 
 def write_bundle_tables(served: ServedMemory, folder: Path) -> None:

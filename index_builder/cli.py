@@ -36,7 +36,7 @@ def train(settings: TrainSettings) -> None:
 
 def tune(settings: TuneSettings) -> None:
     from index_builder.ranking.after_training import tune_and_rank
-    from trainer.tune import table
+    from trainer.memory.tune import table
 
     tuning, ranking = tune_and_rank(settings)
     if settings.json_:

@@ -21,7 +21,7 @@ from service.bundle.manifest import IndexInfo
 from service.predictor.gpu import NoGpuError, gpu_resources, reason
 from service.predictor.searcher import refines, unwrapped
 from service.settings import Device
-from trainer.label_keys import LabelKeys
+from trainer.memory.label_keys import LabelKeys
 
 # An array of keys in rows: mapped from a file, or label keys that are computed from texts and instances when read.
 Keys = Float[np.ndarray, "key dim"] | LabelKeys

@@ -25,7 +25,7 @@ from index_builder.recall import exact_neighbours
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
 from service.predictor.searcher import Neighbours, search_parts
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 from trainer.metrics import hits, precision_at, recall_at
 
 METRICS = ("P@1", "P@5", "R@100")

@@ -17,8 +17,8 @@ from service.predictor.scoring import Ranking, Votes, key_weights, votes_of
 from service.predictor.searcher import Neighbours, search_parts
 from service.predictor.words import word_votes
 from trainer.data.split import LabelSets
-from trainer.left_out import label_neighbours
-from trainer.memory import Memory
+from trainer.memory.left_out import label_neighbours
+from trainer.memory.memory import Memory
 
 _BLOCK_QUERIES = 256
 # Number of keys to find by words for each query: more than the keys that vote, because one is the query itself.

@@ -25,8 +25,8 @@ from service.lexical.index import LexicalIndex, write_lexical_index
 from service.predictor.scoring import rank
 from service.predictor.words import mix
 from trainer.errors import TrainingError
-from trainer.left_out import choose_queries
-from trainer.memory import Memory
+from trainer.memory.left_out import choose_queries
+from trainer.memory.memory import Memory
 from trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)

@@ -33,7 +33,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from index_builder.static_table import with_table
 from service.bundle.manifest import EncoderInfo, Precision
 from service.predictor.encoder import QueryEncoder
-from trainer.encoder import Encoder, UnitVectorModel
+from trainer.encoding.encoder import Encoder, UnitVectorModel
 
 # Least cosine allowed between the vectors of the exported and the trained encoder, for each precision.
 WORST_COSINE: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from service.bundle.manifest import Precision
-from trainer.encoder import UnitVectorModel
+from trainer.encoding.encoder import UnitVectorModel
 from trainer.static.model import StaticModel, TextVectors
 
 _MAX_INT8 = 127

@@ -28,8 +28,8 @@ from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
 from service.settings import Device, EngineSettings
 from service.store.store import Store
-from trainer.encoder import Encoder
-from trainer.memory import QUERY_VECTORS, Memory
+from trainer.encoding.encoder import Encoder
+from trainer.memory.memory import QUERY_VECTORS, Memory
 
 # Number of texts on which the exported and the trained encoder are compared, number of golden queries among these
 # texts, and number of golden labels for each query.

@@ -14,7 +14,7 @@ from service.store.store import Store
 from tests.conftest import Built
 from trainer.data.dataset import open_dataset
 from trainer.data.split import fingerprint
-from trainer.memory import open_memory
+from trainer.memory.memory import open_memory
 from trainer.run import write_run
 from trainer.train_settings import TrainSettings
 

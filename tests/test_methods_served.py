@@ -16,7 +16,7 @@ import recollect
 from tests.conftest import TOPICS, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 from tests.service.http_helpers import serving
-from trainer.checkpoint import load_checkpoint
+from trainer.encoding.checkpoint import load_checkpoint
 from trainer.methods import METHODS
 
 TAU, TOP_B = 0.05, 12

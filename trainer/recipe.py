@@ -10,8 +10,8 @@ from typing import Any
 from trainer.errors import TrainingError
 from trainer.methods import METHODS, Method, MethodOptions
 from trainer.metrics import PROPENSITY
-from trainer.negatives import MineSearch
 from trainer.train_settings import TrainSettings
+from trainer.training.negatives import MineSearch
 
 # Defaults for an adapter, a whole encoder and a whole static encoder. Steps of an adapter or of a static encoder are
 # cheap, and both start with little knowledge.

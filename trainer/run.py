@@ -12,32 +12,32 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.data.dataset import Dataset, open_dataset, print_note
 from trainer.data.split import Split
 from trainer.distributed import Ranks, process_group
-from trainer.encoder import Encoder, choose_device
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from trainer.encoding.encoder import Encoder, choose_device
+from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
+from trainer.encoding.tokens import VectorTable
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
-from trainer.keys import AdaptedKeys, EncodedTexts, KeySource
-from trainer.label_keys import LabelInputs
-from trainer.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
-from trainer.memory_check import explain_out_of_memory, require_memory
-from trainer.memory_writer import write_memory
+from trainer.memory.label_keys import LabelInputs
+from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
+from trainer.memory.memory_writer import write_memory
+from trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
+from trainer.memory.tune import tune
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
-from trainer.reuse import ReusableKeys, find_reusable, open_earlier
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.settings import STATIC, TuneSettings
 from trainer.static.pretrained import make_static
 from trainer.static.query_encoder import check_query_encoder, write_query_encoder
-from trainer.stopwatch import Stopwatch, peak_memory_bytes
-from trainer.tokens import VectorTable
-from trainer.train import Machine, Task, train
 from trainer.train_settings import TrainSettings
-from trainer.tune import tune
-from trainer.validation import Validation, hold_out
+from trainer.training.memory_check import explain_out_of_memory, require_memory
+from trainer.training.stopwatch import Stopwatch, peak_memory_bytes
+from trainer.training.train import Machine, Task, train
+from trainer.training.validation import Validation, hold_out
 
 # Width of the hidden layer of an adapter.
 _ADAPTER_HIDDEN = 1_024

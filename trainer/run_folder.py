@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from trainer.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from trainer.data.split import LabelSets
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from trainer.errors import EncoderError, MemoryFolderError, TrainingError
 from trainer.files import write_json
-from trainer.memory import MemoryPlan, check_same_plan, saved_plan
+from trainer.memory.memory import MemoryPlan, check_same_plan, saved_plan
 from trainer.recipe import Recipe
-from trainer.training_state import Progress
-from trainer.validation import hold_out
+from trainer.training.training_state import Progress
+from trainer.training.validation import hold_out
 
 _FORMAT_VERSION = 1
 

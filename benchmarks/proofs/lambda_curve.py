@@ -13,11 +13,11 @@ import numpy as np
 
 from trainer.data.dataset import open_dataset
 from trainer.data.sample import write_sample
-from trainer.inference import InferenceSetting, Neighbours, predict
-from trainer.memory import DEFAULTS
+from trainer.encoding.pretrained import load_pretrained
+from trainer.memory.inference import InferenceSetting, Neighbours, predict
+from trainer.memory.memory import DEFAULTS
+from trainer.memory.search import nearest
 from trainer.metrics import hits, precision_at
-from trainer.pretrained import load_pretrained
-from trainer.search import nearest
 
 LAMBDAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _TOP_B, _MAX_LENGTH = int(DEFAULTS["top_b"]), 64

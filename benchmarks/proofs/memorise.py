@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.proofs.tiny import Texts, label_sets, random_texts, tiny_encoder, train_encoder, vectors
-from trainer.search import nearest
+from trainer.memory.search import nearest
 
 _LENGTH = 16
 

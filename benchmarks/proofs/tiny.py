@@ -13,13 +13,13 @@ from transformers import BertConfig, BertModel
 
 from trainer.data.split import LabelSets
 from trainer.distributed import ALONE
-from trainer.encoder import Pooling, UnitVectorModel, embed
+from trainer.encoding.encoder import Pooling, UnitVectorModel, embed
+from trainer.encoding.tokens import TokenTable
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
-from trainer.stopwatch import Stopwatch
-from trainer.tokens import TokenTable
-from trainer.train import Machine, Task, train
-from trainer.validation import Validation
+from trainer.training.stopwatch import Stopwatch
+from trainer.training.train import Machine, Task, train
+from trainer.training.validation import Validation
 
 VOCABULARY = 5_000
 DIM = 64

@@ -16,14 +16,14 @@ from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.ranking.rank import rank_run
 from index_builder.settings import RankSettings
-from trainer.checkpoint import load_encoder
 from trainer.data.dataset import open_dataset
-from trainer.encoder import choose_device
+from trainer.encoding.checkpoint import load_encoder
+from trainer.encoding.encoder import choose_device
 from trainer.files import write_json, write_text
+from trainer.memory.tune import tune
 from trainer.run import write_run
 from trainer.settings import TuneSettings
 from trainer.train_settings import TrainSettings
-from trainer.tune import tune
 
 # The metric that decides.
 _METRIC = "nDCG@5"

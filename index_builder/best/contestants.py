@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.encoder import Encoder
+from trainer.encoding.encoder import Encoder
 from trainer.settings import STATIC
 
 UNTRAINED, ADAPTER = "untrained", "adapter"

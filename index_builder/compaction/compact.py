@@ -31,7 +31,7 @@ from index_builder.errors import BuildError
 from service.bundle.manifest import Compaction
 from trainer.data.split import LabelSets
 from trainer.files import save_rows
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 _BLOCK_KEYS = 16_384
 _NO_SPACE = errno.ENOSPC, errno.EDQUOT

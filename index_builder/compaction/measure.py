@@ -15,8 +15,8 @@ from index_builder.left_out_votes import left_out_votes, remove_filtered
 from service.bundle.manifest import CompactionStep
 from service.predictor.scoring import rank
 from trainer.errors import TrainingError
-from trainer.left_out import choose_queries
-from trainer.memory import Memory
+from trainer.memory.left_out import choose_queries
+from trainer.memory.memory import Memory
 from trainer.metrics import report
 
 METRICS = ("P@1", "R@100", "PSP@5")

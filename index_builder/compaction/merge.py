@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from trainer.data.split import LabelSets
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 # Rounding error of an inner product of unit vectors in single precision: equal vectors must reach a threshold of 1.
 _ROUNDING = 1e-6

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from index_builder.errors import BuildError
 from trainer.files import save_rows
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 _BLOCK_KEYS = 16_384
 _OUTPUT, _UNROTATED = "vectors", "unrotated_vectors"

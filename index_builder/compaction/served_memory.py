@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from index_builder.compaction.rotation import rotate
 from service.bundle.manifest import Compaction
 from service.bundle.values import SparseValues, Values
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 
 @dataclass(frozen=True)

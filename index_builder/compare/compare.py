@@ -18,9 +18,9 @@ from index_builder.console import print_status
 from index_builder.settings import CompareSettings
 from trainer.data.dataset import open_dataset
 from trainer.data.split import fingerprint
-from trainer.encoder import choose_device
+from trainer.encoding.encoder import choose_device
 from trainer.files import write_json, write_text
-from trainer.memory import open_memory
+from trainer.memory.memory import open_memory
 
 
 def compare(settings: CompareSettings) -> str:

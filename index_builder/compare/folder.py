@@ -15,7 +15,7 @@ from typing import Any, Literal
 from index_builder.compare.plan import UNTRAINED, Run
 from index_builder.errors import BuildError
 from trainer.files import write_json
-from trainer.memory import is_complete
+from trainer.memory.memory import is_complete
 
 _FORMAT_VERSION = 1
 

@@ -27,7 +27,7 @@ from trainer.errors import TrainingError
 from trainer.recipe import Recipe
 from trainer.settings import STATIC
 from trainer.train_settings import TrainSettings
-from trainer.validation import hold_out
+from trainer.training.validation import hold_out
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
 UNTRAINED = "untrained"

@@ -11,7 +11,7 @@ from index_builder.compare.plan import SHARED_FLAGS
 from index_builder.compare.queries import Queries
 from index_builder.compare.results import ContestantResults
 from index_builder.settings import CompareSettings
-from trainer.memory import MemoryPlan
+from trainer.memory.memory import MemoryPlan
 
 # Number of leading digits of an encoder's SHA-256 in the report: enough to distinguish two encoders.
 _DIGEST_DIGITS = 12

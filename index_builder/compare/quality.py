@@ -21,11 +21,11 @@ from index_builder.ranking.artefact import has_ranker, read_ranker
 from index_builder.ranking.ranked_labels import ranked_labels
 from service.ranking.model import RankerFile
 from trainer.files import write_json
-from trainer.inference import InferenceSetting, Neighbours, predict
-from trainer.memory import Memory, open_memory
+from trainer.memory.inference import InferenceSetting, Neighbours, predict
+from trainer.memory.memory import Memory, open_memory
+from trainer.memory.search import nearest
 from trainer.metrics import hits, ndcg_at, precision_at, report
 from trainer.progress_bar import with_progress
-from trainer.search import nearest
 
 # Number of labels to predict for each query: 100 for R@100. The scores of single queries need only five.
 DEPTH, _TOP = 100, 5

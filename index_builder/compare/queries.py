@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.checkpoint import load_checkpoint
 from trainer.data.split import Entries, Split, fingerprint
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import load_checkpoint
+from trainer.encoding.encoder import Encoder
 from trainer.progress_bar import progress_bar
 from trainer.run_folder import RunFolder
 

@@ -18,7 +18,7 @@ from index_builder.compare.folder import ComparisonFolder
 from index_builder.compare.plan import UNTRAINED, Run
 from index_builder.errors import ContestantError
 from index_builder.settings import CompareSettings
-from trainer.checkpoint import load_checkpoint
+from trainer.encoding.checkpoint import load_checkpoint
 
 _READ_BYTES = 4_096
 

@@ -29,7 +29,7 @@ from service.predictor.searcher import OpenIndex
 from service.predictor.similarity import similarities_to_keys
 from trainer.data.split import no_pairs
 from trainer.files import flush, save_array, save_rows
-from trainer.memory import Memory, MemoryPlan, open_memory, write_defaults
+from trainer.memory.memory import Memory, MemoryPlan, open_memory, write_defaults
 from trainer.progress_bar import progress_bar
 
 _BLOCK_KEYS, _BLOCK_TEXTS = 16_384, 1_024

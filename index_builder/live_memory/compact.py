@@ -49,7 +49,7 @@ from service.store.locations import open_store
 from service.store.store import Store
 from service.threads import threads_or_cores
 from trainer.data.split import LabelSets
-from trainer.memory import Memory, open_memory
+from trainer.memory.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256
 

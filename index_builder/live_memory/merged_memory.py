@@ -17,7 +17,7 @@ from index_builder.bundle_tables import read_field
 from index_builder.live_memory.final_state import FinalState
 from service.memory.entries import PutInstance, PutLabel
 from trainer.files import flush, save_array, save_rows
-from trainer.memory import QUERY_VECTORS, Memory, open_memory, write_defaults
+from trainer.memory.memory import QUERY_VECTORS, Memory, open_memory, write_defaults
 
 _BLOCK_ROWS = 65_536
 

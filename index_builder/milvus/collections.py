@@ -29,7 +29,7 @@ from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
 from service.milvus.connection import Connection
 from service.milvus.removal import drop
 from service.settings import EngineSettings
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 from trainer.progress_bar import progress_bar
 
 # A call that writes has at most so many rows and about so many bytes. A server accepts 64 MiB.

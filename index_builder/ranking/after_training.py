@@ -13,7 +13,7 @@ from trainer.train_settings import TrainSettings
 
 if TYPE_CHECKING:
     from index_builder.ranking.rank import Ranking
-    from trainer.tune import Tuning
+    from trainer.memory.tune import Tuning
 
 
 def train_and_rank(settings: TrainSettings) -> Ranking | None:
@@ -39,7 +39,7 @@ def tune_and_rank(settings: TuneSettings) -> tuple[Tuning, Ranking | None]:
         TrainerError: As `recollect tune`.
     """
     _require_packages(settings.rank)
-    from trainer.tune import tune
+    from trainer.memory.tune import tune
 
     return tune(settings), _rank(settings.run, settings, settings.metric)
 

@@ -20,7 +20,7 @@ from index_builder.ranking.calibrate import HeldOut
 from service.bundle.files import RANKER
 from service.ranking.model import RankerFile
 from trainer.files import write_json, write_text
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 _FOLDER, _HELD_OUT, _REPORT = "ranker", "held_out.npz", "report.json"
 

@@ -15,7 +15,7 @@ from service.bundle.manifest import Probabilities
 from service.ranking.features import WORD_FEATURES
 from service.ranking.model import RankerFile
 from service.ranking.names import Names
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 
 
 def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:

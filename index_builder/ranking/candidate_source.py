@@ -21,9 +21,9 @@ from service.ranking.evidence import Found
 from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
 from service.ranking.names import Names
 from service.ranking.ranker import feature_matrix
-from trainer.label_keys import LabelKeys
-from trainer.memory import Memory
-from trainer.search import nearest, nearest_among
+from trainer.memory.label_keys import LabelKeys
+from trainer.memory.memory import Memory
+from trainer.memory.search import nearest, nearest_among
 
 # Number of queries whose features are computed together.
 _BLOCK_QUERIES = 64

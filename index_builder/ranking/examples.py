@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from index_builder.ranking.candidate_source import Block, CandidateSource
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 from trainer.progress_bar import progress_bar
 
 

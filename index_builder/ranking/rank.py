@@ -23,7 +23,7 @@ from index_builder.ranking.fit import cross_fitted_logits, fit_ranker
 from index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains, gain_as_json
 from index_builder.settings import RankSettings
 from service.threads import threads_or_cores
-from trainer.memory import Memory, open_memory
+from trainer.memory.memory import Memory, open_memory
 from trainer.metrics import hits
 from trainer.randomness import Purpose, generator
 from trainer.run_folder import RunFolder

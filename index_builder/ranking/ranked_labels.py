@@ -13,7 +13,7 @@ from index_builder.ranking.bundle_ranker import needs_words
 from index_builder.ranking.candidate_source import CandidateSource
 from index_builder.ranking.gains import best_candidates
 from service.ranking.model import RankerFile, RankerModel
-from trainer.memory import Memory
+from trainer.memory.memory import Memory
 from trainer.progress_bar import progress_bar
 
 

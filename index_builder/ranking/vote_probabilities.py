@@ -20,7 +20,7 @@ from service.lexical.index import LexicalIndex
 from service.predictor.scoring import rank
 from service.predictor.words import mix
 from service.ranking.calibration import log_odds
-from trainer.left_out import choose_queries
+from trainer.memory.left_out import choose_queries
 from trainer.metrics import hits
 
 # Maximum number of texts; more texts hardly change the calibration.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from trainer.encoder import UnitVectorModel
+    from trainer.encoding.encoder import UnitVectorModel
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
@@ -67,7 +67,7 @@ def tiny_run(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the exported tiny encoder."""
     from index_builder.onnx_export import Sample, describe_encoder, export_encoder
-    from trainer.checkpoint import load_checkpoint
+    from trainer.encoding.checkpoint import load_checkpoint
 
     folder = tmp_path_factory.mktemp("exported")
     encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")

@@ -26,9 +26,9 @@ from service.store.locations import open_store
 from service.store.store import Store
 from tests.conftest import TOPICS
 from tests.service.store.servers import create_bucket, s3_server
-from trainer.checkpoint import load_checkpoint
+from trainer.encoding.checkpoint import load_checkpoint
 from trainer.errors import MemoryFolderError
-from trainer.memory import open_memory, write_defaults
+from trainer.memory.memory import open_memory, write_defaults
 
 ChangeArray = Callable[[str, Callable[[np.ndarray], Any]], None]
 QUERY = "Who must pay tax on the sale of a house"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from index_builder.bundle_tables import transpose
 from service.store.store import Store
 from trainer.data.split import LabelSets
-from trainer.memory import open_memory
+from trainer.memory.memory import open_memory
 
 LABELS = 9
 

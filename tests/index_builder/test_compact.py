@@ -22,7 +22,7 @@ from service.memory_log.log import MemoryLog, number
 from service.model import Model, open_model
 from service.store.store import Store
 from tests.conftest import TOPICS, Built
-from trainer.memory import open_memory, write_defaults
+from trainer.memory.memory import open_memory, write_defaults
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
 

@@ -30,7 +30,7 @@ from service.model import Model, open_model
 from service.predictor.scoring import rank
 from service.store.store import Store
 from tests.conftest import Built
-from trainer.memory import Memory, open_memory
+from trainer.memory.memory import Memory, open_memory
 from trainer.run import write_run
 from trainer.train_settings import TrainSettings
 

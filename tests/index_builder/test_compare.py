@@ -16,10 +16,10 @@ from index_builder.compare.training import run_recollect
 from tests.conftest import write_topics
 from tests.index_builder.comparisons import SMALL_TRAINING, Output, run, run_in_this_process
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.checkpoint import load_checkpoint
 from trainer.data.dataset import Dataset, open_dataset
 from trainer.data.split import Split
-from trainer.memory import Memory, open_memory, write_defaults
+from trainer.encoding.checkpoint import load_checkpoint
+from trainer.memory.memory import Memory, open_memory, write_defaults
 from trainer.metrics import report
 
 # Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.

@@ -15,7 +15,7 @@ from index_builder.settings import BuildSettings
 from service.model import open_model
 from service.predictor.predictor import Predictor
 from service.predictor.searcher import Neighbours
-from trainer.memory import Memory, open_memory
+from trainer.memory.memory import Memory, open_memory
 
 
 @pytest.fixture(scope="module")

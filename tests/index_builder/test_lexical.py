@@ -21,7 +21,7 @@ from service.bundle.files import LEXICAL_FILES
 from service.bundle.manifest import Manifest
 from service.model import open_model
 from service.store.store import Store
-from trainer.memory import open_memory
+from trainer.memory.memory import open_memory
 from trainer.run import write_run
 from trainer.train_settings import TrainSettings
 

@@ -19,12 +19,12 @@ from index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_en
 from service.bundle.manifest import EncoderInfo, Precision
 from service.predictor.encoder import QueryEncoder
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.checkpoint import load_checkpoint
-from trainer.encoder import Encoder, UnitVectorModel
+from trainer.encoding.checkpoint import load_checkpoint
+from trainer.encoding.encoder import Encoder, UnitVectorModel
+from trainer.encoding.pretrained import load_pretrained
 from trainer.heads.adapter import Adapter
 from trainer.heads.classifier import Classifier
 from trainer.heads.prototypes import Prototypes
-from trainer.pretrained import load_pretrained
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
 

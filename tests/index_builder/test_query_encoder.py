@@ -15,9 +15,9 @@ from index_builder.errors import BuildError
 from index_builder.ranking.artefact import fitted_for
 from index_builder.settings import BuildSettings
 from service.model import open_model
-from trainer.checkpoint import load_checkpoint
+from trainer.encoding.checkpoint import load_checkpoint
 from trainer.errors import EncoderError
-from trainer.memory import QUERY_VECTORS, open_memory
+from trainer.memory.memory import QUERY_VECTORS, open_memory
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from index_builder.static_table import with_table
 from service.bundle.manifest import Precision
 from service.predictor.encoder import QueryEncoder
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.encoder import Encoder
+from trainer.encoding.encoder import Encoder
+from trainer.encoding.pretrained import load_pretrained
 from trainer.heads.adapter import Adapter
 from trainer.heads.classifier import Classifier
-from trainer.pretrained import load_pretrained
 from trainer.static.pretrained import make_static
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽", "two  spaces\tand\nlines", "word " * 40] * 6

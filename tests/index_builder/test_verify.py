@@ -25,8 +25,8 @@ from service.predictor.golden import GOLDEN, agreement, read_golden
 from service.store.store import Store
 from tests.conftest import TOPICS
 from tests.service.http_helpers import add_version, copy_store, rehash
-from trainer.checkpoint import load_checkpoint
-from trainer.memory import Memory, open_memory
+from trainer.encoding.checkpoint import load_checkpoint
+from trainer.memory.memory import Memory, open_memory
 
 GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]
 

@@ -10,7 +10,7 @@ from index_builder.faiss_index import Keys, build_index, write_index
 from index_builder.recall import recall
 from service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
 from trainer.data.split import LabelSets
-from trainer.label_keys import LabelKeys
+from trainer.memory.label_keys import LabelKeys
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

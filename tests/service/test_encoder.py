@@ -9,7 +9,7 @@ import pytest
 
 from service.predictor.encoder import QueryEncoder
 from service.predictor.predictor import Predictor
-from trainer.memory import open_memory
+from trainer.memory.memory import open_memory
 
 TEXTS = [
     "tax",

@@ -15,7 +15,7 @@ from service.options import resolve_options
 from service.predictor.answers import Answer
 from service.predictor.predictor import Predictor
 from service.store.store import Store
-from trainer.memory import Memory, open_memory
+from trainer.memory.memory import Memory, open_memory
 
 QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]
 

@@ -22,7 +22,7 @@ from tests.trainer.runs import USUAL, Outcome, Train
 
 # Check shapes and types at run time. The methods cannot be checked: they import torch's types for mypy only.
 _CHECKED = [f"trainer.{module.name}" for module in pkgutil.iter_modules(trainer.__path__) if module.name != "methods"]
-install_import_hook([*_CHECKED, "trainer.methods.scored"], "beartype.beartype")
+install_import_hook([*_CHECKED, "trainer.methods.losses", "trainer.methods.scored"], "beartype.beartype")
 
 # Words for the tiny tokenizers. Upper case and accents show in the vectors how a tokenizer normalises text.
 CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc", "paint lawn garden chair red blue")
@@ -166,14 +166,14 @@ def encoder_folder(tiny_bert: TinyEncoder, tmp_path: Path) -> Path:
 
 def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Any:
     """Load an encoder as `--encoder` does."""
-    from trainer.pretrained import load_pretrained
+    from trainer.encoding.pretrained import load_pretrained
 
     return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
 
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
-    from trainer.pretrained import load_pretrained
+    from trainer.encoding.pretrained import load_pretrained
 
     return load_pretrained(str(tiny_bert.folder), "auto", 32, 8, "cpu")
 
@@ -181,7 +181,7 @@ def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
 @pytest.fixture(scope="session")
 def minilm() -> Any:
     """The packaged all-MiniLM-L6-v2."""
-    from trainer.pretrained import load_pretrained
+    from trainer.encoding.pretrained import load_pretrained
 
     return load_pretrained("minilm", "auto", 128, 32, "cpu")
 

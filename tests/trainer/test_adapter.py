@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from trainer.encoding.encoder import Encoder
 from trainer.errors import EncoderError
 from trainer.heads.adapter import Adapter, Side
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.helpers import label_sets
-from trainer.batches import Batch, Batches, Pairs
-from trainer.negatives import HardNegatives
 from trainer.randomness import Purpose, generator
+from trainer.training.batches import Batch, Batches, Pairs
+from trainer.training.negatives import HardNegatives
 
 few = settings(max_examples=40, deadline=None)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.trainer.helpers import label_sets, random_units
-from trainer.batches import Batch, Batches
 from trainer.heads.centroids import Centroids
+from trainer.training.batches import Batch, Batches
 
 DIM, LABELS, INSTANCES = 8, 10, 30
 WITHOUT_INSTANCE, HELD_OUT = 9, 4  # label without instances, held-out instance without labels in `values`

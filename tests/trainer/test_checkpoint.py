@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from trainer.encoding.encoder import Encoder
 from trainer.errors import EncoderError
 from trainer.heads.adapter import Adapter
 from trainer.heads.classifier import Classifier

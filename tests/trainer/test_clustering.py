@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer import clustering
-from trainer.clustering import Curriculum, balanced_clusters
+from trainer.training import clustering
+from trainer.training.clustering import Curriculum, balanced_clusters
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.test_objective import ALL, Problem, assert_same
-from trainer import distributed, losses
+from trainer import distributed
 from trainer.distributed import ALONE, Ranks, process_group
 from trainer.errors import TrainingError
 from trainer.heads.prototypes import Prototypes
+from trainer.methods import losses
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from tests.trainer.conftest import SAMPLE_TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.encoder import Encoder, embed
+from trainer.encoding.encoder import Encoder, embed
+from trainer.encoding.tokens import VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.tokens import VectorTable
 
 DIM, LABELS = 32, 4  # as many as there are sample texts
 METHODS = ["rae", "prime", "unidec"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.gradient_cache import Embedder, Part
+from trainer.encoding.tokens import VectorTable
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.tokens import VectorTable
+from trainer.training.gradient_cache import Embedder, Part
 
 
 class Learner(NamedTuple):

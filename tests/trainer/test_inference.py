@@ -11,7 +11,7 @@ from scipy import sparse
 
 from service.bundle.values import SparseValues
 from service.predictor import scoring, searcher
-from trainer.inference import InferenceSetting, Neighbours, predict
+from trainer.memory.inference import InferenceSetting, Neighbours, predict
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (0.01, 0.04, 0.3)

@@ -11,16 +11,16 @@ import torch
 
 from tests.trainer.conftest import LABELS, TEXTS
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
-from trainer import memory_writer
 from trainer.data.dataset import open_dataset
 from trainer.distributed import ALONE, Ranks
-from trainer.encoder import Encoder
+from trainer.encoding.encoder import Encoder
+from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
+from trainer.encoding.tokens import VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
-from trainer.memory import MemoryPlan
-from trainer.memory_writer import write_memory
-from trainer.tokens import VectorTable
+from trainer.memory import memory_writer
+from trainer.memory.memory import MemoryPlan
+from trainer.memory.memory_writer import write_memory
 
 DIM = 12
 

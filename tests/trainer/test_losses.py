@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer import losses
+from trainer.methods import losses
 
 
 class Pool(NamedTuple):

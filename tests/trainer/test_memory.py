@@ -13,11 +13,12 @@ import torch
 from tests.trainer.helpers import learned_adapter, learned_head
 from trainer.data.dataset import Dataset, open_dataset
 from trainer.distributed import ALONE
-from trainer.encoder import Encoder
+from trainer.encoding.encoder import Encoder
+from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
+from trainer.encoding.tokens import VectorTable
 from trainer.errors import MemoryFolderError
 from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.keys import AdaptedKeys, EncodedTexts, KeySource
-from trainer.memory import (
+from trainer.memory.memory import (
     DEFAULTS,
     MemoryPlan,
     is_complete,
@@ -25,8 +26,7 @@ from trainer.memory import (
     saved_plan,
     write_defaults,
 )
-from trainer.memory_writer import write_memory
-from trainer.tokens import VectorTable
+from trainer.memory.memory_writer import write_memory
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ CHUNK_STARTS = [0, 4, 8, 12, 14, 18]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.memory_writer._CHUNK_TEXTS", CHUNK)
+    monkeypatch.setattr("trainer.memory.memory_writer._CHUNK_TEXTS", CHUNK)
 
 
 class Writer:
@@ -262,7 +262,7 @@ class TestInterruptedMemory:
     ) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
-        monkeypatch.setattr("trainer.memory_writer._CHUNK_TEXTS", 5)
+        monkeypatch.setattr("trainer.memory.memory_writer._CHUNK_TEXTS", 5)
         assert writer.write(tmp_path / "memory") == KEYS - 8
         resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
         np.testing.assert_allclose(resumed, whole, atol=1e-6)
@@ -290,12 +290,12 @@ class TestInterruptedMemory:
 KILLED_IN_CHUNK = """
 import os, signal, sys
 from pathlib import Path
-from trainer import memory_writer
-from trainer.pretrained import load_pretrained
-from trainer.encoder import Encoder
+from trainer.memory import memory_writer
+from trainer.encoding.pretrained import load_pretrained
+from trainer.encoding.encoder import Encoder
 from trainer.data.dataset import open_dataset
-from trainer.keys import EncodedTexts
-from trainer.memory import MemoryPlan
+from trainer.encoding.keys import EncodedTexts
+from trainer.memory.memory import MemoryPlan
 from trainer.distributed import ALONE
 
 memory_writer._CHUNK_TEXTS = 4

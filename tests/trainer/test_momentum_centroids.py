@@ -18,8 +18,8 @@ from tests.trainer.test_centroids import (
     WITHOUT_INSTANCE,
     written,
 )
-from trainer.batches import Batches
 from trainer.heads.momentum_centroids import MomentumCentroids
+from trainer.training.batches import Batches
 
 
 def started() -> MomentumCentroids:

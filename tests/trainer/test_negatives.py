@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
 from trainer.distributed import ALONE
-from trainer.negatives import HardNegatives, mine
+from trainer.training.negatives import HardNegatives, mine
 
 
 @pytest.mark.parametrize("seed", range(5))

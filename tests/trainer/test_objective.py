@@ -11,18 +11,18 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer import losses, objective
-from trainer.batches import Batch, Batches
 from trainer.data.split import LabelSets
 from trainer.distributed import ALONE, Ranks
-from trainer.gradient_cache import Embedder
+from trainer.encoding.tokens import VectorTable
 from trainer.heads.dual_encoder import VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, MethodOptions
+from trainer.methods import METHODS, MethodOptions, losses
 from trainer.methods.scored import Scored, ScoredLabels
-from trainer.negatives import HardNegatives
-from trainer.objective import Objective
-from trainer.tokens import VectorTable
+from trainer.training import objective
+from trainer.training.batches import Batch, Batches
+from trainer.training.gradient_cache import Embedder
+from trainer.training.negatives import HardNegatives
+from trainer.training.objective import Objective
 
 INSTANCES, LABELS, DIM = 30, 40, 8
 TEMPERATURE = 0.1

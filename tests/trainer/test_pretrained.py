@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5Model
 
 from tests.trainer.conftest import load
+from trainer.encoding.pretrained import _packaged_folder, load_pretrained
 from trainer.errors import EncoderError
-from trainer.pretrained import _packaged_folder, load_pretrained
 
 
 class TestPackagedEncoder:

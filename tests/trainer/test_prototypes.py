@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.trainer.helpers import label_sets, learned_head
-from trainer.batches import Batches
 from trainer.heads.prototypes import Prototypes
 from trainer.settings import PrototypeToken
+from trainer.training.batches import Batches
 
 LABELS, DIM, BANK = 24, 64, 5
 WITHOUT_INSTANCE = 7

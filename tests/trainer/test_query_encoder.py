@@ -17,22 +17,22 @@ from tests.trainer.conftest import TinyEncoder, load
 from tests.trainer.helpers import label_sets, random_units
 from tests.trainer.runs import KILLED, Moment, Train, results, run_recollect, texts
 from tests.trainer.test_tune import random_run
-from trainer.checkpoint import encoder_digest, load_checkpoint
 from trainer.data.split import Entries, Split, no_pairs
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from trainer.encoding.encoder import Encoder
+from trainer.encoding.tokens import TokenBags
 from trainer.errors import EncoderError, TrainingError
-from trainer.label_keys import mix
-from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
-from trainer.memory import QUERY_VECTORS, open_memory
+from trainer.memory.label_keys import mix
+from trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
+from trainer.memory.memory import QUERY_VECTORS, open_memory
 from trainer.run_folder import RunFolder
 from trainer.static import distil as distillation
 from trainer.static import query_encoder
 from trainer.static.distil import Lesson, Target, distil
 from trainer.static.pretrained import make_static
 from trainer.static.query_encoder import check_query_encoder, load_query_encoder
-from trainer.tokens import TokenBags
 from trainer.train_settings import TrainSettings
-from trainer.validation import hold_out
+from trainer.training.validation import hold_out
 
 STATIC = ["--query-encoder", "static"]
 

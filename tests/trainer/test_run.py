@@ -18,14 +18,14 @@ import recollect
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
 from tests.trainer.runs import Outcome, Train
-from trainer.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from trainer.encoding.encoder import Encoder
 from trainer.errors import MemoryFolderError, TrainingError
-from trainer.memory import DEFAULTS, open_memory
+from trainer.memory.memory import DEFAULTS, open_memory
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
 from trainer.train_settings import TrainSettings
-from trainer.training_state import Progress
+from trainer.training.training_state import Progress
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.trainer.helpers import Clock
-from trainer import run_log
-from trainer.run_log import RunLog
-from trainer.training_state import Progress
+from trainer.training import run_log
+from trainer.training.run_log import RunLog
+from trainer.training.training_state import Progress
 
 
 class Terminal(io.StringIO):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.trainer.helpers import random_units, unit
-from trainer import search
-from trainer.search import nearest, nearest_among, nearest_approximate
+from trainer.memory import search
+from trainer.memory.search import nearest, nearest_among, nearest_approximate
 
 # `cpu:0` runs the torch search, which GPUs use, on the CPU.
 DEVICES = ("cpu", "cpu:0")

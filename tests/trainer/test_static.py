@@ -11,8 +11,8 @@ import torch
 
 from tests.trainer.conftest import TEXTS, TinyEncoder, load
 from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, training, weights
-from trainer.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from trainer.encoding.encoder import Encoder
 from trainer.static.model import StaticModel
 from trainer.static.pretrained import make_static
 
@@ -118,7 +118,10 @@ class TestTraining:
         self, run: Callable[..., int], tmp_path: Path
     ) -> None:
         assert run("--out", tmp_path / "never", *NEWEST) == 0, (tmp_path / "log").read_text()
-        for moment in (Moment("trainer.objective.Objective.backward", 8), Moment("trainer.train.save_state", 2)):
+        for moment in (
+            Moment("trainer.training.objective.Objective.backward", 8),
+            Moment("trainer.training.train.save_state", 2),
+        ):
             assert run("--out", tmp_path / "run", *NEWEST, "--resume", killed=moment) == KILLED
         assert run("--out", tmp_path / "run", *NEWEST, "--resume") == 0, (tmp_path / "log").read_text()
         assert results(tmp_path / "run") == results(tmp_path / "never")

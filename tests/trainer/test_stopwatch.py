@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.helpers import Clock
-from trainer import stopwatch
-from trainer.stopwatch import Stopwatch, peak_memory_bytes
+from trainer.training import stopwatch
+from trainer.training.stopwatch import Stopwatch, peak_memory_bytes
 
 
 @pytest.fixture

@@ -18,20 +18,20 @@ import recollect
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files, label_sets
 from tests.trainer.runs import LEFT, Train, metrics, results, texts, training, weights
-from trainer import run_log
-from trainer import train as loop
-from trainer.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from trainer.encoding.encoder import Encoder
+from trainer.encoding.tokens import TokenTable
 from trainer.heads.adapter import Adapter
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from trainer.heads.prototypes import Prototypes
-from trainer.memory import DEFAULTS, open_memory
+from trainer.memory.memory import DEFAULTS, open_memory
 from trainer.methods import METHODS
 from trainer.metrics import propensity_weights
 from trainer.recipe import Recipe
-from trainer.tokens import TokenTable
 from trainer.train_settings import TrainSettings
-from trainer.validation import Validation
+from trainer.training import run_log
+from trainer.training import train as loop
+from trainer.training.validation import Validation
 
 INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
 

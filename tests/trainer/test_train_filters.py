@@ -11,12 +11,12 @@ import pytest
 
 import recollect
 from tests.trainer.runs import Train
-from trainer import train as loop
 from trainer.data.dataset import open_dataset
-from trainer.memory import open_memory
-from trainer.negatives import HardNegatives
+from trainer.memory.memory import open_memory
+from trainer.memory.tune import tune
 from trainer.settings import TuneSettings
-from trainer.tune import tune
+from trainer.training import train as loop
+from trainer.training.negatives import HardNegatives
 
 PRODUCTS = [f"{first} {second}" for first in ("red", "blue", "garden", "lazy") for second in ("chair", "dog", "lawn")]
 

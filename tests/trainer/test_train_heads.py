@@ -18,15 +18,16 @@ from safetensors.torch import load_file, save_file
 import recollect
 from tests.trainer.helpers import Clock, files, label_sets
 from tests.trainer.runs import LEFT, USUAL, Outcome, Train, metrics, texts, training, weights
-from trainer import memory_check, memory_writer, run_log
-from trainer import train as loop
-from trainer.checkpoint import load_checkpoint, load_encoder
-from trainer.encoder import Encoder
+from trainer.encoding.checkpoint import load_checkpoint, load_encoder
+from trainer.encoding.encoder import Encoder
 from trainer.errors import EncoderError
 from trainer.heads.classifier import Classifier
 from trainer.heads.prototypes import Prototypes
-from trainer.memory import open_memory
-from trainer.validation import Validation, hold_out
+from trainer.memory import memory_writer
+from trainer.memory.memory import open_memory
+from trainer.training import memory_check, run_log
+from trainer.training import train as loop
+from trainer.training.validation import Validation, hold_out
 
 INSTANCES, LABELS, DIM = 60, 12, 32
 

@@ -19,16 +19,16 @@ import recollect
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
 from tests.trainer.runs import KILLED, LEFT, Moment, Outcome, Train, results, run_recollect, weights
-from trainer import memory_writer
 from trainer import run as walk
-from trainer import train as loop
-from trainer.checkpoint import encoder_digest, load_checkpoint
-from trainer.memory import open_memory
-from trainer.validation import Validation
+from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from trainer.memory import memory_writer
+from trainer.memory.memory import open_memory
+from trainer.training import train as loop
+from trainer.training.validation import Validation
 
 
 @pytest.mark.parametrize(
-    "where", ["trainer.train.Objective.backward", "trainer.train.mine", "trainer.run.write_memory"]
+    "where", ["trainer.training.train.Objective.backward", "trainer.training.train.mine", "trainer.run.write_memory"]
 )
 def test_gpu_without_enough_memory_is_reported_in_one_line(
     train: Train, monkeypatch: pytest.MonkeyPatch, where: str
@@ -307,7 +307,7 @@ def test_folder_with_unknown_files_is_not_removed_without_overwrite(train: Train
 def test_unreadable_saved_state_is_refused_without_overwrite(
     train: Train, flags: list[object], run_folder: Path, tmp_path: Path
 ) -> None:
-    killed = Moment("trainer.objective.Objective.backward", 3)
+    killed = Moment("trainer.training.objective.Objective.backward", 3)
     assert run_recollect([*flags, "--save-minutes", 0], tmp_path / "log", killed) == [KILLED]
     (state,) = (run_folder / "state").iterdir()
     (state / "optimizer.safetensors").write_bytes(b"half")

@@ -12,13 +12,13 @@ import torch
 from safetensors import SafetensorError
 
 from tests.trainer.helpers import files
-from trainer import training_state
 from trainer.distributed import ALONE, Ranks
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
 from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.negatives import HardNegatives
-from trainer.training_state import Learner, Progress, load_state, save_state
+from trainer.training import training_state
+from trainer.training.negatives import HardNegatives
+from trainer.training.training_state import Learner, Progress, load_state, save_state
 
 
 def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters: Any = None) -> Learner:

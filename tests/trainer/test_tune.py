@@ -16,18 +16,18 @@ import torch
 import recollect
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
 from tests.trainer.runs import Train, training
-from trainer import tune as tuner
 from trainer.data.split import Entries, Split
 from trainer.distributed import ALONE
+from trainer.encoding.keys import AdaptedKeys
+from trainer.encoding.tokens import VectorTable
 from trainer.errors import MemoryFolderError, TrainingError
 from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.keys import AdaptedKeys
-from trainer.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
-from trainer.memory_writer import write_memory
+from trainer.memory import tune as tuner
+from trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
+from trainer.memory.memory_writer import write_memory
+from trainer.memory.tune import Trial, Tuning, table, tune
 from trainer.settings import TuneSettings
-from trainer.tokens import VectorTable
-from trainer.tune import Trial, Tuning, table, tune
-from trainer.validation import hold_out
+from trainer.training.validation import hold_out
 
 A, B = 0.55, 1.5
 

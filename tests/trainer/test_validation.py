@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.helpers import label_sets, random_sets, random_units
-from trainer.keys import Keys
-from trainer.validation import Validation, hold_out
+from trainer.encoding.keys import Keys
+from trainer.training.validation import Validation, hold_out
 
 LAMBDAS, TEMPERATURES, TOP_B, K = (0.05, 0.1, 0.2, 0.4, 0.7), (0.03, 0.05, 0.1), 200, 5
 

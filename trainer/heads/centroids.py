@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.batches import Batch
+from trainer.training.batches import Batch
 
 # Weight of an instance's old vector when a step updates the vector. The centroid of a label with 14 instances then
 # changes as much as with PRIME's momentum of .95.

@@ -23,7 +23,7 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from trainer.heads.head import Head
-from trainer.label_keys import mix
+from trainer.memory.label_keys import mix
 
 _DROPOUT = 0.1
 

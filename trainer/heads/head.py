@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.batches import Batch
+from trainer.training.batches import Batch
 
 
 class Head(nn.Module, abc.ABC):

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.batches import Batch
+from trainer.training.batches import Batch
 
 _MOMENTUM = 0.95
 

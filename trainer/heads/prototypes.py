@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.batches import Batch
-from trainer.clustering import balanced_clusters
 from trainer.heads.centroids import Centroids
 from trainer.heads.head import Head
 from trainer.heads.momentum_centroids import MomentumCentroids
 from trainer.randomness import Purpose, generator
 from trainer.settings import CentroidKind, PrototypeToken
+from trainer.training.batches import Batch
+from trainer.training.clustering import balanced_clusters
 
 _CENTROIDS: dict[CentroidKind, type[Centroids | MomentumCentroids]] = {
     "instances": Centroids,

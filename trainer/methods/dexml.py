@@ -25,7 +25,7 @@ class DexmlOptions(MethodOptions):
 
 
 def _loss(scored: Scored, options: DexmlOptions) -> Float[Tensor, " query"]:
-    from trainer import losses
+    from trainer.methods import losses
 
     return losses.decoupled_softmax(
         scored.labels[0], scored.positives, scored.relevant, scored.ranks, options.over_positives

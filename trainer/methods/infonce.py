@@ -21,7 +21,7 @@ class InfoNceOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: InfoNceOptions) -> Float[Tensor, " query"]:
-    from trainer import losses
+    from trainer.methods import losses
 
     return losses.softmax_cross_entropy(scored.labels[0], scored.positives, scored.ranks)
 

@@ -18,7 +18,7 @@ class OvaOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: OvaOptions) -> Float[Tensor, " query"]:
-    from trainer import losses
+    from trainer.methods import losses
 
     return losses.binary_cross_entropy(scored.labels[0], scored.relevant, scored.ranks)
 

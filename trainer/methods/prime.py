@@ -85,7 +85,7 @@ class PrimeOptions(SymmetricOptions):
 
 def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     """L(queries, prototypes) + L(queries, texts) + .1 R. Options leave out the second and the third term."""
-    from trainer import losses
+    from trainer.methods import losses
 
     prototypes, texts = scored.labels
     loss = _triplets(prototypes, scored, options, scored.ranks)
@@ -106,7 +106,7 @@ def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " 
 def _triplets(
     view: Float[Tensor, "row key"], scored: Scored | ScoredLabels, options: PrimeOptions, *ranks: Ranks
 ) -> Float[Tensor, " row"]:
-    from trainer import losses
+    from trainer.methods import losses
 
     pairs = scored.positives, scored.relevant
     if options.triplets == "sum":

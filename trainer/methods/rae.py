@@ -18,7 +18,7 @@ class RaeOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: RaeOptions) -> Float[Tensor, " query"]:
-    from trainer import losses
+    from trainer.methods import losses
 
     return losses.rae(
         scored.labels[0], scored.positives, scored.relevant, scored.instances, scored.disjoint_instances, scored.ranks

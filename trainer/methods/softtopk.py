@@ -24,7 +24,7 @@ class SoftTopKOptions(DexmlOptions):
 
 
 def _loss(scored: Scored, options: SoftTopKOptions) -> Float[Tensor, " query"]:
-    from trainer import losses
+    from trainer.methods import losses
 
     return losses.soft_top_k_loss(
         scored.labels[0],

@@ -44,7 +44,7 @@ def _mean_over_views(
 ) -> Float[Tensor, " row"]:
     import torch
 
-    from trainer import losses
+    from trainer.methods import losses
 
     loss = losses.softmax_cross_entropy if psl == "pal-n" else losses.pal
     return torch.stack([loss(view, positives, *ranks) for view in similarities]).mean(dim=0)

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from trainer.encoder import Encoder, EncoderConfig, UnitVectorModel
+from trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
+from trainer.encoding.tokens import Texts, TokenTable
 from trainer.static.model import StaticModel
-from trainer.tokens import Texts, TokenTable
 
 # The constant a of SIF.
 _RARE = 1e-4

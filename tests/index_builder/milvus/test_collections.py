@@ -16,7 +16,7 @@ from index_builder.milvus.index_types import IndexType, index_type
 from index_builder.milvus.measure import check_rows, choose_effort
 from service.milvus.collection import KeyCollection
 from tests.service.milvus.milvus_bundles import build_settings, engine_at
-from trainer.memory import open_memory
+from trainer.memory.memory import open_memory
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 

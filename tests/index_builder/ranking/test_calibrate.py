@@ -14,7 +14,7 @@ from index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_p
 from service.bundle.manifest import Isotonic, Platt
 from service.ranking.calibration import calibrate
 from tests.index_builder.vectors import unit
-from trainer.memory import DEFAULTS, Memory, MemoryPlan
+from trainer.memory.memory import DEFAULTS, Memory, MemoryPlan
 
 
 def logistic(logits: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from index_builder.ranking.examples import Examples, ExampleSource
 from service.lexical.index import LexicalIndex
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run, sets_of
-from trainer.label_keys import LabelKeys
-from trainer.memory import Memory, open_memory, write_defaults
+from trainer.memory.label_keys import LabelKeys
+from trainer.memory.memory import Memory, open_memory, write_defaults
 
 INSTANCES, LABELS = 60, 20
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

@@ -20,8 +20,8 @@ from service.model import open_model
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
-from trainer.memory import open_memory, write_defaults
-from trainer.validation import hold_out
+from trainer.memory.memory import open_memory, write_defaults
+from trainer.training.validation import hold_out
 
 
 def run_copy(ranked: RankedRun, folder: Path) -> Path:

@@ -29,7 +29,7 @@ def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **chan
     from service.bundle.files import COMMON_FILES
     from service.bundle.integrity import describe_files, read_manifest
     from service.store.store import Store
-    from trainer.memory import open_memory
+    from trainer.memory.memory import open_memory
 
     source = Store(built.store).path(built.version)
     folder.mkdir(parents=True)

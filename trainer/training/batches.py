@@ -16,8 +16,8 @@ from scipy import sparse
 from torch import Tensor
 
 from trainer.data.split import LabelSets
-from trainer.negatives import HardNegatives
 from trainer.randomness import Purpose, generator
+from trainer.training.negatives import HardNegatives
 
 # Replaces label weights of 0 or below, which the propensity model gives for fewer than 3 instances. Labels with this
 # weight are drawn last.

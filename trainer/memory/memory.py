@@ -11,10 +11,10 @@
 
 Three things are not stored. A label key votes for its own label, so the identity below Y in the paper is implicit.
 Lambda is applied when a query is answered. Enriched label keys are computed when a bundle is built
-(`trainer.label_keys`); `memory.json` only stores their weight `label_key_alpha`.
+(`trainer.memory.label_keys`); `memory.json` only stores their weight `label_key_alpha`.
 
-`trainer.memory_writer` writes the folder. It writes `memory.json` last. While `memory.json` is absent, `progress.json`
-stores the number of finished keys, so that an interrupted run can continue.
+`trainer.memory.memory_writer` writes the folder. It writes `memory.json` last. While `memory.json` is absent,
+`progress.json` stores the number of finished keys, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
-from trainer.encoder import Encoder
+from trainer.encoding.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.files import write_json
-from trainer.label_keys import LabelKeys
+from trainer.memory.label_keys import LabelKeys
 
 FORMAT_VERSION = 1
 QUERY_VECTORS = "query_vectors.npy"

@@ -16,11 +16,11 @@ from jaxtyping import Float
 
 from trainer.data.split import Entries
 from trainer.distributed import ALONE, Ranks
-from trainer.encoder import Encoder, embed
+from trainer.encoding.encoder import Encoder, embed
+from trainer.encoding.tokens import Inputs, VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.reuse import ReusableKeys
-from trainer.tokens import Inputs, VectorTable
+from trainer.memory.reuse import ReusableKeys
 
 
 @dataclass(frozen=True)

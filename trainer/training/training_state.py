@@ -10,8 +10,8 @@ A run that is killed at any moment resumes from the saved state, with the result
                            clusters.npy          cluster of each instance
                            head-*.npy            arrays of a head, besides its weights
 
-The step number is the whole state of the sampler (`trainer.batches`). Step and seconds determine the learning rate
-(`Recipe.rate`).
+The step number is the whole state of the sampler (`trainer.training.batches`). Step and seconds determine the learning
+rate (`Recipe.rate`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from trainer.distributed import Ranks
 from trainer.errors import TrainingError
 from trainer.files import flush_files, save_array
 from trainer.heads.dual_encoder import DualEncoder
-from trainer.negatives import HardNegatives
 from trainer.randomness import random_state, restore_random_state
+from trainer.training.negatives import HardNegatives
 
 _HEAD = "head-"
 

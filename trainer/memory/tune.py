@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Int
 
 from trainer.files import write_json
-from trainer.inference import InferenceSetting, predict
-from trainer.left_out import choose_queries, instance_neighbours, label_neighbours
-from trainer.memory import Memory, open_memory, write_defaults
+from trainer.memory.inference import InferenceSetting, predict
+from trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
+from trainer.memory.memory import Memory, open_memory, write_defaults
 from trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
 from trainer.progress_bar import with_progress
 from trainer.settings import TuneSettings

@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from trainer.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, UnitVectorModel
+from trainer.encoding.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, UnitVectorModel
 from trainer.errors import EncoderError
 
 PACKAGED = "minilm"

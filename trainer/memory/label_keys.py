@@ -21,8 +21,8 @@ from scipy import sparse
 from torch import Tensor
 
 from trainer.data.split import LabelSets
+from trainer.encoding.tokens import VectorTable, row_numbers
 from trainer.heads.adapter import Side
-from trainer.tokens import VectorTable, row_numbers
 
 # Number of labels that are mixed at once.
 _CHUNK_LABELS = 4_096

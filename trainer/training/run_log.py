@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from trainer.progress_bar import progress_bar
-from trainer.training_state import Progress
+from trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from trainer.data.split import Entries, Split
 from trainer.distributed import Ranks
+from trainer.encoding.keys import KeySource
 from trainer.errors import MemoryFolderError
 from trainer.files import flush, save_array, write_json
-from trainer.keys import KeySource
-from trainer.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
+from trainer.memory.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
 from trainer.progress_bar import progress_bar
 
 # Texts in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.

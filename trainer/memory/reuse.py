@@ -17,9 +17,9 @@ import pyarrow as pa
 from jaxtyping import Int
 
 from trainer.data.split import Entries
-from trainer.encoder import Encoder
+from trainer.encoding.encoder import Encoder
 from trainer.errors import MemoryFolderError
-from trainer.memory import KeyDtype, Memory, MemoryPlan, open_memory
+from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, open_memory
 
 # Settings of an encoder that determine the vector of a text, besides the weights. Its name does not.
 _ENCODER_SETTINGS = ("pooling", "max_length", "label_max_length")

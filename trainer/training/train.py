@@ -14,27 +14,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from trainer.batches import Batches
-from trainer.clustering import Curriculum, balanced_clusters
 from trainer.data.split import LabelSets
 from trainer.distributed import Ranks
-from trainer.encoder import embed
+from trainer.encoding.encoder import embed
+from trainer.encoding.keys import KeyMaker
+from trainer.encoding.tokens import Inputs
 from trainer.errors import TrainingError
-from trainer.gradient_cache import Embedder, Part
 from trainer.heads.dual_encoder import DualEncoder
-from trainer.keys import KeyMaker
-from trainer.memory_check import kept_tokens, trim_heap
 from trainer.methods import METHODS
 from trainer.metrics import propensity_weights
-from trainer.negatives import HardNegatives, mine
-from trainer.objective import Objective
 from trainer.randomness import Purpose, generator
 from trainer.recipe import Recipe
-from trainer.run_log import RunLog
-from trainer.stopwatch import Stopwatch
-from trainer.tokens import Inputs
-from trainer.training_state import Learner, Progress, load_state, save_state
-from trainer.validation import Validation
+from trainer.training.batches import Batches
+from trainer.training.clustering import Curriculum, balanced_clusters
+from trainer.training.gradient_cache import Embedder, Part
+from trainer.training.memory_check import kept_tokens, trim_heap
+from trainer.training.negatives import HardNegatives, mine
+from trainer.training.objective import Objective
+from trainer.training.run_log import RunLog
+from trainer.training.stopwatch import Stopwatch
+from trainer.training.training_state import Learner, Progress, load_state, save_state
+from trainer.training.validation import Validation
 
 # Number of instances whose vectors are checked before a checkpoint is saved.
 _CHECKED_INSTANCES = 64

@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from trainer.data.split import LabelSets
-from trainer.inference import InferenceSetting, Neighbours, predict
-from trainer.keys import Keys
-from trainer.label_keys import LabelKeys
-from trainer.memory import DEFAULTS
+from trainer.encoding.keys import Keys
+from trainer.memory.inference import InferenceSetting, Neighbours, predict
+from trainer.memory.label_keys import LabelKeys
+from trainer.memory.memory import DEFAULTS
+from trainer.memory.search import nearest, nearest_among
 from trainer.metrics import hits, ndcg_at
 from trainer.randomness import Purpose, generator
-from trainer.search import nearest, nearest_among
 
 _MOST_QUERIES = 4_000
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.

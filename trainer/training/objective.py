@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trainer.batches import Batch, Pairs
 from trainer.distributed import Ranks
-from trainer.gradient_cache import Embedder, Part
+from trainer.encoding.tokens import Inputs
 from trainer.methods import Method, MethodOptions, SymmetricOptions
 from trainer.methods.scored import Scored, ScoredLabels
-from trainer.tokens import Inputs
+from trainer.training.batches import Batch, Pairs
+from trainer.training.gradient_cache import Embedder, Part
 
 # Number of similarities in memory at once, by device. This number determines how many queries form a block.
 _BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}

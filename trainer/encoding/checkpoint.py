@@ -23,14 +23,14 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from trainer.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
+from trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
+from trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
 from trainer.errors import EncoderError
 from trainer.files import flush_files
 from trainer.heads.adapter import Adapter
 from trainer.heads.classifier import Classifier
 from trainer.heads.head import Head
 from trainer.heads.prototypes import Prototypes
-from trainer.pretrained import check_lengths, load_pretrained, load_transformer
 
 _CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
 # The class of each head, by its name in `recollect.json`.

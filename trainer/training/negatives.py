@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 
 from trainer.data.split import LabelSets
 from trainer.distributed import Ranks
+from trainer.memory.search import nearest, nearest_approximate
 from trainer.metrics import hits
-from trainer.search import nearest, nearest_approximate
 
 MineSearch = Literal["exact", "approximate"]
 

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Int
 
 from trainer.errors import TrainingError
-from trainer.inference import Neighbours
-from trainer.label_keys import mix
-from trainer.memory import Memory
+from trainer.memory.inference import Neighbours
+from trainer.memory.label_keys import mix
+from trainer.memory.memory import Memory
+from trainer.memory.search import nearest
 from trainer.metrics import hits
 from trainer.randomness import Purpose, generator
 from trainer.run_folder import RunFolder
-from trainer.search import nearest
 
 
 def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int[np.ndarray, " query"], bool]:

@@ -1,0 +1,1 @@
+"""Encoders: texts become unit vectors; loading, checkpoints, tokens and keys."""

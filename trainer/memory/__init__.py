@@ -1,0 +1,1 @@
+"""The memory of keys and values: its folder, search, inference and tuning."""

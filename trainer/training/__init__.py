@@ -1,0 +1,1 @@
+"""The training loop: batches, negatives, gradients, validation and the saved state."""
