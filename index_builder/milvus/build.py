@@ -10,7 +10,7 @@ from index_builder.milvus.collections import NewCollections
 from index_builder.milvus.index_types import index_type
 from index_builder.milvus.measure import check_rows, choose_effort
 from index_builder.settings import BuildSettings
-from service.bundle.manifest import Engine, Indexes, Point
+from service.bundle.manifest import Collection, Engine, Indexes, IndexInfo, Point
 from service.milvus.collection import KeyCollection
 
 
@@ -35,12 +35,20 @@ def write_engine(
     memory, connection = served.memory, collections.connection
     queries = np.asarray(memory.query_vectors[evenly_spaced_rows(memory.plan.instances, QUERIES)], dtype=np.float32)
     target = Target(settings.recall_target, int(memory.defaults["top_b"]))
-    entries, infos, points, curves = {}, {}, {}, {}
+    written: dict[str, Collection] = {}
+    infos: dict[str, IndexInfo] = {}
+    points: dict[str, Point] = {}
+    curves: dict[str, list[Point]] = {}
     for part, keys in (("labels", memory.label_keys()), ("instances", memory.instance_keys)):
         index = index_type(settings.index, len(keys))
-        name = f"recollect_{version.replace('-', '_')}_{part}"
-        entries[part] = collections.write(served, part, keys, index, name)
-        infos[part], points[part], curves[part] = choose_effort(connection, entries[part], index, keys, queries, target)
-        check_rows(served, part, keys, KeyCollection(connection, entries[part], infos[part], memory.plan.dim))
-    engine = Engine(name="milvus", **entries, counted=served.counts is not None)
+        written[part] = collections.write(served, part, keys, index)
+        infos[part], points[part], curves[part] = choose_effort(connection, written[part], index, keys, queries, target)
+        check_rows(served, part, keys, KeyCollection(connection, written[part], infos[part], memory.plan.dim))
+    prefix = f"recollect_{version.replace('-', '_')}"
+    engine = Engine(
+        name="milvus",
+        instances=collections.finish(written["instances"], f"{prefix}_instances"),
+        labels=collections.finish(written["labels"], f"{prefix}_labels"),
+        counted=served.counts is not None,
+    )
     return engine, Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

@@ -74,7 +74,17 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         """Keep the collections, because their version is published."""
         self._created = []
 
-    def write(self, served: ServedMemory, part: str, keys: Keys, index: IndexType, name: str) -> Collection:
+    def finish(self, collection: Collection, name: str) -> Collection:
+        """Give a complete collection its name.
+
+        Raises:
+            EngineError: If Milvus does not answer, or refuses the call.
+        """
+        self.connection.call("rename_collection", collection.name, new_name=name)
+        self._created[self._created.index(collection.name)] = name
+        return collection.model_copy(update={"name": name})
+
+    def write(self, served: ServedMemory, part: str, keys: Keys, index: IndexType) -> Collection:
         """Write the keys of one kind, and load the collection.
 
         Args:
@@ -82,22 +92,19 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             part: `instances` or `labels`.
             keys: Their keys.
             index: The index that Milvus builds.
-            name: Name of the complete collection.
 
         Raises:
-            BuildError: If a row does not fit into Milvus, or the collection has other rows than the memory afterwards.
+            BuildError: If a row does not fit into Milvus.
             EngineError: If Milvus does not answer, or refuses a call.
         """
-        call, unfinished = self.connection.call, f"recollect_unfinished_{_digest(served, part, index)}_{part}"
-        self._created.append(unfinished)
-        first = self._create(unfinished, part, keys.shape[1], index)
+        call, name = self.connection.call, f"recollect_unfinished_{_digest(served, part, index)}_{part}"
+        self._created.append(name)
+        first = self._create(name, part, keys.shape[1], index)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:
             for block in _blocks(served, part, keys, first):
-                call("upsert", unfinished, seconds=WRITE_SECONDS, data=block)
+                call("upsert", name, seconds=WRITE_SECONDS, data=block)
                 bar.update(len(block))
-        call("flush", unfinished, seconds=WRITE_SECONDS)
-        call("rename_collection", unfinished, new_name=name)
-        self._created[-1] = name
+        call("flush", name, seconds=WRITE_SECONDS)
         call("load_collection", name, seconds=WRITE_SECONDS)
         return Collection(name=name, rows=len(keys))
 

@@ -80,7 +80,8 @@ class KeyCollection:
             EngineError: If Milvus does not answer.
             BundleError: If a row is missing.
         """
-        wanted, found = list(dict.fromkeys(rows)), {}
+        wanted = list(dict.fromkeys(rows))
+        found: dict[int, dict[str, Any]] = {}
         for start in range(0, len(wanted), _NAMED_ROWS):
             block = wanted[start : start + _NAMED_ROWS]
             found |= {hit[ROW]: hit for hit in self.query(f"{ROW} in {block}", *fields)}
@@ -89,9 +90,9 @@ class KeyCollection:
             raise BundleError(f"{self.name}: expected row {missing:,} in Milvus, found none; build the bundle again")
         return found
 
-    def query(self, filter_: str, *fields: str, most: int = MOST_HITS) -> list[dict[str, Any]]:
-        """At most `most` rows that a filter of Milvus admits, with these fields and their numbers."""
-        found = self._connection.call("query", self.name, filter=filter_, output_fields=[ROW, *fields], limit=most)
+    def query(self, filter_: str, *fields: str) -> list[dict[str, Any]]:
+        """At most `MOST_HITS` rows that a filter of Milvus admits, with these fields and their numbers."""
+        found = self._connection.call("query", self.name, filter=filter_, output_fields=[ROW, *fields], limit=MOST_HITS)
         return list(found)
 
     def query_all(self, filter_: str, *fields: str) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ def names(uri: str) -> list[str]:
 
 
 def write(collections: NewCollections, served: ServedMemory, index: IndexType) -> Any:
-    return collections.write(served, "instances", served.memory.instance_keys, index, "recollect_v1_instances")
+    return collections.write(served, "instances", served.memory.instance_keys, index)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
@@ -56,6 +56,7 @@ def test_collection_has_the_rows_of_the_memory_and_a_measured_recall(
         info, point, _ = choose_effort(
             collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
         )
+        found = collections.finish(found, "recollect_v1_instances")
         check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
     assert (found.rows, info.factory, point.recall) == (28, index.name, 1.0)
     assert names(uri) == []
