@@ -99,7 +99,7 @@ def build(settings: BuildSettings) -> str:
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
-    before = current_metrics(store, settings, threads)
+    before = current_metrics(store, settings, threads, engine=settings)
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     methods = Methods.of(settings.compact)
@@ -113,7 +113,9 @@ def build(settings: BuildSettings) -> str:
         if settings.report:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        verification = verify(folder, served, before, project(served, sample), points, settings, threads, device)
+        verification = verify(
+            folder, served, before, project(served, sample), points, settings, threads, device, engine=settings
+        )
         manifest = manifest.model_copy(
             update={"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         )

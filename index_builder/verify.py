@@ -90,10 +90,13 @@ def _encode_and_compare(
     return vectors
 
 
-def current_metrics(store: Store, settings: PublishSettings, threads: int) -> dict[str, float]:
+def current_metrics(
+    store: Store, settings: PublishSettings, threads: int, engine: EngineSettings | None = None
+) -> dict[str, float]:
     """Metrics of the store's current version on the gate dataset.
 
-    The result is empty if the store has no current version, or no gate dataset is given.
+    The result is empty if the store has no current version, or no gate dataset is given. `engine` is the connection to
+    Milvus, for a version whose keys are there.
 
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
@@ -102,7 +105,8 @@ def current_metrics(store: Store, settings: PublishSettings, threads: int) -> di
     current = store.current() if settings.gate_dataset else None
     if settings.gate_dataset is None or current is None:
         return {}
-    model = open_model(settings.store, current, bundle_cache=settings.bundle_cache, threads=threads, live="off")
+    cache = settings.bundle_cache
+    model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", engine=engine)
     return default_metrics(model.predictor, settings.gate_dataset)
 
 
@@ -115,6 +119,7 @@ def verify(
     settings: PublishSettings,
     threads: int,
     device: Device,
+    engine: EngineSettings | None = None,
 ) -> Verification:
     """Open a bundle as a replica does, and check it.
 
@@ -127,9 +132,9 @@ def verify(
         settings: Bounds of the checks.
         threads: Threads that search and encode.
         device: Device on which the bundle is opened and measured.
+        engine: The connection to Milvus, for a bundle whose keys are there.
     """
     start = time.perf_counter()
-    engine = settings if isinstance(settings, EngineSettings) else None
     predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=engine)
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))

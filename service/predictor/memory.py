@@ -65,6 +65,7 @@ class Memory:
         Raises:
             BundleError: If a file does not open, or does not fit to the manifest.
         """
+        instances: Instances
         if keys is None:
             searcher, instances = Searcher.open(bundle, device), bundle.instances
         else:
