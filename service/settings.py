@@ -92,7 +92,7 @@ class EngineSettings(BaseSettings):
     engine_ca: Path | None = Field(
         None,
         description="File with the CA certificates in PEM format that verify the server of --engine-uri (default: "
-        "those of the system)",
+        "those of gRPC)",
     )
     engine_seconds: float = Field(
         5.0,

@@ -28,7 +28,7 @@ def open_client(settings: EngineSettings) -> MilvusClient:
     assert settings.engine_uri is not None
     options: dict[str, Any] = {}
     if settings.engine_ca is not None:
-        options["ca_pem_path"] = str(settings.engine_ca)
+        options["server_pem_path"] = str(settings.engine_ca)  # pymilvus uses `ca_pem_path` only for client certificates
     token = "" if settings.engine_token is None else settings.engine_token.get_secret_value()
     uri = settings.engine_uri.get_secret_value()
     return MilvusClient(uri, token=token, timeout=settings.engine_seconds, dedicated=True, **options)
