@@ -29,7 +29,7 @@ from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
 from index_builder.lexical import write_lexical
 from index_builder.milvus.build import write_engine
-from index_builder.milvus.collections import NewCollections
+from index_builder.milvus.collections import NewCollections, patient
 from index_builder.milvus.index_types import index_type
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
@@ -99,7 +99,7 @@ def build(settings: BuildSettings) -> str:
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
-    before = current_metrics(store, settings, threads, engine=settings)
+    before = current_metrics(store, settings, threads, engine=patient(settings))
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     methods = Methods.of(settings.compact)
@@ -114,7 +114,7 @@ def build(settings: BuildSettings) -> str:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         verification = verify(
-            folder, served, before, project(served, sample), points, settings, threads, device, engine=settings
+            folder, served, before, project(served, sample), points, settings, threads, device, engine=patient(settings)
         )
         manifest = manifest.model_copy(
             update={"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}

@@ -36,8 +36,8 @@ from trainer.progress_bar import progress_bar
 _BLOCK_ROWS, _BLOCK_BYTES = 2_000, 16 << 20
 # Milvus's limits of a string in bytes, and of the labels of an instance.
 _STRING_BYTES, _MOST_LABELS = 65_535, 4_096
-# Time limit of a call that writes, flushes or loads.
-WRITE_SECONDS = 600.0
+# Least time limit of a call of a build: it writes, loads or searches more than the call of a query.
+_CALL_SECONDS = 600.0
 
 
 class NewCollections(AbstractContextManager["NewCollections"]):
@@ -51,7 +51,7 @@ class NewCollections(AbstractContextManager["NewCollections"]):
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.connection = Connection(settings)
+        self.connection = Connection(patient(settings))
         self._created: list[str] = []
 
     def __exit__(
@@ -102,17 +102,17 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         first = self._create(name, part, keys.shape[1], index)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:
             for block in _blocks(served, part, keys, first):
-                call("upsert", name, seconds=WRITE_SECONDS, data=block)
+                call("upsert", name, data=block)
                 bar.update(len(block))
-        call("flush", name, seconds=WRITE_SECONDS)
-        call("load_collection", name, seconds=WRITE_SECONDS)
+        call("flush", name)
+        call("load_collection", name)
         return Collection(name=name, rows=len(keys))
 
     def _create(self, name: str, part: str, dim: int, index: IndexType) -> int:
         """Create a collection, and return the row at which to begin: that of an interrupted build, or 0."""
         call = self.connection.call
         if call("has_collection", name):
-            call("load_collection", name, seconds=WRITE_SECONDS)
+            call("load_collection", name)
             (found,) = call("query", name, filter="", output_fields=["count(*)"], consistency_level="Strong")
             first = max(0, int(found["count(*)"]) - _BLOCK_ROWS)  # the last call may have written a part of its rows
             print_status(f"milvus: continues an interrupted build at row {first:,} of the {part}")
@@ -133,6 +133,11 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         except EngineError:
             if self.connection.problem is not None or field != LABELS:
                 raise
+
+
+def patient(settings: EngineSettings) -> EngineSettings:
+    """The connection with the time limits of a build."""
+    return settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, _CALL_SECONDS)})
 
 
 def _digest(served: ServedMemory, part: str, index: IndexType) -> str:

@@ -15,6 +15,7 @@ from service.settings import EngineSettings
 CALL_ERRORS = (MilvusException, grpc.RpcError)
 # Milvus's codes of errors: the server does not answer, and a collection is not loaded.
 _CONNECT_FAILED, _NOT_LOADED = 2, 101
+_CONNECT_SECONDS = 10.0
 
 
 def open_client(settings: EngineSettings) -> MilvusClient:
@@ -31,7 +32,8 @@ def open_client(settings: EngineSettings) -> MilvusClient:
         options["server_pem_path"] = str(settings.engine_ca)  # pymilvus uses `ca_pem_path` only for client certificates
     token = "" if settings.engine_token is None else settings.engine_token.get_secret_value()
     uri = settings.engine_uri.get_secret_value()
-    return MilvusClient(uri, token=token, timeout=settings.engine_seconds, dedicated=True, **options)
+    seconds = min(settings.engine_seconds, _CONNECT_SECONDS)
+    return MilvusClient(uri, token=token, timeout=seconds, dedicated=True, **options)
 
 
 def is_unreachable(error: Exception) -> bool:
