@@ -15,6 +15,7 @@ from index_builder.milvus.collections import NewCollections
 from index_builder.milvus.index_types import IndexType, index_type
 from index_builder.milvus.measure import check_rows, choose_effort
 from service.milvus.collection import KeyCollection
+from service.model import open_model
 from tests.service.milvus.milvus_bundles import build_settings, engine_at
 from trainer.memory.memory import open_memory
 
@@ -121,3 +122,15 @@ def test_settings_that_milvus_cannot_fulfil_are_refused_at_once(
 ) -> None:
     with pytest.raises(BuildError, match=expected):
         build(build_settings(built, uri, **changes))
+
+
+@pytest.mark.slow
+def test_built_version_answers_as_the_version_with_its_keys_in_files(built: Any, uri: str, tmp_path: Path) -> None:
+    settings = build_settings(built, uri, index="flat").model_copy(update={"store": tmp_path / "store"})
+    version = build(settings)
+    in_files = open_model(built.store, built.version).predict(["bread", "tax"])
+    in_milvus = open_model(tmp_path / "store", version, engine=settings).predict(["bread", "tax"])
+    for labels, others in zip(in_files, in_milvus, strict=True):
+        assert [label.uid for label in labels] == [label.uid for label in others]
+        assert [label.score for label in labels] == pytest.approx([label.score for label in others], abs=1e-5)
+    assert f"recollect_{version.replace('-', '_')}_instances" in names(uri)

@@ -12,8 +12,11 @@ import pytest
 
 from service.bundle.bundle import open_bundle
 from service.command_settings import ExportSettings
-from service.errors import BundleError, QueryError, SettingsError, StoreError
+from service.errors import BundleError, EngineError, QueryError, SettingsError, StoreError
 from service.export import export_version
+from service.memory.entries import PutInstance, RemoveInstance
+from service.memory_log.log import number
+from service.milvus.collection import KeyCollection
 from service.milvus.connection import Connection
 from service.milvus.removal import Removal
 from service.model import Model
@@ -58,6 +61,32 @@ def test_live_entries_change_the_answers_as_they_do_with_keys_in_files(opened: t
         for lambda_ in (0.0, 0.5, 1.0):
             require_equal(*opened, lambda_=lambda_, explain=True)
         require_equal(*opened, allow=["Taxation", "Sport"], explain=True)
+
+
+def test_entry_that_an_outage_interrupts_is_applied_afterwards(
+    opened: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(collection: KeyCollection, filter_: str, *fields: str) -> list[dict[str, Any]]:
+        if "Taxation/3" in filter_:
+            raise EngineError("Milvus does not answer")
+        return query(collection, filter_, *fields)
+
+    vector = opened[0].predictor.encode(["A tax on boats"])[0]
+    changes = [
+        PutInstance("new", "A tax on boats", ("Law",), vector),
+        PutInstance("Taxation/3", "A tax on boats", ("Law",), vector),
+        RemoveInstance("Cooking/0"),
+    ]
+    entries, query = number(changes, 1), KeyCollection.query
+    monkeypatch.setattr(KeyCollection, "query", away)
+    with pytest.raises(EngineError):
+        opened[1].predictor.apply(entries)
+    assert opened[1].sequence == 0
+    monkeypatch.setattr(KeyCollection, "query", query)
+    for model in opened:
+        model.predictor.apply(entries)
+        assert model.sequence == 3
+    require_equal(*opened, explain=True)
 
 
 def test_filter_that_needs_too_many_comparisons_is_refused(
