@@ -28,9 +28,8 @@ from index_builder.errors import BuildError, CheckFailed
 from index_builder.faiss_index import check_factory, check_units, factory_string
 from index_builder.index_plots import write_index_plots
 from index_builder.lexical import write_lexical
-from index_builder.milvus.build import write_engine
+from index_builder.milvus.build import check_settings, write_engine
 from index_builder.milvus.collections import NewCollections, patient
-from index_builder.milvus.index_types import index_type
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
 from index_builder.ranking.vote_probabilities import fit_vote_probabilities
@@ -95,7 +94,10 @@ def build(settings: BuildSettings) -> str:
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
-    _check_index(memory, settings)
+    if settings.engine == "milvus":
+        check_settings(memory, settings)
+    elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
+        check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
@@ -216,29 +218,6 @@ def usable_device(settings: PublishSettings) -> Device:
 def project(served: ServedMemory, sample: Sample) -> Sample:
     """The sample with its vectors in the served dimensions."""
     return Sample(sample.texts, served.project(sample.vectors))
-
-
-def _check_index(memory: Memory, settings: BuildSettings) -> None:
-    """Check the requested index before the work that takes minutes.
-
-    Raises:
-        BuildError: If faiss or Milvus has no such index, or a part of the bundle is requested that needs its files.
-    """
-    if settings.engine == "faiss":
-        if settings.index != "auto":
-            check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
-        return
-    index_type(settings.index, memory.plan.instances)
-    if settings.lexical == "on":
-        raise BuildError(
-            "--lexical on: expected auto or off with --engine milvus, because the index of words is as large as the "
-            "texts; leave --lexical out"
-        )
-    if choose_ranker(memory, settings) is not None:
-        raise BuildError(
-            f"{settings.run}: expected a run without a ranker with --engine milvus, because a ranker reads the words "
-            "and labels of many instances, found one; build with --rank off"
-        )
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:

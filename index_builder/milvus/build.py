@@ -6,12 +6,34 @@ import numpy as np
 
 from index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
 from index_builder.compaction.served_memory import ServedMemory
+from index_builder.errors import BuildError
 from index_builder.milvus.collections import NewCollections
 from index_builder.milvus.index_types import index_type
 from index_builder.milvus.measure import check_rows, choose_effort
+from index_builder.ranking.bundle_ranker import choose_ranker
 from index_builder.settings import BuildSettings
 from service.bundle.manifest import Collection, Engine, Indexes, IndexInfo, Point
 from service.milvus.collection import KeyCollection
+from trainer.memory.memory import Memory
+
+
+def check_settings(memory: Memory, settings: BuildSettings) -> None:
+    """Check the settings of a build before the work that takes minutes.
+
+    Raises:
+        BuildError: If Milvus has no such index, or the bundle would have a part that needs its instances in files.
+    """
+    index_type(settings.index, memory.plan.instances)
+    if settings.lexical == "on":
+        raise BuildError(
+            "--lexical on: expected auto or off with --engine milvus, because the index of words is as large as the "
+            "texts; leave --lexical out"
+        )
+    if choose_ranker(memory, settings) is not None:
+        raise BuildError(
+            f"{settings.run}: expected a run without a ranker with --engine milvus, because a ranker reads the words "
+            "and labels of many instances, found one; build with --rank off"
+        )
 
 
 def write_engine(
