@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from service.bundle.bundle import open_bundle
+from service.bundle.integrity import read_manifest
 from service.command_settings import ExportSettings
 from service.errors import BundleError, EngineError, QueryError, SettingsError, StoreError
 from service.export import export_version
@@ -168,16 +169,17 @@ def test_exported_dataset_equals_that_of_a_version_with_its_keys_in_files(
         assert (tmp_path / "milvus" / name).read_text() == (tmp_path / "files" / name).read_text()
 
 
-def test_removal_drops_the_collections_of_a_version_alone(built: Any, milvus_uri: str, tmp_path: Path) -> None:
+def test_removal_drops_the_collections_of_a_version_alone(
+    built: Any, milvus_predictor: Predictor, milvus_uri: str, tmp_path: Path
+) -> None:
     store, connection = Store(tmp_path / "store"), Connection(engine_at(milvus_uri))
-    for version in ("prune-1", "prune-2"):
-        folder = write_milvus_bundle(built, tmp_path / version, milvus_uri, version)
-        store.publish_copy(folder, version)
+    before = connection.collections()
+    for folder in (milvus_predictor.bundle.folder, write_milvus_bundle(built, tmp_path / "bundle", milvus_uri, "old")):
+        store.publish_copy(folder, read_manifest(folder, None).version)
+    assert {*connection.collections()} - {*before} == {"recollect_old_instances", "recollect_old_labels"}
     with Removal(store, engine_at(milvus_uri)) as removal:
-        removal.drop("prune-1")
-        left = {name for name in connection.collections() if name.startswith("recollect_prune_")}
-        assert left == {"recollect_prune_2_instances", "recollect_prune_2_labels"}
-        removal.drop("prune-2")
+        removal.drop("old")
+    assert sorted(connection.collections()) == sorted(before)
     connection.close()
 
 
