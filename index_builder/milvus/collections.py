@@ -117,7 +117,8 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             first = max(0, int(found["count(*)"]) - _BLOCK_ROWS)  # the last call may have written a part of its rows
             print_status(f"milvus: continues an interrupted build at row {first:,} of the {part}")
             return first
-        call("create_collection", name, schema=_schema(part, dim), index_params=_index_params(index))
+        call("create_collection", name, schema=_schema(part, dim))  # without its indexes, so that it is not loaded yet
+        call("create_index", name, index_params=_index_params(index))
         for field in (UID, LABELS) if part == "instances" else (UID,):
             self._index_field(name, field)
         return 0
