@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from index_builder.build import describe_bundle, write_indexes, write_manifest
+from index_builder.build import describe_bundle, new_version, write_indexes, write_manifest
 from index_builder.bundle_tables import read_field, write_bundle_tables
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
@@ -39,6 +39,7 @@ from index_builder.onnx_export import Sample
 from index_builder.settings import BuildSettings
 from index_builder.verify import golden_queries
 from service.bundle.bundle import Bundle, open_bundle
+from service.bundle.integrity import describe_files
 from service.errors import ServiceError
 from service.memory.entries import Entry, PutInstance, PutLabel
 from service.memory_log.log import number
@@ -160,7 +161,9 @@ class Benchmark:
         indexes, _, curves = write_indexes(served.memory, to, settings, "cpu", old.encoder)
         write_golden(to, golden_queries(served, _golden_sample(served.memory)))
         defaults = old.defaults.model_copy(update={"order": "score", "word_weight": 0.0})
-        write_manifest(to, describe_bundle(served, to, old.encoder, indexes, curves, defaults, None, {}))
+        files = describe_files(to)
+        version = new_version(files)
+        write_manifest(to, describe_bundle(served, version, files, old.encoder, indexes, curves, defaults, None, {}))
         return Predictor.open(open_bundle(to), 1)
 
     def _apply(self, predictor: Predictor, entries: Iterable[Entry]) -> None:
@@ -170,7 +173,7 @@ class Benchmark:
         labels = self._relevance.indices[self._relevance.indptr[row] : self._relevance.indptr[row + 1]]
         bundle, vector = self._bundle, np.asarray(self._memory.instance_keys[row], dtype=np.float32)
         uids = [self._uid(label) for label in labels.tolist()]
-        return PutInstance(bundle.instance_uids[row], bundle.instance_texts[row], uids, vector)
+        return PutInstance(bundle.instances.uids[row], bundle.instances.texts[row], uids, vector)
 
     def _uid(self, label: int) -> str:
         return self._bundle.labels.uids[label]

@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 import torch
 
-from index_builder.bundle_tables import write_bundle_tables
+from index_builder.bundle_tables import write_bundle_tables, write_label_tables
 from index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
 from index_builder.compaction.compact import compacted
 from index_builder.compaction.methods import Methods
@@ -30,13 +30,15 @@ from index_builder.hub.download import local_run
 from index_builder.index_plots import write_index_plots
 from index_builder.lexical import write_lexical
 from index_builder.live_memory.memory_sequence import check_memory_sequence
+from index_builder.milvus.build import check_settings, write_engine
+from index_builder.milvus.collections import NewCollections, patient
 from index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
 from index_builder.ranking.vote_probabilities import fit_vote_probabilities
 from index_builder.settings import BuildSettings, PublishSettings
 from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from service.bundle.bundle import open_bundle
-from service.bundle.files import MANIFEST
+from service.bundle.files import MANIFEST, expected_files
 from service.bundle.integrity import describe_files
 from service.bundle.manifest import (
     FORMAT_VERSION,
@@ -95,23 +97,31 @@ def build(settings: BuildSettings) -> str:
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
-    if settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
+    if settings.engine == "milvus":
+        check_settings(memory, settings)
+    elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
         check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
-    before = current_metrics(store, settings, threads)
+    before = current_metrics(store, settings, threads, engine=patient(settings))
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     check_memory_sequence(store, settings.memory_sequence)
     methods = Methods.of(settings.compact)
-    with store.incoming() as folder, compacted(memory, settings.run, methods) as served:
+    with (
+        NewCollections(settings) if settings.engine == "milvus" else contextlib.nullcontext() as collections,
+        store.incoming() as folder,
+        compacted(memory, settings.run, methods) as served,
+    ):
         sample = encode_sample(memory, encoder, query_encoder)
-        manifest, points = write_bundle(served, query_encoder, sample, folder, settings, device)
+        manifest, points = write_bundle(served, query_encoder, sample, folder, settings, device, collections)
         if settings.report:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        verification = verify(folder, served, before, project(served, sample), points, settings, threads, device)
+        verification = verify(
+            folder, served, before, project(served, sample), points, settings, threads, device, engine=patient(settings)
+        )
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         manifest = manifest.model_copy(update=checked | {"memory_sequence": settings.memory_sequence})
         write_manifest(folder, manifest)
@@ -119,6 +129,8 @@ def build(settings: BuildSettings) -> str:
             open_bundle(folder, sign_manifest(folder, signing_key))
         require_passed(verification.checks, settings.force)
         store.publish(folder, manifest.version)
+        if collections is not None:
+            collections.keep()
     if settings.activate:
         if signing_key:
             store.sign_activations(signing_key)
@@ -127,7 +139,13 @@ def build(settings: BuildSettings) -> str:
 
 
 def write_bundle(
-    served: ServedMemory, encoder: Encoder, sample: Sample, folder: Path, settings: BuildSettings, device: Device
+    served: ServedMemory,
+    encoder: Encoder,
+    sample: Sample,
+    folder: Path,
+    settings: BuildSettings,
+    device: Device,
+    collections: NewCollections | None = None,
 ) -> tuple[Manifest, dict[str, Point]]:
     """Write all files of a bundle. The caller verifies them afterwards.
 
@@ -138,26 +156,30 @@ def write_bundle(
         folder: An existing folder.
         settings: Settings of the indexes and of the encoder's precision.
         device: Device that trains and fills indexes.
+        collections: Writes the keys and instances to Milvus; None writes them to files of the bundle.
 
     Returns:
         The manifest, and the chosen measurement for the index of the labels and for the index of the instances.
 
     Raises:
-        BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss rejects the requested
-            index.
+        BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss or Milvus rejects the
+            requested index.
+        EngineError: If Milvus does not answer, or refuses a call.
     """
     memory = served.memory
-    write_bundle_tables(served, folder)
+    if collections is None:
+        write_bundle_tables(served, folder)
+    else:
+        write_label_tables(served, folder)
     print_status(f"export: {encoder.config.name}, {settings.precision}")
     teacher = None if memory.distilled is None else memory.plan.encoder["name"]
     info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
     if served.rotation is not None:
         add_rotation(folder / "encoder.onnx", served.rotation)
-    indexes, points, curves = write_indexes(memory, folder, settings, device, info)
     write_golden(folder, golden_queries(served, project(served, sample)))
     ranker = choose_ranker(memory, settings)
-    lexical = lexical_for(ranker, settings.lexical)
+    lexical = lexical_for(ranker, settings.lexical) if collections is None else "off"
     word_weight, measured = write_lexical(served, folder, settings.run, lexical)
     if ranker is None:
         probabilities = fit_vote_probabilities(served, settings.run, folder, word_weight)
@@ -166,7 +188,16 @@ def write_bundle(
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    manifest = describe_bundle(served, folder, info, indexes, curves, defaults, probabilities, measured)
+    if collections is None:
+        indexes, points, curves = write_indexes(memory, folder, settings, device, info)
+        files, engine = describe_files(folder), None
+        version = new_version(files)
+    else:
+        files = describe_files(folder, names=expected_files((), with_engine=True))
+        version = new_version(files)
+        engine, indexes, points, curves = write_engine(served, version, settings, collections)
+    manifest = describe_bundle(served, version, files, info, indexes, curves, defaults, probabilities, measured)
+    manifest = manifest.model_copy(update={"engine": engine})
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -246,9 +277,16 @@ def _progress_bar(part: str, factory: str, keys: int) -> Iterator[Callable[[int]
         yield bar.update
 
 
+def new_version(files: dict[str, FileInfo]) -> str:
+    """The name of a new version: the time, and a digest of the files."""
+    digest = hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{digest[:6]}"
+
+
 def describe_bundle(
     served: ServedMemory,
-    folder: Path,
+    version: str,
+    files: dict[str, FileInfo],
     encoder: EncoderInfo,
     indexes: Indexes,
     curves: dict[str, list[Point]],
@@ -257,13 +295,12 @@ def describe_bundle(
     metrics: dict[str, float],
     memory_sequence: int = 0,
 ) -> Manifest:
-    """The manifest of a bundle whose files are written, with a new version."""
+    """The manifest of a bundle whose files are written."""
     memory = served.memory
-    files, now = describe_files(folder), datetime.now(UTC).replace(microsecond=0)
     return Manifest(
         format_version=FORMAT_VERSION,
-        version=f"{now:%Y%m%d-%H%M%S}-{_digest(files)[:6]}",
-        created=now,
+        version=version,
+        created=datetime.now(UTC).replace(microsecond=0),
         counts=Counts(
             instances=memory.plan.instances,
             labels=memory.plan.labels,
@@ -280,10 +317,6 @@ def describe_bundle(
         memory_sequence=memory_sequence,
         files=files,
     )
-
-
-def _digest(files: dict[str, FileInfo]) -> str:
-    return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
 
 
 def require_passed(checks: list[Check], force: bool) -> None:

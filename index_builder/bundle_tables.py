@@ -13,8 +13,9 @@ from index_builder.compaction.served_memory import ServedMemory
 from index_builder.errors import BuildError
 from service.bundle.arrays import save_array
 from service.bundle.files import INSTANCE_COUNTS
-from service.bundle.strings import write_table
+from service.bundle.strings import StringTable, write_table
 from trainer.data.split import LabelSets
+from trainer.memory.memory import Memory
 
 
 def write_bundle_tables(served: ServedMemory, folder: Path) -> None:
@@ -23,8 +24,8 @@ def write_bundle_tables(served: ServedMemory, folder: Path) -> None:
     Raises:
         BuildError: If the memory's texts are damaged.
     """
-    memory = served.memory
-    instances, labels = memory.plan.instances, memory.plan.labels
+    write_label_tables(served, folder)
+    memory, labels = served.memory, served.memory.plan.labels
     if served.counts is not None:
         save_array(folder / INSTANCE_COUNTS, served.counts.astype(np.float32))
     save_array(folder / "value_indptr.npy", memory.value_indptr)
@@ -32,18 +33,31 @@ def write_bundle_tables(served: ServedMemory, folder: Path) -> None:
     voters = transpose(memory.label_sets, labels)
     save_array(folder / "voter_indptr.npy", voters.indptr)
     save_array(folder / "voter_indices.npy", voters.indices)
+    for field in ("uid", "text"):
+        _write_strings(memory, "instance", field, memory.plan.instances, folder)
+
+
+def write_label_tables(served: ServedMemory, folder: Path) -> None:
+    """Write the counts, uids and texts of the labels into a bundle folder.
+
+    Raises:
+        BuildError: If the memory's texts are damaged.
+    """
+    memory, labels = served.memory, served.memory.plan.labels
     save_array(folder / "label_counts.npy", served.label_counts.astype(np.int32))
-    for part, rows in (("label", labels), ("instance", instances)):
-        source = memory.folder / f"{part}s.jsonl"
-        for field in ("uid", "text"):
-            table = write_table(folder, f"{part}_{field}s", read_field(source, field))
-            if len(table) != rows:
-                raise BuildError(
-                    f"{source}: expected {rows:,} lines, found {len(table):,}; "
-                    "encode the memory again with `recollect train --overwrite`"
-                )
-            if (part, field) == ("label", "uid"):
-                save_array(folder / "label_order.npy", table.sorted_rows())
+    save_array(folder / "label_order.npy", _write_strings(memory, "label", "uid", labels, folder).sorted_rows())
+    _write_strings(memory, "label", "text", labels, folder)
+
+
+def _write_strings(memory: Memory, part: str, field: str, rows: int, folder: Path) -> StringTable:
+    source = memory.folder / f"{part}s.jsonl"
+    table = write_table(folder, f"{part}_{field}s", read_field(source, field))
+    if len(table) != rows:
+        raise BuildError(
+            f"{source}: expected {rows:,} lines, found {len(table):,}; "
+            "encode the memory again with `recollect train --overwrite`"
+        )
+    return table
 
 
 def transpose(sets: LabelSets, labels: int) -> LabelSets:

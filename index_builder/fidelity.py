@@ -43,7 +43,7 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
     """
     defaults, rows = predictor.manifest.defaults, evenly_spaced_rows(memory.plan.instances, _MOST_QUERIES)
     trained = np.asarray(memory.query_vectors[rows], dtype=np.float32)
-    exported = predictor.encode([predictor.bundle.instance_texts[row] for row in rows.tolist()])
+    exported = predictor.encode(predictor.bundle_memory.instances.texts.take(rows.tolist()))
     wanted = defaults.top_b + 1
     exact = exact_search(memory, np.concatenate([trained, exported]), wanted, defaults.lambda_)
     exact_trained, exact_exported = (
@@ -70,7 +70,7 @@ def _quality(
     memory: Memory, predictor: Predictor, rows: Int[np.ndarray, " query"], found: Neighbours
 ) -> dict[str, float]:
     """Metrics in percent of the answers from the found keys, with each query's own key left out."""
-    defaults, values = predictor.manifest.defaults, predictor.memory.values
+    defaults, values = predictor.manifest.defaults, predictor.memory.instances.values
     own = found.keys == rows[:, None]
     similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
     order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the query's own key moves to the end

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, S
 from index_builder.compaction.methods import check_flag
 from service.bundle.manifest import Precision
 from service.options import Lambda, Temperature, TopB, WordWeight
-from service.settings import NO_WORD, Device, Location
+from service.settings import NO_WORD, Device, EngineSettings, Location
 from trainer.settings import (
     BatchSize,
     EmptyTexts,
@@ -126,7 +126,7 @@ class PublishSettings(BuilderSettings):
     )
 
 
-class BuildSettings(PublishSettings):
+class BuildSettings(PublishSettings, EngineSettings):
     """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
 
     run: CliPositionalArg[Path] = Field(
@@ -142,6 +142,12 @@ class BuildSettings(PublishSettings):
     )
     rank: Literal["auto", "off"] = Field(
         "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
+    )
+    engine: Literal["faiss", "milvus"] = Field(
+        "faiss",
+        description="engine of the keys: faiss (files of the bundle), or milvus (collections of the server "
+        "--engine-uri, for memories that exceed one machine); with milvus, --index is auto, FLAT, IVF_FLAT, IVF_SQ8, "
+        "HNSW or DISKANN",
     )
     compact: Annotated[list[str], AfterValidator(check_flag), *Listed] = Field(
         [],

@@ -26,7 +26,7 @@ from service.model import open_model
 from service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from service.predictor.predictor import Predictor
 from service.predictor.scoring import cast_votes, rank
-from service.settings import Device
+from service.settings import Device, EngineSettings
 from service.store.store import Store
 from trainer.encoding.encoder import Encoder
 from trainer.memory.memory import QUERY_VECTORS, Memory
@@ -90,10 +90,13 @@ def _encode_and_compare(
     return vectors
 
 
-def current_metrics(store: Store, settings: PublishSettings, threads: int) -> dict[str, float]:
+def current_metrics(
+    store: Store, settings: PublishSettings, threads: int, engine: EngineSettings | None = None
+) -> dict[str, float]:
     """Metrics of the store's current version on the gate dataset.
 
-    The result is empty if the store has no current version, or no gate dataset is given.
+    The result is empty if the store has no current version, or no gate dataset is given. `engine` is the connection to
+    Milvus, for a version whose keys are there.
 
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
@@ -102,7 +105,8 @@ def current_metrics(store: Store, settings: PublishSettings, threads: int) -> di
     current = store.current() if settings.gate_dataset else None
     if settings.gate_dataset is None or current is None:
         return {}
-    model = open_model(settings.store, current, bundle_cache=settings.bundle_cache, threads=threads, live="off")
+    cache = settings.bundle_cache
+    model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", engine=engine)
     return default_metrics(model.predictor, settings.gate_dataset)
 
 
@@ -115,6 +119,7 @@ def verify(
     settings: PublishSettings,
     threads: int,
     device: Device,
+    engine: EngineSettings | None = None,
 ) -> Verification:
     """Open a bundle as a replica does, and check it.
 
@@ -127,9 +132,10 @@ def verify(
         settings: Bounds of the checks.
         threads: Threads that search and encode.
         device: Device on which the bundle is opened and measured.
+        engine: The connection to Milvus, for a bundle whose keys are there.
     """
     start = time.perf_counter()
-    predictor = Predictor.open(open_bundle(folder, None), threads, device)
+    predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=engine)
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
@@ -147,8 +153,9 @@ def verify(
         checks.append(check(f"keys within reach, {name}", point.reachable, least=MIN_REACHABLE))
     spent = sum(point.milliseconds for point in points.values())
     checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
-    size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
-    checks.append(check("indexes, bytes", size, most=settings.memory_budget))
+    if manifest.engine is None:
+        size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
+        checks.append(check("indexes, bytes", size, most=settings.memory_budget))
     checks.append(
         check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
     )

@@ -160,7 +160,7 @@ class Bench:
         self._threads = budget.threads * budget.workers
         self._settings = {"threads": options.threads, "workers": options.workers, "cache_mb": 0}
         self._serve_flags = serve_flags
-        queries = sample_texts(store.open(versions[0]).instance_texts, _QUERIES)
+        queries = sample_texts(store.open(versions[0]).instances.texts, _QUERIES)
         self._bodies = [json.dumps({"query": query}).encode() for query in queries]
 
     def measure(self) -> Measured:

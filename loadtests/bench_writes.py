@@ -48,7 +48,7 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
         keys.write(f"loadtest {_KEY} write\n")
         keys.flush()
         bundle = copied.open(versions[0])
-        texts, label = sample_texts(bundle.instance_texts, _TEXTS), bundle.labels.uids[0]
+        texts, label = sample_texts(bundle.instances.texts, _TEXTS), bundle.labels.uids[0]
         flags = ["--writable", "--api-keys", keys.name, "--delta-keys", str(10_000_000)]
         with replica(copied.root, flags, cache_mb=0, threads=threads) as server:
             queries = [json.dumps({"query": text}).encode() for text in texts]

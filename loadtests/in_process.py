@@ -70,7 +70,7 @@ def _run_in_process(measurement: str, *arguments: object) -> dict[str, float]:
 
 def _timings(store: str, queries: str, threads: str, seconds: str, pause_seconds: str) -> Timings:
     predictor = open_model(store).predictor
-    texts, duration = sample_texts(predictor.bundle.instance_texts, int(queries)), float(seconds)
+    texts, duration = sample_texts(predictor.bundle.instances.texts, int(queries)), float(seconds)
     return Timings(
         cpu_ms=_cpu_ms(predictor, texts, int(threads), duration),
         alone_cpu_ms=_cpu_ms(predictor, texts, 1, duration),
@@ -113,7 +113,7 @@ def _p50_ms(predictor: Predictor, queries: list[str], seconds: float, pause_seco
 def _memory(store: str, *versions: str) -> Memory:
     opened = [open_model(store, version).predictor for version in versions]
     for predictor in opened:
-        queries = sample_texts(predictor.bundle.instance_texts, _MEMORY_QUERIES)
+        queries = sample_texts(predictor.bundle.instances.texts, _MEMORY_QUERIES)
         for start in range(0, len(queries), _BATCH):
             predictor.predict(queries[start : start + _BATCH], resolve_options(predictor.defaults))
     return memory(os.getpid())

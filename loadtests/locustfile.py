@@ -86,7 +86,9 @@ class LoadTest:
             raise ValueError(f"{options.store}: expected two versions for a swap storm, found only {current}")
         self._versions = [current, *others]
         bundle = self._store.open(current)
-        queries = options.queries.read_text(encoding="utf-8").splitlines() if options.queries else bundle.instance_texts
+        queries = (
+            options.queries.read_text(encoding="utf-8").splitlines() if options.queries else bundle.instances.texts
+        )
         texts, uids = sample_texts(queries, _TEXTS), sample_texts(bundle.labels.uids, _TEXTS)
         self._pool = make_requests(texts, uids, _REQUESTS, _SEED)
         self._expected = ExpectedAnswers(self._store, self._versions, self._pool)

@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _load(server: Replica, store: Store, versions: list[str], errors: list[str]) -> Load:
-    texts = sample_texts(store.open(versions[0]).instance_texts, _QUERIES)
+    texts = sample_texts(store.open(versions[0]).instances.texts, _QUERIES)
     bodies = [json.dumps({"query": text}).encode() for text in texts]
     ranks = zipf_ranks(len(bodies), _DRAWS, 0)
     numbers = itertools.count()  # shared by all loops, so that each loop continues with new requests

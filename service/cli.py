@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -218,16 +219,20 @@ def verify(settings: VerifySettings) -> None:
 
 def prune(settings: PruneSettings) -> None:
     from service.memory_log.retention import prune_log
+    from service.milvus.removal import Removal
     from service.store.retention import prune as prune_store
     from service.versions.replicas import replicas_of, versions_in_use
 
     store = _store(settings)
     replicas = replicas_of(store, _redis_client(settings))
     pruned_versions, size_bytes = set[str](), 0
-    for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
-        _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
-        pruned_versions.add(pruned.version)
-        size_bytes += pruned.size_bytes
+    with contextlib.nullcontext() if settings.dry_run else Removal(store, settings) as collections:
+        for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
+            if collections is not None:
+                collections.drop(pruned.version)
+            _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
+            pruned_versions.add(pruned.version)
+            size_bytes += pruned.size_bytes
     verb = "would remove" if settings.dry_run else "removed"
     _print_error(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
     if settings.memory_log:

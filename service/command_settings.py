@@ -20,7 +20,7 @@ from service.options import (
     TopK,
     WordWeight,
 )
-from service.settings import InputFormat, Location, RedisSettings, ServiceSettings
+from service.settings import EngineSettings, InputFormat, Location, RedisSettings, ServiceSettings
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
 
@@ -224,11 +224,12 @@ class ExportSettings(ServiceSettings):
     version: str = Field("current", description="Version to export")
 
 
-class PruneSettings(RedisSettings):
+class PruneSettings(RedisSettings, EngineSettings):
     """Remove old versions from a store.
 
     The current version, the target of a rollback, protected versions, and versions that a replica serves or opens are
-    kept. With --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder.
+    kept. With --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder. The
+    collections of removed versions in Milvus are dropped.
     """
 
     keep: int = Field(ge=1, description="Number of the newest versions to keep in any case")

@@ -20,6 +20,7 @@ ServiceError
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
 ├── RedisError                Redis does not answer
+├── EngineError               Milvus does not answer, or refuses a call
 ├── InsufficientMemoryError   too little memory is free to open a bundle
 ├── NotServedError            a replica does not serve the current version
 ├── NotReadyError             no bundle is open yet
@@ -121,6 +122,10 @@ class SettingsError(ServiceError):
 
 
 class RedisError(ServiceError):
+    exit_status = 1
+
+
+class EngineError(ServiceError):
     exit_status = 1
 
 

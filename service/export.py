@@ -10,6 +10,7 @@ because the layout has no place for the first two, and a bundle does not contain
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,11 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from service.bundle.instances import Instances
 from service.command_settings import ExportSettings
 from service.errors import OutputError
 from service.memory.delta import Delta
+from service.memory.uid_index import UidIndex
 from service.memory.view import View
 from service.memory_log.log import MemoryLog
+from service.milvus.keys import EngineKeys
+from service.settings import EngineSettings
 from service.store.locations import open_store
 
 _BLOCK_ROWS = 4_096
@@ -34,6 +39,7 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
 
     Raises:
         StoreError: If the store or the version does not exist.
+        EngineError, SettingsError: If its keys are in Milvus, and it does not answer or is not given.
         BundleError, MemoryLogError: If the bundle or the log is damaged, or is not signed by a key in `verify_key`.
         OutputError: If the folder cannot be written.
     """
@@ -41,8 +47,15 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
     bundle = store.open(store.resolve(settings.version))
     no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
     log = MemoryLog.of(store, bundle.manifest, lambda texts: np.tile(no_vectors, (len(texts), 1)))
-    memory = Delta(bundle, bundle.values, None, None).apply(log.read())
-    return *export(memory, settings.out), memory.sequence
+    with contextlib.ExitStack() as stack:
+        instances: Instances
+        if bundle.manifest.engine is None:
+            instances = bundle.instances
+        else:
+            instances = stack.enter_context(contextlib.closing(EngineKeys.open(bundle, EngineSettings()))).instances
+        uids = instances.finder or UidIndex(bundle.instances.uids)
+        memory = Delta(bundle, instances, uids).apply(log.read())
+        return *export(memory, settings.out), memory.sequence
 
 
 def export(memory: View, out: Path) -> tuple[int, int]:
@@ -87,14 +100,11 @@ def _instances(memory: View) -> Iterator[dict[str, Any]]:
     for start in range(0, len(numbers), _BLOCK_ROWS):
         block = numbers[start : start + _BLOCK_ROWS]
         place, label = memory.values.gather(block)
-        starts = np.searchsorted(place, np.arange(len(block) + 1))
-        for nth, number in enumerate(block.tolist()):
+        starts, rows = np.searchsorted(place, np.arange(len(block) + 1)), block.tolist()
+        strings = zip(memory.instance_uids.take(rows), memory.instance_texts.take(rows), strict=True)
+        for nth, (uid, text) in enumerate(strings):
             own = label[starts[nth] : starts[nth + 1]].tolist()
-            yield {
-                "uid": memory.instance_uids[number],
-                "text": memory.instance_texts[number],
-                "labels": [uids[position] for position in own],
-            }
+            yield {"uid": uid, "text": text, "labels": [uids[position] for position in own]}
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:

@@ -80,7 +80,7 @@ class KnownUids:
     def missing(self, subjects: Sequence[Subject]) -> list[Subject]:
         """The subjects that the memory does not contain."""
         unchanged = {uid for kind, uid in subjects if kind == "instance" and (kind, uid) not in self._is_present}
-        uids = self._bundle.instance_uids
+        uids = self._bundle.instances.uids
         mapped = {uid for row in range(len(uids)) if (uid := uids[row]) in unchanged} if unchanged else set()
 
         def is_present(kind: str, uid: str) -> bool:

@@ -45,7 +45,7 @@ from service.options import (
 from service.predictor.answers import Answer, ScoredLabel
 from service.predictor.changing import change
 from service.predictor.predictor import Predictor
-from service.settings import Device
+from service.settings import Device, EngineSettings
 from service.store.locations import open_store
 from service.threads import threads_or_cores
 
@@ -86,6 +86,7 @@ def open_model(
     device: Device = "cpu",
     live: Live = "read",
     sign: Path | None = None,
+    engine: EngineSettings | None = None,
 ) -> Model:
     """Open a version of a store.
 
@@ -102,13 +103,17 @@ def open_model(
             `write`: its changes are written to the log of the store, so that they last, and all replicas get them.
             `off`: the model has the memory of the bundle alone.
         sign: PEM file with the Ed25519 private key that signs the changes, for a store whose log is signed.
+        engine: The connection to Milvus, for a version whose keys are there; None means that of the environment
+            variables.
 
     Raises:
         StoreError: If the store or the version does not exist.
         BundleError: If the bundle is damaged, or is not signed by a key in `verify_key`.
         MemoryLogError: If the log of the store is damaged, or is not signed by a key in `verify_key`.
         KeyFileError: If `verify_key` is not a file of Ed25519 public keys, or `sign` of a private key.
-        SettingsError: If `threads` is negative, or `device` or `live` is unknown.
+        SettingsError: If `threads` is negative, `device` or `live` is unknown, or the keys are in Milvus, and its
+            address is not given.
+        EngineError: If the keys are in Milvus, and it does not answer.
     """
     if threads < 0:
         raise SettingsError(f"threads: expected 0 or more, found {threads}")
@@ -119,7 +124,7 @@ def open_model(
     signing = None if sign is None else read_signing_key(sign)
     opened = open_store(store, verify_key, bundle_cache)
     bundle = opened.open(opened.resolve(version))
-    predictor = Predictor.open(bundle, threads_or_cores(threads), device)
+    predictor = Predictor.open(bundle, threads_or_cores(threads), device, engine=engine)
     if live != "off":
         predictor.follow(MemoryLog.of(opened, bundle.manifest, predictor.encode, signing))
         if live == "read":

@@ -11,7 +11,7 @@ from pydantic_settings import CliImplicitFlag
 
 from service.addresses import is_loopback
 from service.errors import SettingsError
-from service.settings import Device, RedisSettings, require_strong
+from service.settings import Device, EngineSettings, RedisSettings, require_strong
 
 Access = Literal["public", "key", "off"]
 
@@ -21,7 +21,7 @@ MAX_BATCH = 4096
 _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 
 
-class ServeSettings(RedisSettings):
+class ServeSettings(RedisSettings, EngineSettings):
     """Answer queries over HTTP with the current version of the store."""
 
     verify_activations: CliImplicitFlag[bool] = Field(

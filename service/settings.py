@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,16 @@ Location = Annotated[
 # The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
 # file with the name `null`.
 NO_WORD = "\0"
+
+_CONFIG = SettingsConfigDict(
+    env_prefix=ENV_PREFIX,
+    env_prefix_target="all",
+    frozen=True,
+    allow_inf_nan=False,
+    cli_kebab_case=True,
+    cli_hide_none_type=True,
+    cli_parse_none_str=NO_WORD,
+)
 
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
@@ -59,18 +70,42 @@ def _require_strong_redis_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _check_engine_uri(uri: SecretStr) -> SecretStr:
+    if not re.match(r"https?://[^/]", uri.get_secret_value()) and not uri.get_secret_value().endswith(".db"):
+        raise SettingsError("--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file that ends in .db")
+    return uri
+
+
+class EngineSettings(BaseSettings):
+    """Settings of the connection to Milvus, for bundles whose keys are in Milvus."""
+
+    model_config = _CONFIG
+
+    engine_uri: Annotated[SecretStr, AfterValidator(_check_engine_uri)] | None = Field(
+        None,
+        description="Milvus server of bundles whose keys are in Milvus: http://HOST:PORT, https://HOST:PORT for TLS, "
+        "each also with /DATABASE, or a file .db of milvus-lite (default: none)",
+    )
+    engine_token: SecretStr | None = Field(
+        None, description="Token of Milvus: USER:PASSWORD or an API key (default: Milvus needs none)"
+    )
+    engine_ca: Path | None = Field(
+        None,
+        description="File with the CA certificates in PEM format that verify the server of --engine-uri (default: "
+        "those of gRPC)",
+    )
+    engine_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="Maximum seconds for one call of Milvus; a query that needs longer gets status 503",
+    )
+
+
 class ServiceSettings(BaseSettings):
     """Settings of a bundle store. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_prefix_target="all",
-        frozen=True,
-        allow_inf_nan=False,
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_parse_none_str=NO_WORD,
-    )
+    model_config = _CONFIG
 
     store: Location = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
     bundle_cache: Path | None = Field(

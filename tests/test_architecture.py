@@ -27,12 +27,27 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Libraries that a package must never import, so that it runs where they are not installed.
 NEVER_IMPORTS: dict[str, set[str]] = {
     "trainer": {"fastapi", "starlette", "uvicorn", "onnxruntime", "structlog"},
-    "service": {"torch", "transformers", "safetensors", "pyarrow", "scipy", "onnx", "onnxscript", "tqdm"},
+    "service": {
+        "torch",
+        "transformers",
+        "safetensors",
+        "pyarrow",
+        "scipy",
+        "onnx",
+        "onnxscript",
+        "tqdm",
+        "pymilvus",
+        "grpc",
+    },
     "index_builder": {"fastapi", "starlette", "uvicorn"},
     "recollect": {"torch", "numpy", "fastapi"},
 }
 # Modules that are imported only if a user asks for them, and the libraries that they need in addition.
-OPTIONAL_MODULES = {"service.bulk.parquet_input": {"pyarrow"}, "service.bulk.parquet_output": {"pyarrow"}}
+OPTIONAL_MODULES = {
+    "service.bulk.parquet_input": {"pyarrow"},
+    "service.bulk.parquet_output": {"pyarrow"},
+    "service.milvus.client": {"pymilvus", "grpc"},
+}
 # Libraries that run code from the files that they read.
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
 
@@ -55,6 +70,7 @@ SERVICE_ORDER = (
     "canary",
     "lexical",
     "ranking",
+    "milvus",
     "memory",
     "memory_log",
     "predictor",

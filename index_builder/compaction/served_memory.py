@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from index_builder.compaction.rotation import rotate
 from service.bundle.manifest import Compaction
-from service.bundle.values import Values
+from service.bundle.values import SparseValues
 from trainer.memory.memory import Memory
 
 
@@ -50,10 +50,10 @@ class ServedMemory:
         return self if self.trial is None else self.trial
 
     @property
-    def values(self) -> Values:
+    def values(self) -> SparseValues:
         memory, counts = self.memory, self.counts
         log_counts = None if counts is None else np.log(counts, dtype=np.float64)
-        return Values(memory.value_indptr, memory.value_indices, memory.plan.labels, log_counts)
+        return SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels, log_counts)
 
     @property
     def label_counts(self) -> Int[np.ndarray, " label"]:

@@ -166,6 +166,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     """
     predictions: list[list[_Best]] = [[] for _ in grid]
     sources: list[list[Int[np.ndarray, "source decile"]]] = [[] for _ in grid]
+    values = predictor.memory.instances.values
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
@@ -175,12 +176,12 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
                 options = setting.options()
                 found = search.nearest(setting.top_b, setting.lambda_)
-                votes = cast_votes(found, setting.temperature, setting.lambda_, predictor.memory.values)
-                counts.append(count_sources(votes, relevance, predictor.memory.values.instances, truth.deciles))
+                votes = cast_votes(found, setting.temperature, setting.lambda_, values)
+                counts.append(count_sources(votes, relevance, values.instances, truth.deciles))
                 mixed = votes
                 if setting.word_weight:
                     mixed = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
-                ranking = rank(mixed, predictor.memory.values)
+                ranking = rank(mixed, values)
                 if setting.order == "probability" and predictor.memory.reranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
                 ranking = _allowed(ranking, start, truth)

@@ -110,7 +110,7 @@ class BundleMemory:
                 "its queries; name the run from which the version was built"
             )
         self._parts = [
-            _open_part(bundle, "instance", bundle.instance_uids, bundle.instance_texts),
+            _open_part(bundle, "instance", bundle.instances.uids, bundle.instances.texts),
             _open_part(bundle, "label", bundle.labels.uids, bundle.labels.texts),
         ]
         for part in self._parts:
@@ -131,8 +131,8 @@ class BundleMemory:
         bundle, plan = self._bundle, _plan(self._bundle.manifest)
         blocks = (block for part in self._parts for block in part.keys(self._encoder))
         save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks)
-        save_array(folder / "value_indptr.npy", np.asarray(bundle.value_indptr))
-        save_array(folder / "value_indices.npy", np.asarray(bundle.value_indices))
+        save_array(folder / "value_indptr.npy", np.asarray(bundle.instances.values.indptr))
+        save_array(folder / "value_indices.npy", np.asarray(bundle.instances.values.indices))
         save_array(folder / "filtered_pairs.npy", no_pairs())
         options = bundle.manifest.defaults
         defaults = {"lambda": options.lambda_, "temperature": options.temperature, "top_b": options.top_b}

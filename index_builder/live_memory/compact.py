@@ -17,7 +17,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from index_builder.build import describe_bundle, require_passed, usable_device, write_indexes, write_manifest
+from index_builder.build import (
+    describe_bundle,
+    new_version,
+    require_passed,
+    usable_device,
+    write_indexes,
+    write_manifest,
+)
 from index_builder.bundle_tables import read_field, write_bundle_tables
 from index_builder.choose_index import evenly_spaced_rows
 from index_builder.compaction.served_memory import ServedMemory
@@ -31,6 +38,7 @@ from index_builder.settings import CompactSettings
 from index_builder.verify import current_metrics, golden_queries, verify
 from service.bundle.bundle import Bundle, open_bundle
 from service.bundle.files import RANKER
+from service.bundle.integrity import describe_files
 from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from service.bundle.strings import StringTable
 from service.errors import ActivationConflictError
@@ -139,7 +147,7 @@ def _find_base(run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: 
 
 def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
     """Check that a bundle has the instances and labels of a run, row by row."""
-    for name, uids in (("instances", bundle.instance_uids), ("labels", bundle.labels.uids)):
+    for name, uids in (("instances", bundle.instances.uids), ("labels", bundle.labels.uids)):
         rows = list(read_field(memory.folder / f"{name}.jsonl", "uid"))
         if len(rows) != len(uids) or any(uids[row] != uid for row, uid in enumerate(rows)):
             raise BuildError(
@@ -174,8 +182,8 @@ def _final_state(
     of the log, so that they cannot undo a later change.
     """
     log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
-    label_sets = LabelSets(bundle.value_indptr, bundle.value_indices)
-    fold = Fold(_strings(bundle.instance_uids), _strings(bundle.labels.uids), label_sets)
+    label_sets = LabelSets(bundle.instances.values.indptr, bundle.instances.values.indices)
+    fold = Fold(_strings(bundle.instances.uids), _strings(bundle.labels.uids), label_sets)
     with log.exclusive() as section:
         if not section.others:
             raise BuildError(
@@ -201,12 +209,13 @@ def _served(bundle: Bundle, state: FinalState, memory: Memory) -> ServedMemory:
     served, old = ServedMemory.whole(memory), bundle.manifest
     if old.compaction is None:
         return served
-    counts = bundle.values.log_counts
+    values = bundle.instances.values
+    counts = values.log_counts
     if counts is not None:
         served = dataclasses.replace(
             served, counts=np.concatenate([np.exp(counts[state.rows]), np.ones(len(state.instances))])
         )
-    merged_away = bundle.labels.counts - np.bincount(bundle.value_indices, minlength=len(bundle.labels))
+    merged_away = bundle.labels.counts - np.bincount(values.indices, minlength=len(bundle.labels))
     instances = old.compaction.instances + memory.plan.instances - old.counts.instances
     return dataclasses.replace(
         served,
@@ -240,8 +249,9 @@ def _publish(
             write_lexical_index(
                 folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
             )
+        files, options, chances = describe_files(folder), old.defaults, old.probabilities
         manifest = describe_bundle(
-            served, folder, old.encoder, indexes, curves, old.defaults, old.probabilities, {}, sequence
+            served, new_version(files), files, old.encoder, indexes, curves, options, chances, {}, sequence
         )
         write_manifest(folder, manifest)
         checked = verify(folder, served, before, sample, points, settings, threads, device)

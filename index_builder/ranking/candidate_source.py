@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from index_builder.bundle_tables import read_field
-from service.bundle.values import Values
+from service.bundle.values import SparseValues
 from service.lexical.index import LexicalIndex
 from service.lexical.postings import invert
 from service.lexical.word_index import WordIndex
@@ -65,7 +65,7 @@ class CandidateSource:
         self.features = (*FEATURES, *WORD_FEATURES) if with_words else FEATURES
         self._postings = invert(self.texts) if with_words else None
         self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
-        self._values = Values(memory.value_indptr, memory.value_indices, memory.plan.labels)
+        self._values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
 
     def find(
         self, texts: Sequence[str], vectors: Float[np.ndarray, "query dim"], absent: Int[np.ndarray, " absent"]

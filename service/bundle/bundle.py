@@ -14,22 +14,22 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from service.bundle.arrays import map_array, map_counts, map_offsets, map_positions
 from service.bundle.components import Components
 from service.bundle.files import INSTANCE_COUNTS, table_files
+from service.bundle.instances import MappedInstances
 from service.bundle.integrity import read_manifest
 from service.bundle.manifest import Manifest
 from service.bundle.signing import VerifyKeys
 from service.bundle.strings import StringTable
-from service.bundle.values import Values
+from service.bundle.values import SparseValues, SparseVoters
 from service.errors import BundleError
 
 
@@ -62,28 +62,31 @@ class LabelTable:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle: its manifest and its mapped arrays.
+    """An open bundle: its manifest, its instances and its labels.
 
-    The predictor opens the encoder and the indexes from `components`.
+    The predictor opens the encoder and the indexes from `components`. If the manifest names an engine, the instances
+    and their keys are there.
     """
 
     folder: Path
     manifest: Manifest
     components: Components
-    value_indptr: Int[np.ndarray, " offset"]
-    value_indices: Int[np.ndarray, " pair"]
-    voter_indptr: Int[np.ndarray, " voter_offset"]
-    voter_indices: Int[np.ndarray, " pair"]
+    mapped_instances: MappedInstances | None
     labels: LabelTable
-    instance_uids: StringTable
-    instance_texts: StringTable
-    instance_counts: Float[np.ndarray, " instance"] | None = None
 
-    @functools.cached_property
-    def values(self) -> Values:
-        """The labels that each instance votes for."""
-        log_counts = None if self.instance_counts is None else np.log(self.instance_counts, dtype=np.float64)
-        return Values(self.value_indptr, self.value_indices, len(self.labels), log_counts)
+    @property
+    def instances(self) -> MappedInstances:
+        """The instances.
+
+        Raises:
+            BundleError: If they are in an engine.
+        """
+        if self.mapped_instances is None:
+            raise BundleError(
+                f"version {self.manifest.version}: expected a bundle with its instances in files, found one whose "
+                "instances are in Milvus; use a version that was built without --engine"
+            )
+        return self.mapped_instances
 
     def require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Check the shape of a component.
@@ -117,28 +120,44 @@ def open_bundle(
     """
     manifest = read_manifest(folder, verify_keys)
     components = Components(folder, manifest, [each.components for each in share_with], pause)
-    instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
-    counts = components.open(map_array, "label_counts.npy", "int32", labels)
-    bundle = Bundle(
-        folder=folder,
-        manifest=manifest,
-        components=components,
-        value_indptr=components.open(map_offsets, "value_indptr.npy", instances, pairs),
-        value_indices=components.open(map_positions, "value_indices.npy", pairs, labels),
-        voter_indptr=components.open(map_offsets, "voter_indptr.npy", labels, pairs),
-        voter_indices=components.open(map_positions, "voter_indices.npy", pairs, instances),
-        labels=LabelTable(
-            uids=_open_table(components, "label_uids", labels),
-            texts=_open_table(components, "label_texts", labels),
-            counts=counts,
-            order=components.open(map_positions, "label_order.npy", labels, labels),
-        ),
-        instance_uids=_open_table(components, "instance_uids", instances),
-        instance_texts=_open_table(components, "instance_texts", instances),
-        instance_counts=components.open(map_counts, INSTANCE_COUNTS, instances) if manifest.has_counts else None,
-    )
+    labels = _open_labels(components, manifest)
+    if manifest.engine is not None:
+        return Bundle(folder, manifest, components, None, labels)
+    bundle = Bundle(folder, manifest, components, _open_instances(components, manifest), labels)
     _check_voters(bundle)
     return bundle
+
+
+def _open_labels(components: Components, manifest: Manifest) -> LabelTable:
+    labels = manifest.counts.labels
+    counts = components.open(map_array, "label_counts.npy", "int32", labels)
+    return LabelTable(
+        uids=_open_table(components, "label_uids", labels),
+        texts=_open_table(components, "label_texts", labels),
+        counts=counts,
+        order=components.open(map_positions, "label_order.npy", labels, labels),
+    )
+
+
+def _open_instances(components: Components, manifest: Manifest) -> MappedInstances:
+    instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
+    log_counts = None
+    if manifest.has_counts:
+        log_counts = np.log(components.open(map_counts, INSTANCE_COUNTS, instances), dtype=np.float64)
+    return MappedInstances(
+        values=SparseValues(
+            components.open(map_offsets, "value_indptr.npy", instances, pairs),
+            components.open(map_positions, "value_indices.npy", pairs, labels),
+            labels,
+            log_counts,
+        ),
+        voters=SparseVoters(
+            components.open(map_offsets, "voter_indptr.npy", labels, pairs),
+            components.open(map_positions, "voter_indices.npy", pairs, instances),
+        ),
+        uids=_open_table(components, "instance_uids", instances),
+        texts=_open_table(components, "instance_texts", instances),
+    )
 
 
 def _open_table(components: Components, name: str, rows: int) -> StringTable:
@@ -154,7 +173,7 @@ def _check_voters(bundle: Bundle) -> None:
         BundleError: If a label's number of voters is not its number of training instances. In a compacted memory, it
             may be less.
     """
-    offsets, counts = bundle.voter_indptr, bundle.labels.counts
+    offsets, counts = bundle.instances.voters.indptr, bundle.labels.counts
     compacted = bundle.manifest.compaction is not None
     wrong = np.diff(offsets) > counts if compacted else np.diff(offsets) != counts
     if wrong.any():

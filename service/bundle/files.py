@@ -26,25 +26,28 @@ def posting_files(name: str) -> tuple[str, str, str, str]:
 
 
 # Files that every bundle has, besides its manifest and signature.
-BUNDLE_FILES: frozenset[str] = frozenset(
+COMMON_FILES: frozenset[str] = frozenset(
     {
         "encoder.onnx",
         "tokenizer.json",
         "golden.json",
-        "instance_keys.faiss",
-        "label_keys.faiss",
-        "value_indptr.npy",
-        "value_indices.npy",
-        "voter_indptr.npy",
-        "voter_indices.npy",
         "label_counts.npy",
         "label_order.npy",
         *table_files("label_uids"),
         *table_files("label_texts"),
-        *table_files("instance_uids"),
-        *table_files("instance_texts"),
     }
 )
+# Files of a bundle whose keys are not in an engine.
+BUNDLE_FILES: frozenset[str] = COMMON_FILES | {
+    "instance_keys.faiss",
+    "label_keys.faiss",
+    "value_indptr.npy",
+    "value_indices.npy",
+    "voter_indptr.npy",
+    "voter_indices.npy",
+    *table_files("instance_uids"),
+    *table_files("instance_texts"),
+}
 
 
 # Files of the lexical index, files of the ranker, and the file of the instances' counts. A bundle has all files of such
@@ -57,12 +60,15 @@ INSTANCE_COUNTS = "instance_counts.npy"
 _OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, frozenset({INSTANCE_COUNTS}))
 
 
-def expected_files(present: Collection[str]) -> frozenset[str]:
+def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:
     """The files that a bundle must consist of: the required ones, and all of each optional part that it has files of.
 
     Args:
         present: Names of the files of a bundle, or of a folder with other files too.
+        with_engine: Whether the keys and instances of the bundle are in an engine.
     """
+    if with_engine:
+        return COMMON_FILES
     return BUNDLE_FILES.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
 
 

@@ -65,18 +65,19 @@ class EncoderInfo(_Section):
 
 
 class IndexInfo(_Section):
-    """One faiss index.
+    """One index of faiss or Milvus.
 
     Attributes:
-        kind: `flat` (a search compares all codes), `ivf` (inverted lists) or `hnsw` (a graph).
-        factory: The faiss factory string of the index.
+        kind: `flat` (a search compares all codes), `ivf` (inverted lists), `hnsw` (a graph) or `diskann` (a graph on
+            the disks of Milvus).
+        factory: The faiss factory string of the index, or Milvus's type of the index.
         keys: Number of keys in the index.
-        effort: `efSearch` of a graph, `nprobe` of inverted lists, 0 for a flat index.
+        effort: `efSearch` of a graph, `nprobe` of inverted lists, `search_list` of DiskANN, 0 for a flat index.
         refine: Number of candidates for each key to retrieve; a refining index compares the candidates again with more
             exact codes.
     """
 
-    kind: Literal["flat", "ivf", "hnsw"]
+    kind: Literal["flat", "ivf", "hnsw", "diskann"]
     factory: str = ""
     keys: int = Field(ge=1)
     effort: int = Field(0, ge=0)
@@ -118,6 +119,29 @@ class Check(_Section):
     least: float | None = None
     most: float | None = None
     passed: bool
+
+
+class Collection(_Section):
+    """A collection of Milvus: its name, and its number of rows. A row is a key."""
+
+    name: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]{0,254}$")
+    rows: int = Field(ge=1)
+
+
+class Engine(_Section):
+    """The engine that holds the keys of a bundle and its instances, instead of files of the bundle.
+
+    Attributes:
+        name: `milvus`.
+        instances: The keys of the instances, with their uids, texts, labels and counts.
+        labels: The keys of the labels, with their uids and texts.
+        counted: Whether some instance counts as several.
+    """
+
+    name: Literal["milvus"]
+    instances: Collection
+    labels: Collection
+    counted: bool = False
 
 
 class Indexes(_Section):
@@ -227,6 +251,7 @@ class Manifest(_Section):
     """The content of `manifest.json`.
 
     Attributes:
+        engine: The engine of the keys; None if they are in files of the bundle.
         probabilities: The calibration; None if the bundle gives no probabilities.
         compaction: The compaction of the memory; None if the bundle serves all keys of its run.
         metrics: Quality figures, measured when the bundle was built.
@@ -243,6 +268,7 @@ class Manifest(_Section):
     dim: int = Field(ge=1)
     encoder: EncoderInfo
     index: Indexes
+    engine: Engine | None = None
     defaults: Defaults
     probabilities: Probabilities | None = None
     compaction: Compaction | None = None
@@ -321,7 +347,7 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"]))
         raise BundleError(f"{path}: {field}: {problem['msg']}; build the bundle again") from None
-    if manifest.files.keys() != (expected := expected_files(manifest.files.keys())):
+    if manifest.files.keys() != (expected := expected_files(manifest.files.keys(), manifest.engine is not None)):
         wrong = sorted(manifest.files.keys() ^ expected)
         raise BundleError(
             f"{path}: files: expected exactly the files of a bundle; missing or unexpected: {', '.join(wrong)}"

@@ -20,6 +20,7 @@ from service.errors import (
     ChangeError,
     DeadlineError,
     DrainingError,
+    EngineError,
     LogConflictError,
     MemoryLogError,
     NotReadyError,
@@ -77,6 +78,7 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     MemoryLogError: (503, "log_unwritable"),
     LogConflictError: (503, "log_unwritable"),
     RedisError: (503, "redis_down"),
+    EngineError: (503, "engine_down"),
     NotServedError: (504, "not_served"),
 }
 _RETRY_AFTER_SECONDS = "1"
@@ -139,7 +141,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ServiceError)
     async def on_service_error(request: Request, error: ServiceError) -> Response:
-        status, code = _SERVICE_ERRORS.get(type(error), (500, None))
+        kind = EngineError if isinstance(error, EngineError) else type(error)
+        status, code = _SERVICE_ERRORS.get(kind, (500, None))
         headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
         return problem_response(status, str(error), code, headers=headers)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 
-from service.errors import DrainingError
+from service.errors import DrainingError, EngineError
 from service.http.problems import NOT_JSON, ProblemError, documented
 from service.http.schemas import (
     AnswerBody,
@@ -136,12 +136,15 @@ class Routes:
     async def health_ready(self) -> Health:
         """Return 200 if a bundle is open and has answered its golden queries, and no batch hangs.
 
-        `degraded` lists the components that do not work, with the reason.
+        `degraded` lists the components that do not work, with the reason. Without the engine of its keys, the current
+        version cannot answer, so the replica is not ready.
         """
         if self.versions.draining:
             raise DrainingError
         self._require_no_hung_batch()
-        self.versions.serving()
+        with self.versions.lease() as predictor:
+            if predictor.keys is not None and predictor.keys.problem is not None:
+                raise EngineError(predictor.keys.problem)
         degraded = [self.redis.problem] if self.redis and self.redis.problem else None
         return Health(status="ready", degraded=degraded)
 

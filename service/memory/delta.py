@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from service.bundle.bundle import Bundle
-from service.bundle.strings import StringTable
-from service.bundle.values import Values, Voters
+from service.bundle.instances import Instances, UidFinder
+from service.bundle.strings import Strings
+from service.errors import EngineError
 from service.lexical.index import LexicalIndex
 from service.lexical.terms import hash_word, words
 from service.memory.corrections import Corrections
@@ -30,7 +32,6 @@ from service.memory.entries import (
 from service.memory.growing import GrowingArray, GrowingRows, VersionedArray
 from service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
 from service.memory.live_table import GrowingEnds, LiveTable
-from service.memory.uid_index import UidIndex
 from service.memory.view import Status, View
 from service.ranking.names import Names
 
@@ -40,16 +41,22 @@ class Delta:
 
     Args:
         bundle: The bundle.
-        values: The labels that its instances vote for.
+        instances: Its instances.
+        uids: Finds its instances by their uids.
         lexical: Its word indexes; None if it has none.
         names: The names of its labels; None if it has no ranker.
     """
 
-    def __init__(self, bundle: Bundle, values: Values, lexical: LexicalIndex | None, names: Names | None) -> None:
-        self._bundle, self._values, self._words, self._names = bundle, values, lexical, names
-        self._voters = Voters(bundle.voter_indptr, bundle.voter_indices)
-        self._mapped, self._mapped_labels = values.instances, len(bundle.labels)
-        self._uids = UidIndex(bundle.instance_uids)
+    def __init__(
+        self,
+        bundle: Bundle,
+        instances: Instances,
+        uids: UidFinder,
+        lexical: LexicalIndex | None = None,
+        names: Names | None = None,
+    ) -> None:
+        self._bundle, self._base, self._uids, self._words, self._names = bundle, instances, uids, lexical, names
+        self._mapped, self._mapped_labels = len(instances.uids), len(bundle.labels)
         self._dim = bundle.manifest.dim
         self._instances, self._labels, self._corrections = (LiveTable(self._dim) for _ in range(3))
         self._votes, self._log_counts, self._weighted = GrowingRows(np.int32), GrowingArray(np.float64), 0
@@ -77,24 +84,32 @@ class Delta:
         for logged in entries:
             if logged.sequence <= self._sequence:
                 continue
-            self._sequence = logged.sequence
+            before, self._sequence = self._sequence, logged.sequence
+            try:
+                self._apply(logged.entry)
+            except EngineError:  # nothing of this entry was applied; a later call applies it
+                self._sequence = before
+                raise
             self._oldest = min(self._oldest, logged.seconds)
-            match logged.entry:
-                case PutInstance() as put:
-                    self._put_instance(put)
-                case PutLabel() as put_label:
-                    self._put_label(put_label)
-                case RemoveInstance(uid):
-                    if (number := self._find_instance(uid)) is not None:
-                        self._end_instance(number)
-                case RemoveLabel(uid):
-                    self._remove_label(uid)
-                case PutCorrection() as correction:
-                    self._put_correction(correction)
-                case RemoveCorrection(uid):
-                    self._end_correction(uid)
         self._index_words(instances, labels)
         return self.view()
+
+    def _apply(self, entry: Entry) -> None:
+        """Apply one entry. Everything is read from the base before anything changes."""
+        match entry:
+            case PutInstance() as put:
+                self._put_instance(put)
+            case PutLabel() as put_label:
+                self._put_label(put_label)
+            case RemoveInstance(uid):
+                if (number := self._find_instance(uid)) is not None:
+                    self._end_instance(number, self._labels_of(number))
+            case RemoveLabel(uid):
+                self._remove_label(uid)
+            case PutCorrection() as correction:
+                self._put_correction(correction)
+            case RemoveCorrection(uid):
+                self._end_correction(uid)
 
     def _check(self, entry: Entry) -> None:
         if isinstance(entry, PutInstance | PutLabel | PutCorrection) and entry.vector.shape != (self._dim,):
@@ -109,7 +124,7 @@ class Delta:
         if not len(positions):
             return
         if (old := self._find_instance(put.uid)) is not None:
-            self._end_instance(old)
+            self._end_instance(old, self._labels_of(old))
         row = self._instances.add(put.uid, put.text, put.vector, self._mapped + len(self._instances))
         self._votes.append(positions)
         self._log_counts.append(math.log(put.weight))
@@ -138,13 +153,15 @@ class Delta:
         position = self._find_label(uid)
         if position is None:
             return
-        self._end_label_key(position)
-        self._label_ends.end(position, self._sequence)
         view = self.view()
         _, voters = view.voters.gather(np.array([position]))
-        kept, _ = view.values.gather(voters)
-        for number in np.delete(voters, kept).tolist():  # without another label
-            self._end_instance(number)
+        place, label = view.values.gather(voters)
+        alone = np.delete(voters, place[label != position]).tolist()  # instances without another label
+        labels = [self._labels_of(number) for number in alone]
+        self._end_label_key(position)
+        self._label_ends.end(position, self._sequence)
+        for number, own in zip(alone, labels, strict=True):
+            self._end_instance(number, own)
         self._counts[position] = 0
 
     def _put_correction(self, put: PutCorrection) -> None:
@@ -161,16 +178,21 @@ class Delta:
         if (row := self._corrections.find(uid)) is not None:
             self._corrections.ends.end(row, self._sequence)
 
-    def _end_instance(self, number: int) -> None:
+    def _labels_of(self, number: int) -> Int[np.ndarray, " label"]:
+        live = number - self._mapped
+        if live < 0:
+            return self._base.values.gather(np.array([number]))[1]
+        votes = self._votes.content
+        labels: np.ndarray = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
+        return labels
+
+    def _end_instance(self, number: int, labels: Int[np.ndarray, " label"]) -> None:
         live = number - self._mapped
         if live < 0:
             self._instance_ends.end(number, self._sequence)
-            labels = self._values.indices[self._values.indptr[number] : self._values.indptr[number + 1]]
         else:
             self._instances.ends.end(live, self._sequence)
             self._weighted -= self._log_counts.content[live] != 0
-            votes = self._votes.content
-            labels = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
         self._removed_words[0].append(number)
         for position in labels.tolist():
             if self._label_ends.is_present(position):
@@ -207,7 +229,7 @@ class Delta:
         self._words = LexicalIndex(
             by_instances.remove(
                 ended_instances,
-                [_text(self._bundle.instance_texts, self._instances.texts, row) for row in ended_instances],
+                [_text(self._base.texts, self._instances.texts, row) for row in ended_instances],
             ),
             by_labels.remove(
                 ended_labels, [_text(self._bundle.labels.texts, self._labels.texts, row) for row in ended_labels]
@@ -221,7 +243,7 @@ class Delta:
         corrections, counts = self._corrections.at(sequence), self._counts.snapshot()
         label_ends, instance_ends = self._label_ends.at(sequence), self._instance_ends.at(sequence)
         label_rows, votes = self._label_rows.snapshot(), self._votes.content
-        bundle = self._bundle
+        bundle, base = self._bundle, self._base
 
         return View(
             sequence=sequence,
@@ -235,17 +257,15 @@ class Delta:
                 oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
             ),
             values=LiveValues(
-                self._values.indptr,
-                self._values.indices,
-                len(label_ends.ends),
-                self._values.log_counts,
+                mapped=base.values,
+                labels=len(label_ends.ends),
                 live=votes,
                 live_log_counts=self._log_counts.content if self._weighted else None,
                 label_ends=label_ends,
             ),
             voters=LiveVoters(
-                self._voters.indptr,
-                self._voters.indices,
+                mapped=base.voters,
+                mapped_labels=self._mapped_labels,
                 live=self._live_voters,
                 live_pairs=len(votes.items),
                 has_live=self._has_live.content,
@@ -262,8 +282,8 @@ class Delta:
                 live=labels,
                 rows=label_rows,
             ),
-            instance_uids=LiveStrings(bundle.instance_uids, self._instances.uids, lambda number: number - mapped),
-            instance_texts=LiveStrings(bundle.instance_texts, self._instances.texts, lambda number: number - mapped),
+            instance_uids=LiveStrings(base.uids, self._instances.uids, lambda number: number - mapped),
+            instance_texts=LiveStrings(base.texts, self._instances.texts, lambda number: number - mapped),
             instances=instances,
             corrections=Corrections(corrections, self._corrected, self._has_correction.content),
             instance_ends=instance_ends,
@@ -276,6 +296,6 @@ class Delta:
         )
 
 
-def _text(mapped: StringTable, live: list[str], row: int) -> str:
+def _text(mapped: Strings, live: list[str], row: int) -> str:
     """The text of a row of a word index."""
     return mapped[row] if row < len(mapped) else live[row - len(mapped)]

@@ -7,18 +7,22 @@ number, which no answer contains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt64
 
 from service.bundle.bundle import LabelTable
-from service.bundle.strings import StringTable
+from service.bundle.strings import Strings
 from service.bundle.values import Values, Voters, gather_rows
 from service.memory.growing import Rows, Versions
 from service.memory.live_table import Ends, LiveRows
 from service.ranking.names import Names
+
+# Gathers rows of a matrix: for each entry, its row's place in the argument, in rising order, and its column number.
+Gather = Callable[[Int[np.ndarray, " row"]], tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,35 +30,37 @@ class LiveValues(Values):
     """The labels that instances of a bundle and live instances vote for. Votes for removed labels are left out.
 
     Attributes:
+        mapped: The labels of the instances of the bundle.
+        labels: Number of labels.
         live: The labels of each live instance.
         live_log_counts: The logarithm of each live instance's count; None means that every count is 1.
         label_ends: The ends of the labels.
     """
 
+    mapped: Values
+    labels: int
     live: Rows
     live_log_counts: Float[np.ndarray, " live"] | None
     label_ends: Ends
 
     @property
     def instances(self) -> int:
-        return len(self.indptr) - 1 + len(self.live)
+        return self.mapped.instances + len(self.live)
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        place, label = gather_layers(self.indptr, self.indices, self.live, rows)
+        place, label = gather_layers(self.mapped.gather, self.mapped.instances, self.live, rows)
         if not self.label_ends.ended:
             return place, label
         present = self.label_ends.present(label)
         return place[present], label[present]
 
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        if self.log_counts is None and self.live_log_counts is None:
-            return 0.0
-        found, mapped = np.zeros(keys.shape), len(self.indptr) - 1
-        is_mapped, is_live = (keys >= 0) & (keys < mapped), (keys >= mapped) & (keys < self.instances)
-        if self.log_counts is not None:
-            found[is_mapped] = self.log_counts[keys[is_mapped]]
-        if self.live_log_counts is not None:
-            found[is_live] = self.live_log_counts[keys[is_live] - mapped]
+        mapped = self.mapped.instances
+        found = self.mapped.log_counts_of(np.where(keys < mapped, keys, -1))
+        if self.live_log_counts is None:
+            return found
+        found, is_live = np.broadcast_to(found, keys.shape).copy(), (keys >= mapped) & (keys < self.instances)
+        found[is_live] = self.live_log_counts[keys[is_live] - mapped]
         return found
 
 
@@ -63,6 +69,8 @@ class LiveVoters(Voters):
     """The instances that vote for each label, live instances included.
 
     Attributes:
+        mapped: The instances of the bundle that vote for each label.
+        mapped_labels: Number of labels of the bundle.
         live: At least the live instances that vote for each label, in order of their rows.
         has_live: Whether a label has such instances, or had some.
         present_counts: Number of instances that vote for each label.
@@ -70,6 +78,8 @@ class LiveVoters(Voters):
         instances: The live instances.
     """
 
+    mapped: Voters
+    mapped_labels: int
     live: dict[int, list[int]]
     live_pairs: int
     has_live: Bool[np.ndarray, " label"]
@@ -77,16 +87,19 @@ class LiveVoters(Voters):
     instance_ends: Ends
     instances: LiveRows
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most_compared", self.mapped.most_compared)
+
     @property
     def pairs(self) -> int:
-        return len(self.indices) + self.live_pairs
+        return self.mapped.pairs + self.live_pairs
 
     def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
         return self.present_counts[labels]
 
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        mapped = np.flatnonzero(labels < len(self.indptr) - 1)
-        place, row = gather_rows(self.indptr, self.indices, labels[mapped])
+        mapped = np.flatnonzero(labels < self.mapped_labels)
+        place, row = self.mapped.gather(labels[mapped])
         present = self.instance_ends.present(row)
         places, keys = [mapped[place[present]]], [row[present].astype(np.int64)]
         for nth in np.flatnonzero(self.has_live[labels]).tolist():
@@ -116,7 +129,8 @@ class LiveNames(Names):
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " word"], UInt64[np.ndarray, " word"]]:
         live = self.rows[labels]
         rows = np.where(live < 0, labels, live + len(self.offsets) - 1)
-        return gather_layers(self.offsets, self.words, self.live, rows)
+        gather = functools.partial(gather_rows, self.offsets, self.words)
+        return gather_layers(gather, len(self.offsets) - 1, self.live, rows)
 
 
 @dataclass(frozen=True)
@@ -129,13 +143,21 @@ class LiveStrings:
         row: The row in `live` of a number; negative for a string of the bundle.
     """
 
-    mapped: StringTable
+    mapped: Strings
     live: list[str]
     row: Callable[[int], int]
+
+    def __len__(self) -> int:
+        return len(self.mapped) + len(self.live)
 
     def __getitem__(self, number: int) -> str:
         row = self.row(number)
         return self.mapped[number] if row < 0 else self.live[row]
+
+    def take(self, rows: Sequence[int]) -> list[str]:
+        live = [self.row(number) for number in rows]
+        mapped = iter(self.mapped.take([number for number, row in zip(rows, live, strict=True) if row < 0]))
+        return [next(mapped) if row < 0 else self.live[row] for row in live]
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,18 +214,22 @@ Labels = LabelTable | LiveLabels
 
 
 def gather_layers(
-    offsets: Int[np.ndarray, " offset"],
-    items: Shaped[np.ndarray, " item"],
-    live: Rows,
-    rows: Int[np.ndarray, " row"],
+    gather: Gather, mapped: int, live: Rows, rows: Int[np.ndarray, " row"]
 ) -> tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]:
-    """Gather rows of a mapped matrix and of live rows after it, as `gather_rows` gathers rows of one matrix."""
-    is_live = rows >= len(offsets) - 1
+    """Gather rows of a matrix and of live rows after it.
+
+    Args:
+        gather: Gathers rows of the matrix.
+        mapped: Number of its rows.
+        live: The live rows.
+        rows: The rows to gather; those from `mapped` on are live.
+    """
+    is_live = rows >= mapped
     if not is_live.any():
-        return gather_rows(offsets, items, rows)
+        return gather(rows)
     first, second = np.flatnonzero(~is_live), np.flatnonzero(is_live)
-    place, item = gather_rows(offsets, items, rows[first])
-    live_place, live_item = gather_rows(live.offsets, live.items, rows[second] - (len(offsets) - 1))
+    place, item = gather(rows[first])
+    live_place, live_item = gather_rows(live.offsets, live.items, rows[second] - mapped)
     places, found = np.concatenate([first[place], second[live_place]]), np.concatenate([item, live_item])
     order = np.argsort(places, kind="stable")
     return places[order], found[order]

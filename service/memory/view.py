@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from service.bundle.instances import UidFinder
 from service.lexical.index import LexicalIndex
 from service.memory.corrections import Corrections
 from service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
 from service.memory.live_table import Ends, LiveRows
-from service.memory.uid_index import UidIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class View:
     label_key_ends: Ends
     words: LexicalIndex | None
     names: LiveNames | None
-    uids: UidIndex
+    uids: UidFinder
 
     def instance(self, uid: str) -> int | None:
         """The number of the present instance with a uid."""

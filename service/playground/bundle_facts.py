@@ -8,8 +8,8 @@ import numpy as np
 from fastapi import Request
 from pydantic import BaseModel
 
-from service.bundle.bundle import Bundle
 from service.bundle.manifest import Check, Point
+from service.bundle.strings import Strings
 from service.versions.open_versions import OpenVersions
 
 # An example is a text of the memory with at most so many characters.
@@ -60,7 +60,7 @@ class FactsRoute:
             manifest = predictor.manifest
             return BundleFacts(
                 version=manifest.version,
-                examples=example_queries(predictor.bundle),
+                examples=example_queries(predictor.bundle_memory.instances.texts),
                 curves=manifest.curves,
                 checks=manifest.checks,
                 size_bytes=manifest.size_bytes,
@@ -70,9 +70,9 @@ class FactsRoute:
             )
 
 
-def example_queries(bundle: Bundle) -> list[str]:
+def example_queries(all_texts: Strings) -> list[str]:
     """Short training texts, from evenly spaced rows of the memory."""
-    rows = np.linspace(0, len(bundle.instance_texts) - 1, num=4 * _EXAMPLES, dtype=int)
-    texts = dict.fromkeys(bundle.instance_texts[row].strip() for row in rows.tolist())
+    rows = np.linspace(0, len(all_texts) - 1, num=4 * _EXAMPLES, dtype=int)
+    texts = dict.fromkeys(text.strip() for text in all_texts.take(rows.tolist()))
     short = [text for text in texts if 0 < len(text) <= _MAX_CHARACTERS]
     return short[:: max(1, len(short) // _EXAMPLES)][:_EXAMPLES]

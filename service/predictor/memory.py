@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.bundle.bundle import Bundle
-from service.bundle.strings import StringTable
-from service.bundle.values import Values, Voters
+from service.bundle.instances import Instances
 from service.lexical.index import LexicalIndex
 from service.memory.delta import Delta
 from service.memory.entries import LoggedEntry
-from service.memory.layers import Labels, LiveStrings
+from service.memory.layers import Labels
+from service.memory.uid_index import UidIndex
 from service.memory.view import View
+from service.milvus.keys import EngineKeys
 from service.predictor.answers import Reason
 from service.predictor.exhaustive import ExhaustiveRanker
 from service.predictor.live_keys import LiveKeyIndex
 from service.predictor.reranking import Reranker
-from service.predictor.searcher import Searcher
+from service.predictor.searcher import RemoteKeys, Searcher
 from service.predictor.words import WordVoter
 from service.ranking.features import LabelFacts
 from service.ranking.ranker import Ranker
@@ -34,10 +35,8 @@ class Memory:
 
     Attributes:
         searcher: Finds the nearest keys.
-        values: The labels that each instance votes for.
+        instances: The instances, by number.
         labels: The labels.
-        instance_uids: Uids of the instances, by number.
-        instance_texts: Their texts.
         words: Finds keys by words; None without a lexical index.
         reranker: Orders labels; None without a ranker.
         exhaustive: Ranks the labels that a filter admits.
@@ -47,10 +46,8 @@ class Memory:
     """
 
     searcher: Searcher
-    values: Values
+    instances: Instances
     labels: Labels
-    instance_uids: StringTable | LiveStrings
-    instance_texts: StringTable | LiveStrings
     words: WordVoter | None
     reranker: Reranker | None
     exhaustive: ExhaustiveRanker
@@ -59,14 +56,23 @@ class Memory:
     digest: bytes = b""
 
     @classmethod
-    def open(cls, bundle: Bundle, device: Device) -> Memory:
+    def open(cls, bundle: Bundle, device: Device, keys: EngineKeys | None = None) -> Memory:
         """Open the memory of a bundle.
+
+        Args:
+            bundle: The bundle.
+            device: Device that searches.
+            keys: The keys and instances of a bundle whose keys are in an engine.
 
         Raises:
             BundleError: If a file does not open, or does not fit to the manifest.
         """
-        searcher = Searcher.open(bundle, device)
-        values = bundle.values
+        instances: Instances
+        if keys is None:
+            searcher, instances = Searcher.open(bundle, device), bundle.instances
+        else:
+            searcher, instances = Searcher(RemoteKeys(keys.of_instances), RemoteKeys(keys.of_labels)), keys.instances
+        values = instances.values
         words, reranker = None, None
         if bundle.manifest.has_lexical_index:
             counts = bundle.manifest.counts
@@ -74,30 +80,33 @@ class Memory:
             words = WordVoter(index, values)
         if bundle.manifest.has_ranker:
             reranker = Reranker(Ranker.open(bundle, values), values)
-        exhaustive = ExhaustiveRanker(Voters(bundle.voter_indptr, bundle.voter_indices), searcher, values)
-        return cls(
-            searcher,
-            values,
-            bundle.labels,
-            bundle.instance_uids,
-            bundle.instance_texts,
-            words,
-            reranker,
-            exhaustive,
-            sequence=bundle.manifest.memory_sequence,
-        )
+        exhaustive = ExhaustiveRanker(instances.voters, searcher, values)
+        sequence = bundle.manifest.memory_sequence
+        return cls(searcher, instances, bundle.labels, words, reranker, exhaustive, sequence=sequence)
 
-    def reason(self, key: int, share: float, by_words: bool) -> Reason:
-        """Describe one term of a score."""
-        instances, by = self.values.instances, "words" if by_words else None
-        if key < instances:
-            return Reason("instance", self.instance_uids[key], self.instance_texts[key], share, by)
-        label = key - instances
+    def reasons(self, terms: Sequence[tuple[int, float, bool]]) -> list[Reason]:
+        """Describe terms of a score: a key, its share, and whether the key was found by words."""
+        instances = self.instances.values.instances
+        rows = [key for key, _, _ in terms if key < instances]
+        described = zip(self.instances.uids.take(rows), self.instances.texts.take(rows), strict=True)
+        return [
+            Reason("instance", *next(described), share, _by(by_words))
+            if key < instances
+            else self._other_reason(key - instances, share, by_words)
+            for key, share, by_words in terms
+        ]
+
+    def _other_reason(self, label: int, share: float, by_words: bool) -> Reason:
+        """Describe a term whose key is a label, or a correction."""
         if label < len(self.labels):
-            return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)
+            return Reason("label", self.labels.uids[label], self.labels.texts[label], share, _by(by_words))
         assert self.view is not None, "only a memory with live entries has corrections"
         corrections, row = self.view.corrections.rows, label - len(self.labels)
         return Reason("correction", corrections.uids[row], corrections.texts[row], share)
+
+
+def _by(by_words: bool) -> str | None:
+    return "words" if by_words else None
 
 
 class LiveMemory:
@@ -112,7 +121,8 @@ class LiveMemory:
         self._memory, self._digest, self._write = memory, b"", threading.Lock()
         words = None if memory.words is None else memory.words.index
         names = None if memory.reranker is None else memory.reranker.ranker.facts.names
-        self._delta = Delta(bundle, memory.values, words, names)
+        uids = memory.instances.finder or UidIndex(bundle.instances.uids)
+        self._delta = Delta(bundle, memory.instances, uids, words, names)
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries in order, and return the memory after them.
@@ -140,10 +150,8 @@ class LiveMemory:
             reranker = Reranker(mapped.reranker.ranker.with_memory(facts, values), values)
         return Memory(
             searcher=searcher,
-            values=values,
+            instances=Instances(values, view.voters, view.instance_uids, view.instance_texts),
             labels=view.labels,
-            instance_uids=view.instance_uids,
-            instance_texts=view.instance_texts,
             words=None if view.words is None else WordVoter(view.words, values),
             reranker=reranker,
             exhaustive=ExhaustiveRanker(view.voters, searcher, values),

@@ -21,6 +21,7 @@ from service.memory.entries import LoggedEntry
 from service.memory.label_search import LabelSearch
 from service.memory_log.log import MemoryLog
 from service.memory_log.writer import MemoryWriter
+from service.milvus.keys import EngineKeys
 from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
 from service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
 from service.predictor.encoder import QueryEncoder
@@ -32,13 +33,14 @@ from service.predictor.words import mix
 from service.ranking.assign import assigned_counts
 from service.ranking.calibration import calibrate_answers, log_odds
 from service.ranking.ranker import RankedCandidates
-from service.settings import Device
+from service.settings import Device, EngineSettings
 
 
 class Predictor:
     """An open bundle that answers queries; thread-safe.
 
     Attributes:
+        keys: The keys and instances in an engine; None if they are in files of the bundle.
         memory: The memory that answers; `apply` replaces it.
         bundle_memory: The memory of the bundle, without live entries.
         changing: Held during a change of the memory that no log keeps.
@@ -50,13 +52,16 @@ class Predictor:
 
     block_keys = 16_384
 
-    def __init__(self, bundle: Bundle, threads: int, device: Device = "cpu") -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: EngineSettings | None = None
+    ) -> None:
         self._threads = threads
         self.bundle = bundle
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
-        self.memory = self.bundle_memory = Memory.open(bundle, device)
+        self.keys = None if bundle.manifest.engine is None else EngineKeys.open(bundle, engine or EngineSettings())
+        self.memory = self.bundle_memory = Memory.open(bundle, device, self.keys)
         self.changing = threading.Lock()
         self.log: MemoryWriter[Memory] | None = None
         self.label_search = LabelSearch(bundle.labels)
@@ -66,17 +71,24 @@ class Predictor:
 
     @classmethod
     def open(
-        cls, bundle: Bundle, threads: int, device: Device = "cpu", pause: Callable[[], None] | None = None
+        cls,
+        bundle: Bundle,
+        threads: int,
+        device: Device = "cpu",
+        pause: Callable[[], None] | None = None,
+        engine: EngineSettings | None = None,
     ) -> Predictor:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
-        the reasons. `pause` is called between the steps, so that a caller can slow them down.
+        the reasons. `pause` is called between the steps, so that a caller can slow them down. `engine` is the
+        connection to Milvus, for a bundle whose keys are there; None means that of the environment variables.
 
         Raises:
             BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
+            EngineError, SettingsError: If the keys are in Milvus, and it does not answer or is not given.
         """
-        predictor = cls(bundle, threads, device)
+        predictor = cls(bundle, threads, device, engine)
         predictor.warm_up(pause)
         return predictor
 
@@ -86,6 +98,8 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components, self.log = self.bundle.components, None
+        if self.keys is not None:
+            self.keys.close()
         del self.bundle, self.encoder, self.memory, self.bundle_memory, self.label_search, self._live
         components.close()
 
@@ -157,8 +171,8 @@ class Predictor:
         Raises:
             BundleError: If the encoder does not produce unit vectors.
         """
-        rows = np.linspace(0, len(self.bundle.instance_texts) - 1, num=4, dtype=int)
-        for text in [self.bundle.instance_texts[row] for row in rows.tolist()]:
+        texts = self.bundle_memory.instances.texts
+        for text in texts.take(np.linspace(0, len(texts) - 1, num=4, dtype=int).tolist()):
             vector = self.encoder.encode_known(text)
             if not np.isclose(np.linalg.norm(vector), 1, atol=1e-3):
                 raise BundleError(
@@ -249,12 +263,13 @@ class Predictor:
         nearest, votes, by_words, reranked = self._search(memory, queries, vectors, options, label_filter, watch)
         if label_filter is None:
             votes = votes if by_words is None else mix(votes, by_words, options.word_weight)
-            ranking = rank(votes, memory.values)
+            ranking = rank(votes, memory.instances.values)
         else:
             rank_admitted = memory.exhaustive.rank_admitted
             ranking, votes = rank_admitted(vectors, nearest, votes, by_words, options, label_filter, watch)
         if memory.view is not None:
-            corrections, first_key = memory.view.corrections, memory.values.instances + memory.values.labels
+            values = memory.instances.values
+            corrections, first_key = memory.view.corrections, values.instances + values.labels
             corrected = corrections.find(vectors, ranking.query, ranking.label, options.temperature)
             ranking, votes = correct(ranking, votes, corrected, first_key)
             if memory.reranker is not None and reranked is not None:
@@ -334,7 +349,7 @@ class Predictor:
 
 
 def _cast_votes(memory: Memory, neighbours: Neighbours, options: AnswerOptions) -> Votes:
-    return cast_votes(neighbours, options.temperature, options.lambda_, memory.values)
+    return cast_votes(neighbours, options.temperature, options.lambda_, memory.instances.values)
 
 
 def _describe(
@@ -347,7 +362,7 @@ def _describe(
     reranked: RankedCandidates | None,
 ) -> ScoredLabel:
     table, label = memory.labels, int(ranking.label[row])
-    because = None if votes is None else [memory.reason(*term) for term in votes.terms(query, label)]
+    because = None if votes is None else memory.reasons([*votes.terms(query, label)])
     probability = None if chances is None else float(chances[row])
     score, terms = float(ranking.score[row]), None
     if votes is not None and memory.reranker is not None and reranked is not None:

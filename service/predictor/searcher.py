@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from service.bundle.bundle import Bundle
 from service.bundle.manifest import IndexInfo
 from service.errors import opening
+from service.milvus.keys import EngineSearch
 from service.predictor.gpu import GpuIndex, NoGpuError
 from service.predictor.similarity import similarities_to_keys
 from service.settings import Device
@@ -169,6 +170,18 @@ class Keys(Protocol):
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]: ...
+
+
+class RemoteKeys:
+    """Keys of one kind in an engine, which searches them."""
+
+    cpu_reason = ""
+
+    def __init__(self, found: EngineSearch) -> None:
+        self.keys, self._search, self.similarities = found.keys, found.search, found.similarities
+
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
+        return Neighbours(*self._search(vectors, top_b))
 
 
 class Searcher:

@@ -96,7 +96,7 @@ def serve_endpoints(
         settings.hang_seconds,
     )
     model_manager = ModelManager(
-        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing),
+        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing, settings),
         replicas_of(store, redis),
         metrics,
         settings.poll_seconds,

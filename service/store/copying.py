@@ -13,11 +13,16 @@ def copy_version(source: Store, version: str, target: Store) -> bool:
     version, and can be started again.
 
     Raises:
-        StoreError: If the source does not contain the version, the target contains another bundle with this name, or a
-            store cannot be used.
+        StoreError: If the source does not contain the version, its keys are in an engine, the target contains another
+            bundle with this name, or a store cannot be used.
         BundleError: If a file differs from the manifest, or a bundle is not signed as the stores require.
     """
     bundle = source.open(version)
+    if bundle.manifest.engine is not None:
+        raise StoreError(
+            f"{source.name}/bundles/{version}: expected a version with its keys in files, found one whose keys are in "
+            f"Milvus, which is not copied; build it again with --store {target.name}"
+        )
     try:
         existing = target.manifest(version)
     except StoreError:  # not published. If the target does not answer, the publication fails with the reason.

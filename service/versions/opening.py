@@ -11,7 +11,7 @@ from service.bundle.signing_key import SigningKey
 from service.memory_log.log import MemoryLog
 from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
-from service.settings import Device
+from service.settings import Device, EngineSettings
 from service.store.store import Store
 from service.versions.memory_check import require_memory
 from service.versions.throttle import Throttle
@@ -29,6 +29,7 @@ class Opener:
         device: Device for encoding and searching.
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
         signing: Private key that signs the entries that this process writes to the log of the store.
+        engine: The connection to Milvus; None means that of the environment variables.
     """
 
     store: Store
@@ -36,6 +37,7 @@ class Opener:
     device: Device = "cpu"
     workers: int = 1
     signing: SigningKey | None = None
+    engine: EngineSettings | None = None
 
     def open(
         self,
@@ -56,6 +58,7 @@ class Opener:
             InsufficientMemoryError: If too little memory is free.
             BundleError: If the bundle is damaged, or is not signed by the key that the store requires.
             WrongAnswersError: If the answers to the golden queries contain too few of the expected labels.
+            EngineError, SettingsError: If the keys are in Milvus, and it does not answer or is not given.
             MemoryLogError: If the log of the live memory cannot be read.
             CancelledWorkError: If the throttle is cancelled.
         """
@@ -63,7 +66,7 @@ class Opener:
         open_manifests = [predictor.manifest for predictor in share_with]
         require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
-        predictor = Predictor.open(bundle, self.threads, self.device, pause)
+        predictor = Predictor.open(bundle, self.threads, self.device, pause, self.engine)
         check_golden(predictor, pause)
         predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode, self.signing))
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:

@@ -302,7 +302,7 @@ def test_memory_with_damaged_texts_is_rejected(run: Path, quick_export: None, tm
 def test_build_that_fails_in_any_step_leaves_no_folder_in_the_store(
     tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("an unexpected fault")
 
     monkeypatch.setattr(f"index_builder.{step}", fail)
@@ -326,7 +326,7 @@ def copy(encoder, folder, *_):
     for path in Path(exported).iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
 
-def crash(*_):
+def crash(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def kill_at(owner, step):

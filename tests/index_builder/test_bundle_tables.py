@@ -29,9 +29,9 @@ def test_transposed_label_sets_list_the_instances_of_each_label_in_ascending_ord
 
 def test_bundle_contains_the_values_of_its_memory_and_their_transpose(built: Any) -> None:
     memory, bundle = open_memory(built.run / "memory"), Store(built.store).open(built.version)
-    np.testing.assert_array_equal(bundle.value_indices, memory.value_indices)
+    np.testing.assert_array_equal(bundle.instances.values.indices, memory.value_indices)
     votes = np.split(memory.value_indices, memory.value_indptr[1:-1])
-    voters = np.split(bundle.voter_indices, bundle.voter_indptr[1:-1])
+    voters = np.split(bundle.instances.voters.indices, bundle.instances.voters.indptr[1:-1])
     assert [row.tolist() for row in voters] == [
         [instance for instance, row in enumerate(votes) if label in row] for label in range(8)
     ]

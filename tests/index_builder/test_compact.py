@@ -188,7 +188,7 @@ def test_compaction_that_would_leave_no_instance_is_refused(
     store: Store, compact: Callable[..., tuple[int, str, str]], built: Built
 ) -> None:
     bundle = store.open(built.version)
-    write(store, *(RemoveInstance(bundle.instance_uids[row]) for row in range(len(bundle.instance_uids))))
+    write(store, *(RemoveInstance(bundle.instances.uids[row]) for row in range(len(bundle.instances.uids))))
     status, _, errors = compact(None, run=None)
     assert status == 2
     assert "expected live entries that leave an instance and a label, found none left" in errors

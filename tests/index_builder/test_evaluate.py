@@ -80,8 +80,8 @@ def test_each_text_is_encoded_once_and_each_index_searched_once_for_each_number_
     searched: list[tuple[int, int]] = []
     opened = Predictor.open
 
-    def open_and_watch(*arguments: Any) -> Predictor:
-        predictor = opened(*arguments)
+    def open_and_watch(*arguments: Any, **options: Any) -> Predictor:
+        predictor = opened(*arguments, **options)
         encode, search = predictor.encode, KeyIndex.search
         monkeypatch.setattr(predictor, "encode", lambda texts: encoded.extend(texts) or encode(texts))
 

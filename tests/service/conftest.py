@@ -6,6 +6,8 @@ checked.
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +93,30 @@ def predictor(built: Any) -> Any:
     from service.model import open_model
 
     return open_model(built.store, built.version).predictor
+
+
+@pytest.fixture(scope="session")
+def milvus_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The server that RECOLLECT_MILVUS_URI names, or a file of milvus-lite."""
+    pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+    return os.environ.get("RECOLLECT_MILVUS_URI") or str(tmp_path_factory.mktemp("milvus") / "milvus.db")
+
+
+@pytest.fixture(scope="session")
+def milvus_predictor(built: Any, milvus_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The same memory as that of `predictor`, with its keys in Milvus."""
+    from service.bundle.bundle import open_bundle
+    from service.milvus.removal import drop
+    from service.predictor.predictor import Predictor
+    from tests.service.milvus.milvus_bundles import engine_at, write_milvus_bundle
+
+    version = f"test-{secrets.token_hex(4)}"
+    folder = write_milvus_bundle(built, tmp_path_factory.mktemp("milvus") / "bundle", milvus_uri, version)
+    predictor = Predictor.open(open_bundle(folder), threads=1, engine=engine_at(milvus_uri))
+    yield predictor
+    engine = predictor.manifest.engine
+    drop(predictor.keys.connection, [engine.instances.name, engine.labels.name])
+    predictor.keys.close()
 
 
 @pytest.fixture(scope="session")

@@ -199,11 +199,11 @@ def test_signature_is_ignored_if_no_public_key_is_given(bundle_folder: Path) -> 
 
 def test_opened_bundle_contains_the_written_arrays(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
-    assert isinstance(bundle.value_indices.base, np.memmap)
-    assert bundle.value_indptr.tolist() == [0, 1, 3, 3]
-    assert bundle.value_indices.tolist() == [0, 0, 1]
+    assert isinstance(bundle.instances.values.indices.base, np.memmap)
+    assert bundle.instances.values.indptr.tolist() == [0, 1, 3, 3]
+    assert bundle.instances.values.indices.tolist() == [0, 0, 1]
     assert list(bundle.labels.uids) == ["label 0", "label 1"]
-    assert list(bundle.instance_texts) == [f"text of instance {row}" for row in range(3)]
+    assert list(bundle.instances.texts) == [f"text of instance {row}" for row in range(3)]
 
 
 def test_pause_is_called_between_the_steps_of_opening_and_does_not_change_the_bundle(bundle_folder: Path) -> None:
@@ -215,8 +215,8 @@ def test_pause_is_called_between_the_steps_of_opening_and_does_not_change_the_bu
 
 def test_voters_of_each_label_are_the_transpose_of_the_labels_of_each_instance(bundle_folder: Path) -> None:
     bundle = open_bundle(bundle_folder)
-    assert bundle.voter_indptr.tolist() == [0, 2, 3]
-    assert bundle.voter_indices.tolist() == [0, 1, 1]
+    assert bundle.instances.voters.indptr.tolist() == [0, 2, 3]
+    assert bundle.instances.voters.indices.tolist() == [0, 1, 1]
 
 
 def test_bundle_is_refused_if_a_label_has_a_wrong_number_of_voters(bundle_folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_label_is_found_by_its_uid(bundle_folder: Path) -> None:
 
 def test_bundle_without_any_vote_can_be_opened(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
     bundle = open_bundle(write_bundle(tmp_path / "bundle", votes=([], [], [])))
-    assert len(bundle.value_indices) == 0
+    assert len(bundle.instances.values.indices) == 0
 
 
 def test_error_for_a_missing_bundle_names_its_folder(tmp_path: Path) -> None:

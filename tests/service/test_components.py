@@ -125,8 +125,8 @@ def test_bundles_share_equal_tables_even_if_they_have_other_numbers_of_instances
     more = write_bundle(tmp_path / "more", "v2", instance_keys=np.eye(4, dtype=np.float32), votes=([0], [0, 1], [], []))
     second = open_bundle(more, share_with=[first])
     assert second.labels.counts is first.labels.counts
-    assert second.value_indptr is not first.value_indptr
-    assert [second.instance_texts[3], second.labels.texts[1]] == ["text of instance 3", "text of label 1"]
+    assert second.instances.values.indptr is not first.instances.values.indptr
+    assert [second.instances.texts[3], second.labels.texts[1]] == ["text of instance 3", "text of label 1"]
 
 
 @pytest.fixture

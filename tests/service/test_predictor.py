@@ -10,14 +10,21 @@ import faiss
 import numpy as np
 import pytest
 
-from service.bundle.bundle import open_bundle
 from service.errors import BundleError
 from service.options import resolve_options
 from service.predictor.answers import Answer
 from service.predictor.predictor import Predictor
+from service.store.store import Store
 from trainer.memory.memory import Memory, open_memory
 
 QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]
+
+
+@pytest.fixture(params=["faiss", "milvus"])
+def predictor(request: pytest.FixtureRequest, predictor: Predictor) -> Predictor:
+    """The same memory, with its keys in files and in Milvus."""
+    found: Predictor = predictor if request.param == "faiss" else request.getfixturevalue("milvus_predictor")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +200,13 @@ def test_options_that_the_caller_does_not_choose_come_from_the_bundle(predictor:
     [({"dim": 383}, "encoder.onnx"), ({"counts": {"instances": 27}}, "instance_keys.faiss")],
 )
 def test_bundle_is_refused_if_encoder_and_indexes_have_different_dimensions(
-    predictor: Predictor, change: dict[str, Any], file: str
+    built: Any, change: dict[str, Any], file: str
 ) -> None:
-    manifest = predictor.manifest
+    bundle = Store(built.store).open(built.version)
+    manifest = bundle.manifest
     if "counts" in change:
         change = {"counts": manifest.counts.model_copy(update=change["counts"])}
-    bundle = dataclasses.replace(open_bundle(predictor.bundle.folder), manifest=manifest.model_copy(update=change))
+    bundle = dataclasses.replace(bundle, manifest=manifest.model_copy(update=change))
     with pytest.raises(BundleError, match=rf"{file}: the manifest states the shape .*, found .*; rebuild"):
         Predictor(bundle, threads=1)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle.values import Values
+from service.bundle.values import SparseValues, Values
 from service.predictor.scoring import Ranking, cast_votes, key_weights, rank
 from service.predictor.searcher import Neighbours
 
@@ -26,7 +26,7 @@ def random_memory(seed: int) -> Memory:
     rng = np.random.default_rng(seed)
     instances, labels, queries = rng.integers(1, 12), rng.integers(1, 9), rng.integers(1, 5)
     rows = [np.flatnonzero(rng.random(labels) < rng.choice([0, 0.3, 1])) for _ in range(instances)]
-    values = Values(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32), int(labels))
+    values = SparseValues(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32), int(labels))
     top_b = int(rng.integers(1, instances + labels + 1))
     keys = np.stack([rng.permutation(instances + labels)[:top_b] for _ in range(queries)])
     similarities = np.round(rng.uniform(-1, 1, size=keys.shape), rng.integers(1, 8)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_labels_are_sorted_by_falling_score(seed: int, lambda_: float, temperatu
 
 
 def test_equal_scores_are_ordered_by_label_position() -> None:
-    values = Values(np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), 5)
+    values = SparseValues(np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), 5)
     neighbours = Neighbours(np.array([[0.5, 0.5]], dtype=np.float32), np.array([[0, 1 + 4]]))
     ranking = rank(cast_votes(neighbours, 0.04, 0.5, values), values)
     assert ranking.label.tolist() == [0, 1, 2, 3, 4]
@@ -91,7 +91,7 @@ def test_equal_scores_are_ordered_by_label_position() -> None:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperature: float) -> None:
     rng = np.random.default_rng(0)
-    values = Values(np.arange(7), rng.integers(5, size=6).astype(np.int32), 5)
+    values = SparseValues(np.arange(7), rng.integers(5, size=6).astype(np.int32), 5)
     neighbours = Neighbours(rng.uniform(-1, 1, size=(3, 6)).astype(np.float32), np.tile(np.arange(6), (3, 1)))
     ranking = rank(cast_votes(neighbours, temperature, 1.0, values), values)
     np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
@@ -105,7 +105,7 @@ def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) ->
     def score(chosen: list[int], log_counts: np.ndarray | None) -> dict[int, float]:
         kept = [rows[row] for row in chosen]
         indptr = np.cumsum([0, *map(len, kept)])
-        values = Values(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
+        values = SparseValues(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
         found = np.concatenate([similarities[chosen], label_key])[None]
         keys = np.array([[*range(len(chosen)), len(chosen) + 1]])
         ranking = rank(cast_votes(Neighbours(found, keys), 0.1, lambda_, values), values)
@@ -123,7 +123,7 @@ def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: f
 
 
 def test_query_without_any_retrieved_key_gets_no_label() -> None:
-    values = Values(np.array([0, 1]), np.array([0], dtype=np.int32), 1)
+    values = SparseValues(np.array([0, 1]), np.array([0], dtype=np.int32), 1)
     neighbours = Neighbours(np.full((2, 3), -np.inf, dtype=np.float32), np.full((2, 3), -1))
     assert (key_weights(neighbours.similarities, 0.04) == 0).all()
     assert len(rank(cast_votes(neighbours, 0.04, 0.5, values), values).label) == 0
@@ -137,7 +137,7 @@ def test_temperature_that_is_not_positive_is_refused(temperature: float) -> None
 
 def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None:
     labels = 10**9
-    values = Values(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32), labels)
+    values = SparseValues(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32), labels)
     keys = np.tile([0, 1 + 7, 1 + labels - 1], (64, 1))
     neighbours = Neighbours(np.full(keys.shape, 0.5, dtype=np.float32), keys)
     tracemalloc.start()

@@ -52,7 +52,7 @@ def write_bundle_with_words(built: Any, predictor: Predictor, parent: Path) -> P
     (folder / MANIFEST).unlink()
     shutil.copy(built.store / "bundles" / built.version / MANIFEST, folder)
     bundle = predictor.bundle
-    write_lexical_index(folder, texts(bundle.instance_texts), texts(bundle.labels.texts))
+    write_lexical_index(folder, texts(bundle.instances.texts), texts(bundle.labels.texts))
     change_manifest(folder, word_weight=WEIGHT)
     return folder
 
@@ -77,7 +77,7 @@ def scores(predictor: Predictor, query: str, **chosen: Any) -> np.ndarray:
 def votes_by_words(predictor: Predictor, query: str, lambda_: float) -> np.ndarray:
     """The votes by words by the written formula, with a dense matrix of values."""
     assert predictor.memory.words is not None
-    values = predictor.memory.values
+    values = predictor.memory.instances.values
     dense = np.zeros((values.instances + values.labels, values.labels))
     for row in range(values.instances):
         dense[row, values.indices[values.indptr[row] : values.indptr[row + 1]]] = lambda_

@@ -39,10 +39,10 @@ class Tables:
         labels, tables = bundle.labels, cls()
         for row in range(len(labels)):
             tables.labels[labels.uids[row]] = (labels.texts[row], label_keys[row])
-        for row in range(len(bundle.instance_uids)):
-            own = bundle.value_indices[bundle.value_indptr[row] : bundle.value_indptr[row + 1]].tolist()
-            tables.instances[bundle.instance_uids[row]] = (
-                bundle.instance_texts[row],
+        for row in range(len(bundle.instances.uids)):
+            own = bundle.instances.values.gather(np.array([row]))[1].tolist()
+            tables.instances[bundle.instances.uids[row]] = (
+                bundle.instances.texts[row],
                 [labels.uids[position] for position in own],
                 instance_keys[row],
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.bundle.values import Values
+from service.bundle.values import SparseValues, Values
 from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
 from service.ranking.evidence import Found
 from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
@@ -27,7 +27,7 @@ def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 4, size=INSTANCES)
     labels = np.concatenate([np.sort(rng.permutation(LABELS)[:size]) for size in sizes])
-    values = Values(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32), LABELS)
+    values = SparseValues(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32), LABELS)
     rest = (random_found(rng, INSTANCES), random_found(rng, LABELS)) if words else ()
     searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), *rest)
     query, label = rng.integers(0, [[QUERIES], [LABELS]], size=(2, QUERIES * LABELS // 3))  # some pairs get two votes
@@ -145,7 +145,7 @@ def test_without_a_lexical_index_its_features_are_absent() -> None:
 def test_queries_without_evidence_have_no_candidates() -> None:
     nothing = Found.by_vectors(np.full((2, 3), -1), np.full((2, 3), -np.inf, np.float32), 0.1)
     voted = Voted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    values = Values(np.array([0, 1]), np.array([0], dtype=np.int32), 2)
+    values = SparseValues(np.array([0, 1]), np.array([0], dtype=np.int32), 2)
     candidates = find_candidates(Searches(nothing, nothing), voted, values)
     assert len(candidates.query) == 0
     features = compute_features(candidates, ["a", "b"], LabelFacts(np.array([1, 0]), Names.of(["a", "b"])))

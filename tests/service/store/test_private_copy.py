@@ -57,9 +57,9 @@ def overwrite(folder: Path) -> int:
 
 def test_file_that_is_overwritten_after_its_check_does_not_change_an_open_bundle(store: Store) -> None:
     bundle = store.open("A")
-    values, uid = np.array(bundle.value_indices), bundle.labels.uids[1]
+    values, uid = np.array(bundle.instances.values.indices), bundle.labels.uids[1]
     assert overwrite(store.path("A")) > 10
-    np.testing.assert_array_equal(bundle.value_indices, values)
+    np.testing.assert_array_equal(bundle.instances.values.indices, values)
     assert bundle.labels.uids[1] == uid
 
 

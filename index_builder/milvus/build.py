@@ -1,0 +1,76 @@
+"""Put the keys of a memory into Milvus, as the engine of a new version."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
+from index_builder.compaction.served_memory import ServedMemory
+from index_builder.errors import BuildError
+from index_builder.milvus.collections import NewCollections
+from index_builder.milvus.index_types import index_type
+from index_builder.milvus.measure import check_rows, choose_effort
+from index_builder.ranking.bundle_ranker import choose_ranker
+from index_builder.settings import BuildSettings
+from service.bundle.manifest import Collection, Engine, Indexes, IndexInfo, Point
+from service.milvus.collection import KeyCollection
+from trainer.memory.memory import Memory
+
+
+def check_settings(memory: Memory, settings: BuildSettings) -> None:
+    """Check the settings of a build before the work that takes minutes.
+
+    Raises:
+        BuildError: If Milvus has no such index, or the bundle would have a part that needs its instances in files.
+    """
+    index_type(settings.index, memory.plan.instances)
+    if settings.lexical == "on":
+        raise BuildError(
+            "--lexical on: expected auto or off with --engine milvus, because the index of words is as large as the "
+            "texts; leave --lexical out"
+        )
+    if choose_ranker(memory, settings) is not None:
+        raise BuildError(
+            f"{settings.run}: expected a run without a ranker with --engine milvus, because a ranker reads the words "
+            "and labels of many instances, found one; build with --rank off"
+        )
+
+
+def write_engine(
+    served: ServedMemory, version: str, settings: BuildSettings, collections: NewCollections
+) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
+    """Write, check and measure the collections of a version.
+
+    Args:
+        served: The memory.
+        version: The version, which is a part of the names of the collections.
+        settings: Settings of the index.
+        collections: Writes the collections.
+
+    Returns:
+        The engine and the indexes of the manifest, the chosen measurement of each index, and all measurements.
+
+    Raises:
+        BuildError: If a row does not fit into Milvus, or Milvus has other rows than the memory.
+        EngineError: If Milvus does not answer, or refuses a call.
+    """
+    memory, connection = served.memory, collections.connection
+    queries = np.asarray(memory.query_vectors[evenly_spaced_rows(memory.plan.instances, QUERIES)], dtype=np.float32)
+    target = Target(settings.recall_target, int(memory.defaults["top_b"]))
+    written: dict[str, Collection] = {}
+    infos: dict[str, IndexInfo] = {}
+    points: dict[str, Point] = {}
+    curves: dict[str, list[Point]] = {}
+    for part, keys in (("labels", memory.label_keys()), ("instances", memory.instance_keys)):
+        index = index_type(settings.index, len(keys))
+        written[part] = collections.write(served, part, keys, index)
+        infos[part], points[part], curves[part] = choose_effort(connection, written[part], index, keys, queries, target)
+        check_rows(served, part, keys, KeyCollection(connection, written[part], infos[part], memory.plan.dim))
+    prefix = f"recollect_{version.replace('-', '_')}"
+    engine = Engine(
+        name="milvus",
+        instances=collections.finish(written["instances"], f"{prefix}_instances"),
+        labels=collections.finish(written["labels"], f"{prefix}_labels"),
+        counted=served.counts is not None,
+    )
+    return engine, Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

@@ -1,0 +1,223 @@
+"""Write the keys of a memory into collections of Milvus, which get their names when they are complete.
+
+An unfinished collection has a name that depends on the memory alone. A build that was killed, or lost its connection,
+leaves its rows there, and the next build of the same memory continues after them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from index_builder.bundle_tables import read_field
+from index_builder.compaction.served_memory import ServedMemory
+from index_builder.console import print_status
+from index_builder.errors import BuildError
+from index_builder.faiss_index import Keys, select_units
+from index_builder.milvus.index_types import IndexType
+from service.bundle.manifest import Collection
+from service.errors import EngineError
+from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
+from service.milvus.connection import Connection
+from service.milvus.removal import drop
+from service.settings import EngineSettings
+from trainer.memory.memory import Memory
+from trainer.progress_bar import progress_bar
+
+# A call that writes has at most so many rows and about so many bytes. A server accepts 64 MiB.
+_BLOCK_ROWS, _BLOCK_BYTES = 2_000, 16 << 20
+# Milvus's limits of a string in bytes, and of the labels of an instance.
+_STRING_BYTES, _MOST_LABELS = 65_535, 4_096
+# Least time limit of a call of a build: it writes, loads or searches more than the call of a query.
+_CALL_SECONDS = 600.0
+
+
+class NewCollections(AbstractContextManager["NewCollections"]):
+    """The collections of a new version. They are dropped unless `keep` is called.
+
+    Args:
+        settings: The connection to Milvus.
+
+    Attributes:
+        connection: The connection.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.connection = Connection(patient(settings))
+        self._created: list[str] = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        left = ", ".join(self._created)
+        try:
+            if isinstance(error, KeyboardInterrupt) and self._created:
+                print_status(f"milvus: {left} left for the next build of this memory, which continues there")
+            elif self.connection.problem is not None and self._created:
+                print_status(f"milvus: cannot drop {left}; the next build of this memory continues there")
+            else:
+                drop(self.connection, self._created)
+        except EngineError as failed:
+            print_status(f"milvus: cannot drop {left}: {failed}")
+        finally:
+            self.connection.close()
+
+    def keep(self) -> None:
+        """Keep the collections, because their version is published."""
+        self._created = []
+
+    def finish(self, collection: Collection, name: str) -> Collection:
+        """Give a complete collection its name.
+
+        Raises:
+            EngineError: If Milvus does not answer, or refuses the call.
+        """
+        self.connection.call("rename_collection", collection.name, new_name=name)
+        self._created[self._created.index(collection.name)] = name
+        return collection.model_copy(update={"name": name})
+
+    def write(self, served: ServedMemory, part: str, keys: Keys, index: IndexType) -> Collection:
+        """Write the keys of one kind, and load the collection.
+
+        Args:
+            served: The memory.
+            part: `instances` or `labels`.
+            keys: Their keys.
+            index: The index that Milvus builds.
+
+        Raises:
+            BuildError: If a row does not fit into Milvus.
+            EngineError: If Milvus does not answer, or refuses a call.
+        """
+        call, name = self.connection.call, f"recollect_unfinished_{_digest(served, part, index)}_{part}"
+        self._created.append(name)
+        first = self._create(name, part, keys.shape[1], index)
+        with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:
+            for block in _blocks(served, part, keys, first):
+                call("upsert", name, data=block)
+                bar.update(len(block))
+        call("flush", name)
+        call("load_collection", name)
+        return Collection(name=name, rows=len(keys))
+
+    def _create(self, name: str, part: str, dim: int, index: IndexType) -> int:
+        """Create a collection, and return the row at which to begin: that of an interrupted build, or 0."""
+        call = self.connection.call
+        if call("has_collection", name):
+            call("load_collection", name)
+            (found,) = call("query", name, filter="", output_fields=["count(*)"], consistency_level="Strong")
+            first = max(0, int(found["count(*)"]) - _BLOCK_ROWS)  # the last call may have written a part of its rows
+            print_status(f"milvus: continues an interrupted build at row {first:,} of the {part}")
+            return first
+        call("create_collection", name, schema=_schema(part, dim))  # without its indexes, so that it is not loaded yet
+        call("create_index", name, index_params=_index_params(index))
+        for field in (UID, LABELS) if part == "instances" else (UID,):
+            self._index_field(name, field)
+        return 0
+
+    def _index_field(self, name: str, field: str) -> None:
+        """Index a field for filters. milvus-lite has no index of arrays; its filters then read all rows."""
+        from pymilvus import MilvusClient
+
+        params = MilvusClient.prepare_index_params()
+        params.add_index(field, index_type="INVERTED")
+        try:
+            self.connection.call("create_index", name, index_params=params)
+        except EngineError:
+            if self.connection.problem is not None or field != LABELS:
+                raise
+
+
+def patient(settings: EngineSettings) -> EngineSettings:
+    """The connection with the time limits of a build."""
+    return settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, _CALL_SECONDS)})
+
+
+def _digest(served: ServedMemory, part: str, index: IndexType) -> str:
+    """Identifies the rows of a collection: equal plans give equal memories."""
+    compaction = None if served.compaction is None else served.compaction.model_dump()
+    facts = [vars(served.memory.plan), vars(served.full.plan), served.memory.defaults, compaction, part, vars(index)]
+    return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _schema(part: str, dim: int) -> Any:
+    from pymilvus import DataType, MilvusClient
+
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field(ROW, DataType.INT64, is_primary=True)
+    schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
+    schema.add_field(UID, DataType.VARCHAR, max_length=_STRING_BYTES)
+    schema.add_field(TEXT, DataType.VARCHAR, max_length=_STRING_BYTES)
+    if part == "instances":
+        schema.add_field(LABELS, DataType.ARRAY, element_type=DataType.INT32, max_capacity=_MOST_LABELS)
+        schema.add_field(COUNT, DataType.FLOAT)
+    return schema
+
+
+def _index_params(index: IndexType) -> Any:
+    from pymilvus import MilvusClient
+
+    params = MilvusClient.prepare_index_params()
+    params.add_index(VECTOR, index_type=index.name, metric_type="IP", params=index.parameters)
+    return params
+
+
+def rows_of(served: ServedMemory, part: str, keys: Keys, numbers: Int[np.ndarray, " row"]) -> Iterator[dict[str, Any]]:
+    """Yield some rows of a collection; their numbers must be in rising order.
+
+    Raises:
+        BuildError: If a key is not a unit vector, a uid is too long for Milvus, or an instance has too many labels.
+    """
+    memory, path = served.memory, served.memory.folder / f"{part}.jsonl"
+    names = enumerate(zip(read_field(path, "uid"), read_field(path, "text"), strict=True))
+    first_row = 0 if part == "instances" else memory.plan.instances
+    for start in range(0, len(numbers), _BLOCK_ROWS):
+        block = numbers[start : start + _BLOCK_ROWS]
+        for number, vector in zip(block.tolist(), select_units(keys, block, first_row), strict=True):
+            uid, text = next(pair for row, pair in names if row == number)
+            if (size := len(uid.encode())) > _STRING_BYTES:
+                raise BuildError(
+                    f"{path}: row {number}: expected a uid of at most {_STRING_BYTES:,} bytes, found {size:,}"
+                )
+            content = {ROW: number, VECTOR: vector, UID: uid, TEXT: _cut(text)}
+            if part == "instances":
+                content |= {LABELS: _labels(memory, number, path), COUNT: 1.0}
+                if served.counts is not None:
+                    content[COUNT] = float(np.float32(served.counts[number]))
+            yield content
+
+
+def _labels(memory: Memory, row: int, path: Path) -> list[int]:
+    labels: list[int] = memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]].tolist()
+    if len(labels) > _MOST_LABELS:
+        raise BuildError(
+            f"{path}: row {row}: expected at most {_MOST_LABELS:,} labels of an instance, because Milvus stores no "
+            f"more, found {len(labels):,}; build without --engine"
+        )
+    return labels
+
+
+def _blocks(served: ServedMemory, part: str, keys: Keys, first: int) -> Iterator[list[dict[str, Any]]]:
+    block: list[dict[str, Any]] = []
+    size = 0
+    for row in rows_of(served, part, keys, np.arange(first, len(keys))):
+        block.append(row)
+        size += row[VECTOR].nbytes + len(row[TEXT]) * 4 + len(row[UID]) * 4
+        if len(block) == _BLOCK_ROWS or size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text that fits into a field. Only explanations show the texts."""
+    return text.encode()[:_STRING_BYTES].decode(errors="ignore")

@@ -1,0 +1,159 @@
+"""The instances of a memory in Milvus. A process keeps only the labels and counts of recently found instances."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from service.bundle.instances import Instances
+from service.bundle.values import Values, Voters
+from service.milvus.collection import COUNT, LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
+
+# Number of instances whose labels are kept.
+_KEPT_INSTANCES = 100_000
+
+
+class InstanceCollection(Values):
+    """The keys and values of instances: a search also brings the labels and counts of the instances that it finds.
+
+    Args:
+        collection: The collection.
+        labels: Number of labels of the memory.
+        counted: Whether some instance counts as several.
+    """
+
+    def __init__(self, collection: KeyCollection, labels: int, counted: bool) -> None:
+        self.keys, self.labels = collection.keys, labels
+        self._collection, self._fields = collection, (LABELS, COUNT) if counted else (LABELS,)
+        self._recent: OrderedDict[int, tuple[np.ndarray, float]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.similarities = collection.similarities
+
+    @property
+    def instances(self) -> int:
+        return self.keys
+
+    def search(
+        self, vectors: Float[np.ndarray, "query dim"], top_b: int
+    ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]]:
+        """Find the nearest instances of each query."""
+        similarities, rows, hits = self._collection.search_with(vectors, top_b, *self._fields)
+        self._keep((row, hit.get("entity", hit)) for found in hits for row, hit in zip(found.ids, found, strict=True))
+        return similarities, rows
+
+    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        labels = [own for own, _ in self._fetch(rows.tolist())]
+        place = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
+        return place, np.concatenate([np.empty(0, dtype=np.int32), *labels])
+
+    def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
+        if COUNT not in self._fields:
+            return 0.0
+        found, is_instance = np.zeros(keys.shape), (keys >= 0) & (keys < self.instances)
+        found[is_instance] = np.log([count for _, count in self._fetch(keys[is_instance].tolist())])
+        return found
+
+    def _fetch(self, rows: Sequence[int]) -> list[tuple[np.ndarray, float]]:
+        """The labels and counts of some instances: the kept ones, and the others from Milvus."""
+        with self._lock:
+            found = {row: self._recent[row] for row in rows if row in self._recent}
+        if missing := [row for row in rows if row not in found]:
+            found |= self._keep(self._collection.rows(missing, *self._fields).items())
+        return [found[row] for row in rows]
+
+    def _keep(self, rows: Iterable[tuple[int, Any]]) -> dict[int, tuple[np.ndarray, float]]:
+        read = {row: (np.array(hit[LABELS], dtype=np.int32), float(hit.get(COUNT) or 1)) for row, hit in rows}
+        with self._lock:
+            for row, facts in read.items():
+                self._recent[row] = facts
+                self._recent.move_to_end(row)
+            while len(self._recent) > _KEPT_INSTANCES:
+                self._recent.popitem(last=False)
+        return read
+
+
+class CollectionVoters(Voters):
+    """The instances that vote for each label.
+
+    Args:
+        collection: The collection of the instances.
+        counts: At least the number of instances that vote for each label.
+    """
+
+    most_compared = MOST_HITS
+
+    def __init__(self, collection: KeyCollection, counts: Int[np.ndarray, " label"]) -> None:
+        self._collection, self._counts = collection, counts
+
+    @property
+    def pairs(self) -> int:
+        return int(self._counts.sum())
+
+    def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        found: np.ndarray = self._counts[labels]
+        return found
+
+    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        votes = int(self._counts[labels].sum())
+        if not votes:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        filter_ = f"array_contains_any({LABELS}, {labels.tolist()})"
+        query = self._collection.query if votes <= MOST_HITS else self._collection.query_all
+        places = {label: place for place, label in enumerate(labels.tolist())}
+        pairs = [
+            (places[label], hit[ROW]) for hit in query(filter_, LABELS) for label in hit[LABELS] if label in places
+        ]
+        place, row = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        return place, row
+
+
+class CollectionStrings:
+    """The uids or texts of the rows of a collection."""
+
+    def __init__(self, collection: KeyCollection, field: str) -> None:
+        self._collection, self._field = collection, field
+
+    def __len__(self) -> int:
+        return self._collection.keys
+
+    def __getitem__(self, row: int) -> str:
+        return self.take([row])[0]
+
+    def take(self, rows: Sequence[int]) -> list[str]:
+        found = self._collection.rows(rows, self._field)
+        return [found[row][self._field] for row in rows]
+
+
+class CollectionUids:
+    """Finds instances by their uids."""
+
+    def __init__(self, collection: KeyCollection) -> None:
+        self._collection = collection
+
+    def find(self, uid: str) -> int | None:
+        """The row of a uid: the first one if there are several, None if there is none."""
+        quoted = json.dumps(uid, ensure_ascii=False)
+        return min((hit[ROW] for hit in self._collection.query(f"{UID} == {quoted}")), default=None)
+
+
+def instances_of(found: InstanceCollection, collection: KeyCollection, counts: Int[np.ndarray, " label"]) -> Instances:
+    """The instances of a collection.
+
+    Args:
+        found: Their keys and values.
+        collection: The collection.
+        counts: At least the number of instances that vote for each label.
+    """
+    return Instances(
+        values=found,
+        voters=CollectionVoters(collection, counts),
+        uids=CollectionStrings(collection, UID),
+        texts=CollectionStrings(collection, TEXT),
+        finder=CollectionUids(collection),
+    )

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index_builder.build import build
+from index_builder.choose_index import Target
+from index_builder.compaction.served_memory import ServedMemory
+from index_builder.errors import BuildError
+from index_builder.milvus import collections as new_collections
+from index_builder.milvus.collections import NewCollections
+from index_builder.milvus.index_types import IndexType, index_type
+from index_builder.milvus.measure import check_rows, choose_effort
+from service.milvus.collection import KeyCollection
+from service.model import open_model
+from tests.service.milvus.milvus_bundles import build_settings, engine_at
+from trainer.memory.memory import open_memory
+
+pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("milvus") / "milvus.db")
+
+
+@pytest.fixture
+def served(built: Any) -> ServedMemory:
+    return ServedMemory.whole(open_memory(built.run / "memory"))
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call writes four rows."""
+    monkeypatch.setattr(new_collections, "_BLOCK_ROWS", 4)
+
+
+def names(uri: str) -> list[str]:
+    with NewCollections(engine_at(uri)) as collections:
+        return collections.connection.collections()
+
+
+def write(collections: NewCollections, served: ServedMemory, index: IndexType) -> Any:
+    return collections.write(served, "instances", served.memory.instance_keys, index)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
+def test_collection_has_the_rows_of_the_memory_and_a_measured_recall(
+    served: ServedMemory, uri: str, kind: str, few_rows: None
+) -> None:
+    keys, index = served.memory.instance_keys, index_type(kind, len(served.memory.instance_keys))
+    with NewCollections(engine_at(uri)) as collections:
+        found = write(collections, served, index)
+        info, point, _ = choose_effort(
+            collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
+        )
+        found = collections.finish(found, "recollect_v1_instances")
+        check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
+    assert (found.rows, info.factory, point.recall) == (28, index.name, 1.0)
+    assert names(uri) == []
+
+
+def test_failed_build_drops_its_collections(uri: str, served: ServedMemory) -> None:
+    def build_and_fail() -> None:
+        with NewCollections(engine_at(uri)) as collections:
+            write(collections, served, index_type("flat", 28))
+            raise RuntimeError("full disk")
+
+    with pytest.raises(RuntimeError, match="full disk"):
+        build_and_fail()
+    assert names(uri) == []
+
+
+def test_interrupted_build_is_continued_by_the_next_build_of_the_same_memory(
+    served: ServedMemory, uri: str, few_rows: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any) -> Iterator[list[dict[str, Any]]]:
+        yield from [next(blocks := new_blocks(*arguments)), next(blocks)]
+        raise KeyboardInterrupt
+
+    new_blocks, index = new_collections._blocks, index_type("flat", 28)
+    monkeypatch.setattr(new_collections, "_blocks", interrupted)
+    with pytest.raises(KeyboardInterrupt), NewCollections(engine_at(uri)) as collections:
+        write(collections, served, index)
+    assert "left for the next build of this memory" in capsys.readouterr().err
+    monkeypatch.setattr(new_collections, "_blocks", new_blocks)
+    with NewCollections(engine_at(uri)) as collections:
+        found = write(collections, served, index)
+        assert "continues an interrupted build at row 4 of the instances" in capsys.readouterr().err
+        keys = served.memory.instance_keys
+        info, _, _ = choose_effort(
+            collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
+        )
+        check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
+
+
+def test_row_that_differs_from_the_memory_is_found(served: ServedMemory, uri: str) -> None:
+    keys, index = served.memory.instance_keys, index_type("flat", 28)
+    with NewCollections(engine_at(uri)) as collections:
+        found = write(collections, served, index)
+        (row,) = collections.connection.call("query", found.name, filter="row == 3", output_fields=["*"])
+        collections.connection.call("upsert", found.name, data=[row | {"text": "another text"}])
+        info, _, _ = choose_effort(
+            collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
+        )
+        with pytest.raises(BuildError, match="row 3: expected the text of the memory, found another one"):
+            check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"index": "PQ8x4fs"}, "--index PQ8x4fs: expected auto, FLAT, IVF_FLAT, IVF_SQ8, HNSW, DISKANN"),
+        ({"lexical": "on"}, "--lexical on: expected auto or off with --engine milvus"),
+    ],
+)
+def test_settings_that_milvus_cannot_fulfil_are_refused_at_once(
+    built: Any, uri: str, changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(BuildError, match=expected):
+        build(build_settings(built, uri, **changes))
+
+
+@pytest.mark.slow
+def test_built_version_answers_as_the_version_with_its_keys_in_files(built: Any, uri: str, tmp_path: Path) -> None:
+    settings = build_settings(built, uri, index="flat").model_copy(update={"store": tmp_path / "store"})
+    version = build(settings)
+    in_files = open_model(built.store, built.version).predict(["bread", "tax"])
+    in_milvus = open_model(tmp_path / "store", version, engine=settings).predict(["bread", "tax"])
+    for labels, others in zip(in_files, in_milvus, strict=True):
+        assert [label.uid for label in labels] == [label.uid for label in others]
+        assert [label.score for label in labels] == pytest.approx([label.score for label in others], abs=1e-5)
+    assert f"recollect_{version.replace('-', '_')}_instances" in names(uri)

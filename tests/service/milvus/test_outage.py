@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from service.errors import EngineError
+from service.http.app import create_app
+from service.milvus.connection import Connection
+from service.serve_settings import ServeSettings
+from service.serving.batcher import Batcher
+from service.store.store import Store
+from service.telemetry.metrics import Metrics
+from service.versions.model_manager import ModelManager
+from service.versions.opening import Opener
+from service.versions.replicas import replicas_of
+from tests.service.milvus.milvus_bundles import LiteServer, engine_at, write_milvus_bundle
+
+pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiteServer]:
+    server = LiteServer(tmp_path / "milvus")
+    yield server
+    server.stop()
+
+
+def test_replica_answers_503_while_milvus_is_away_and_recovers_by_itself(
+    built: Any, server: LiteServer, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "store")
+    with store.incoming() as folder:
+        write_milvus_bundle(built, folder / "bundle", server.uri, "v1")
+        store.publish(folder / "bundle", "v1")
+    store.activate("v1")
+    metrics, engine = Metrics(), engine_at(server.uri, engine_seconds=2)
+    manager = ModelManager(Opener(store, threads=1, engine=engine), replicas_of(store, None), metrics, 60)
+    manager.open_current()
+    batcher = Batcher(1, 256, 32, metrics, hang_seconds=60)
+    app = create_app(manager, batcher, ServeSettings(store=store.root, cache_mb=0), metrics, None, None)
+    with TestClient(app) as client:
+        before = client.post("/predict", json={"query": "bread"})
+        assert (before.status_code, client.get("/health/ready").status_code) == (200, 200)
+        server.stop()
+        away = client.post("/predict", json={"query": "bread"})
+        assert (away.status_code, away.json()["code"], away.headers["Retry-After"]) == (503, "engine_down", "1")
+        assert server.uri in away.json()["detail"]
+        assert client.get("/health/ready").status_code == 503
+        assert client.get("/health/live").status_code == 200
+        server.start()
+        while client.get("/health/ready").status_code == 503:
+            time.sleep(0.05)
+        assert client.post("/predict", json={"query": "bread"}).json()["labels"] == before.json()["labels"]
+    manager.close()
+
+
+def test_unreachable_server_is_named_without_the_credentials_of_its_uri() -> None:
+    with pytest.raises(EngineError, match=r"^http://127\.0\.0\.1:9: expected Milvus to answer, found: ") as error:
+        Connection(engine_at("http://someone:secret@127.0.0.1:9", engine_seconds=1))
+    assert "secret" not in str(error.value)
+
+
+def test_server_that_is_too_old_is_refused(server: LiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pymilvus import MilvusClient
+
+    monkeypatch.setattr(MilvusClient, "get_server_version", lambda self, timeout: "v2.2.16")
+    with pytest.raises(EngineError, match=r"expected Milvus 2\.4 or later, found v2\.2\.16; upgrade the server"):
+        Connection(engine_at(server.uri))
