@@ -110,6 +110,17 @@ def test_replica_of_a_store_at_a_web_server_finds_the_first_segment_that_is_left
             log_of(web).read()
 
 
+def test_log_is_complete_if_its_first_segment_is_removed_while_it_is_opened(
+    folder: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, "a", "b", "c", "d")
+    add_version(folder.root, "v3", "new", containing(2))
+    assert names(list(prune_log(folder, others(folder, "new")))) == [1, 2]
+    first, before = FolderSegments.first, iter([1])  # the answer before the removal
+    monkeypatch.setattr(FolderSegments, "first", lambda segments: next(before, None) or first(segments))
+    assert uids(log_of(folder, "new").read()) == ["c", "d"]
+
+
 def test_replica_that_was_away_during_the_removal_is_told_and_cannot_write(folder: Store) -> None:
     write(folder, "a")
     away = log_of(folder)
