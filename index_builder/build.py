@@ -128,6 +128,7 @@ def build(settings: BuildSettings) -> str:
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
         require_passed(verification.checks, settings.force)
+        check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
         store.publish(folder, manifest.version)
         if collections is not None:
             collections.keep()

@@ -44,7 +44,7 @@ def read_targets(y: Any, texts: int) -> Targets:
         ValueError: If the form is unknown, a value is not 0 or 1, or the number of rows is wrong.
     """
     if sparse.issparse(y):
-        return _read_matrix("sparse", sparse.csr_array(y), texts)
+        return _read_matrix("sparse", sparse.csr_array(y, copy=True), texts)
     if _is_lists(y):
         return _read_lists([list(row) for row in y], texts)
     try:

@@ -74,8 +74,11 @@ def explain_hub_errors(where: str) -> Iterator[None]:
     Args:
         where: First words of the message.
     """
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants, errors, get_token
 
+    token = get_token() or ""
+    if not (token.isascii() and token.isprintable()):  # an error of the HTTP library would contain it
+        raise BuildError(f"{where}: HF_TOKEN: expected printable ASCII characters, found others; copy the token again")
     try:
         yield
     except errors.LocalEntryNotFoundError:

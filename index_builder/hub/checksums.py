@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,14 @@ from index_builder.errors import BuildError
 CHECKSUMS = "checksums.json"
 _FOLDERS = ("checkpoint", "memory", "query_encoder")
 _FILES = ("training.json", "metrics.jsonl")
+# JSON files that Recollect writes. They contain the folder of an encoder that was not a name of the hub.
+_OWN = frozenset(
+    (
+        "training.json",
+        "memory/memory.json",
+        *(f"{folder}/{name}" for folder in _FOLDERS for name in ("recollect.json", "distillation.json")),
+    )
+)
 _SUFFIXES = (".json", ".jsonl", ".npy", ".npz", ".safetensors", ".txt", ".model")
 
 
@@ -40,11 +48,16 @@ class Checksums(BaseModel):
     files: Mapping[str, FileSum]
 
 
-def sum_files(run: Path) -> Checksums:
-    """Compute the checksums of the files of a run."""
+def files_to_upload(run: Path) -> dict[str, Path | bytes]:
+    """The files of a run by their names on the hub. No content names the folders of this machine."""
     paths = (path for path in sorted(run.rglob("*")) if path.is_file())
     names = {path.relative_to(run).as_posix(): path for path in paths}
-    return Checksums(files={name: _sum_file(path) for name, path in names.items() if _is_data(name)})
+    return {name: _without_folders(path) if name in _OWN else path for name, path in names.items() if _is_data(name)}
+
+
+def sum_files(files: Mapping[str, Path | bytes]) -> Checksums:
+    """Compute the checksums of files or contents."""
+    return Checksums(files={name: _sum_file(content) for name, content in files.items()})
 
 
 def read_checksums(path: Path, where: str) -> Checksums:
@@ -89,7 +102,27 @@ def _is_data(name: str) -> bool:
     return is_plain and is_known
 
 
-def _sum_file(path: Path) -> FileSum:
-    with path.open("rb") as file:
+def _without_folders(path: Path) -> bytes | Path:
+    """The content of a JSON file with the last part of each absolute path; the path itself if it contains none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BuildError(f"{path}: expected JSON, found: {error}; train again") from None
+    changed = _last_parts(content)
+    return path if changed == content else json.dumps(changed, indent=2).encode()
+
+
+def _last_parts(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _last_parts(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_last_parts(value) for value in content]
+    return Path(content).name if isinstance(content, str) and Path(content).is_absolute() else content
+
+
+def _sum_file(content: Path | bytes) -> FileSum:
+    if isinstance(content, bytes):
+        return FileSum(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    with content.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileSum(size=path.stat().st_size, sha256=digest)
+    return FileSum(size=content.stat().st_size, sha256=digest)

@@ -81,9 +81,10 @@ def _model_facts(run: Path, memory: Memory) -> dict[str, str]:
 def _figures(run: Path, evaluation: Path | None) -> dict[str, str]:
     training = _read(run / "training.json")
     figures = {}
-    if "best" in training.get("progress", {}):
-        figures["nDCG@5 on held-out training texts"] = f"{training['progress']['best']:.1f}"
-        figures["seconds of training"] = f"{training['progress']['seconds']:,.0f}"
+    if progress := training.get("progress"):
+        if progress["best"] is not None:
+            figures["nDCG@5 on held-out training texts"] = f"{progress['best']:.1f}"
+        figures["seconds of training"] = f"{progress['seconds']:,.0f}"
     if evaluation is None:
         return figures
     try:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.hub.address import check_repository, explain_hub_errors
-from index_builder.hub.checksums import CHECKSUMS, sum_files, write_checksums
+from index_builder.hub.checksums import CHECKSUMS, files_to_upload, sum_files, write_checksums
 from index_builder.hub.model_card import model_card
 from index_builder.settings import PushSettings
 from trainer.encoding.checkpoint import load_checkpoint
 from trainer.memory.memory import open_memory
+from trainer.run_folder import RunFolder
 
 CARD = "README.md"
 
@@ -25,24 +23,24 @@ def push(settings: PushSettings) -> str:
 
     Raises:
         BuildError: If the training is unfinished, the evaluation cannot be read, or the hub refuses the upload.
-        MemoryFolderError, EncoderError: If the run cannot be read.
+        MemoryFolderError, EncoderError, TrainingError: If the run cannot be read.
     """
     check_repository(settings.to, f"--to {settings.to}")
     run = settings.run
     memory = open_memory(run / "memory")
     load_checkpoint(run / "checkpoint", "cpu")
-    training = run / "training.json"
-    if training.is_file() and not json.loads(training.read_text(encoding="utf-8")).get("done", True):
+    training = RunFolder(run).training()
+    if training is not None and not training["done"]:
         raise BuildError(f"{run}: expected a finished training; finish it with `recollect train --resume`")
     card = model_card(settings.to, run, memory, settings.license, settings.evaluation)
-    checksums = sum_files(run)
+    files = files_to_upload(run)
+    checksums = sum_files(files)
     size = sum(file.size for file in checksums.files.values())
     print_status(f"push: {len(checksums.files)} files, {size / 1e6:,.0f} MB, with the texts of the memory")
     if settings.dry_run:
         return card
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    files: dict[str, Path | bytes] = {name: run / name for name in checksums.files}
     files |= {CARD: card.encode(), CHECKSUMS: write_checksums(checksums)}
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     with explain_hub_errors(f"--to {settings.to}"):

@@ -41,8 +41,9 @@ from service.bundle.files import RANKER
 from service.bundle.integrity import describe_files
 from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from service.bundle.strings import StringTable
-from service.errors import ActivationConflictError
+from service.errors import ActivationConflictError, LogConflictError
 from service.lexical.index import write_lexical_index
+from service.memory.entries import Entry
 from service.memory_log.log import MemoryLog, number
 from service.predictor.encoder import QueryEncoder
 from service.predictor.golden import write_golden
@@ -56,6 +57,8 @@ from trainer.data.split import LabelSets
 from trainer.memory.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256
+# Appends to a log that are tried again because another process was faster, at a store without locks.
+_ATTEMPTS = 50
 
 
 def compact(settings: CompactSettings) -> str:
@@ -112,7 +115,13 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
     encoder = QueryEncoder.of(bundle, threads)
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
-        state, sequence = _final_state(store, bundle, encoder, signing)
+        log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
+        fold = Fold(
+            _strings(bundle.instances.uids),
+            _strings(bundle.labels.uids),
+            LabelSets(bundle.instances.values.indptr, bundle.instances.values.indices),
+        )
+        state, sequence = _final_state(store, bundle, log, fold)
         counts = bundle.manifest.counts
         print_status(
             f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
@@ -125,7 +134,8 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
             served = _served(bundle, state, merged)
-            return _publish(store, bundle, served, _sample(memory), sequence, before, settings, signing, threads)
+            keep = functools.partial(_keep, log, fold, state.kept)
+            return _publish(store, bundle, served, _sample(memory), sequence, before, settings, signing, threads, keep)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
@@ -173,31 +183,41 @@ def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: P
         )
 
 
-def _final_state(
-    store: Store, bundle: Bundle, encoder: QueryEncoder, signing: SigningKey | None
-) -> tuple[FinalState, int]:
-    """The final state after all entries of the log, and the sequence number of the last one.
+def _final_state(store: Store, bundle: Bundle, log: MemoryLog, fold: Fold) -> tuple[FinalState, int]:
+    """The final state after all entries of the log, and the sequence number of the last one."""
+    entries = log.read()
+    if not entries:
+        raise BuildError(
+            f"{store.name}: expected live entries, found none after version {bundle.manifest.version}; there is "
+            "nothing to compact"
+        )
+    state = fold.apply(entries)
+    if not state.label_sets or len(state.label_rows) + len(state.labels) == 0:
+        raise BuildError(
+            f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
+            "needs both, so add some first"
+        )
+    if state.kept:
+        log.require_writable()  # a missing key fails here, before the work that takes minutes
+    return state, log.sequence
 
-    The entries that a bundle cannot contain are appended again, after this sequence number. This happens under the lock
-    of the log, so that they cannot undo a later change.
+
+def _keep(log: MemoryLog, fold: Fold, kept: list[Entry]) -> None:
+    """Append the entries that a bundle cannot contain again, so that they follow those that the bundle contains.
+
+    This happens under the lock of the log, with the present state of these entries, so that they cannot undo a change
+    that was written meanwhile. It happens just before the publication: a compaction that fails does not change the log.
     """
-    log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
-    label_sets = LabelSets(bundle.instances.values.indptr, bundle.instances.values.indices)
-    fold = Fold(_strings(bundle.instances.uids), _strings(bundle.labels.uids), label_sets)
-    with log.exclusive() as section:
-        if not section.others:
-            raise BuildError(
-                f"{store.name}: expected live entries, found none after version {bundle.manifest.version}; there is "
-                "nothing to compact"
-            )
-        state, sequence = fold.apply(section.others), log.sequence
-        if not state.label_sets or len(state.label_rows) + len(state.labels) == 0:
-            raise BuildError(
-                f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
-                "needs both, so add some first"
-            )
-        section.append(number(state.kept, section.next_sequence))
-    return state, sequence
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with log.exclusive() as section:
+                if section.others:
+                    kept = fold.apply(section.others).kept
+                section.append(number(kept, section.next_sequence))
+            return
+        except LogConflictError:
+            if attempt == _ATTEMPTS:
+                raise
 
 
 def _strings(table: StringTable) -> list[str]:
@@ -234,8 +254,12 @@ def _publish(
     settings: CompactSettings,
     signing: SigningKey | None,
     threads: int,
+    keep: Callable[[], None],
 ) -> str:
-    """Write, check and publish the bundle of a merged memory; return its version."""
+    """Write, check and publish the bundle of a merged memory; return its version.
+
+    `keep` is called before the publication.
+    """
     device, old, memory = usable_device(settings), bundle.manifest, served.memory
     with store.incoming() as folder:
         write_bundle_tables(served, folder)
@@ -260,5 +284,6 @@ def _publish(
         if signing:
             open_bundle(folder, sign_manifest(folder, signing))
         require_passed(checked.checks, settings.force)
+        keep()
         store.publish(folder, manifest.version)
     return manifest.version

@@ -23,7 +23,7 @@ from service.errors import ChangeError, QueryError
 from service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
 from service.http.problems import ProblemError
 from service.http.routes import invalid, parse_body, until_disconnected
-from service.memory.changes import MAX_INSTANCE_LABELS, Encode, NewInstance, NewLabel, Text, Uid, added
+from service.memory.changes import MAX_INSTANCE_LABELS, MAX_TEXT_BYTES, Encode, NewInstance, NewLabel, Text, Uid, added
 from service.memory.entries import Entry
 from service.memory.view import View
 from service.options import MAX_TOP_K, check_query
@@ -170,7 +170,8 @@ class AnnifRoutes:
         return (await self.pipeline.answer(asked))[1].answers
 
     def _shorten(self, text: str) -> str:
-        return text.encode(errors="replace")[: self.max_query_bytes].decode(errors="ignore")
+        most = min(self.max_query_bytes, MAX_TEXT_BYTES)
+        return text.encode(errors="replace")[:most].decode(errors="ignore")
 
     def _project(self) -> dict[str, Any]:
         manifest, since = self.versions.serving()
@@ -205,12 +206,15 @@ def _instance(text: str, subjects: list[Subject]) -> NewInstance:
 
 
 def _new_labels(view: View, subjects: Iterable[Subject]) -> list[NewLabel]:
-    """The subjects that are not in the memory.
+    """The subjects that are not in the memory, each with the last name that the documents give it.
 
     Raises:
         ChangeError: If one of them has no name.
     """
-    unknown = {each.uri: each.label for each in subjects if view.labels.position(each.uri) is None}
+    unknown: dict[str, str | None] = {}
+    for each in subjects:
+        if view.labels.position(each.uri) is None:
+            unknown[each.uri] = each.label or unknown.get(each.uri)
     for uri, label in unknown.items():
         if label is None:
             raise ChangeError(

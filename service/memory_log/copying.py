@@ -70,10 +70,10 @@ class _Copy:
             return
         if not self._is_found:
             raise self._differs()
+        if len(self._block) + len(group.content) > _BLOCK_BYTES:  # a reader reads at most one largest group at once
+            self._write()
         self._block += group.content
         self._end, self._is_signed = group.end, bool(group.signature)
-        if len(self._block) >= _BLOCK_BYTES:
-            self._write()
 
     def _is_at_copy(self, place: Place) -> bool:
         """Whether a place of the source is the end of the copy before this copy."""

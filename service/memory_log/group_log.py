@@ -77,7 +77,7 @@ class GroupLog:
             MemoryLogError: If the log is damaged, is not signed as it must be, or lacks entries.
             StoreError, OSError: If the log cannot be read.
         """
-        if not self._segment:
+        if is_new := not self._segment:
             self._segment = self._segments.first()
             if self._segment > self._after + 1:
                 removed = f"{self._after + 1} to {self._segment - 1}"
@@ -94,10 +94,13 @@ class GroupLog:
                 continue
             following = self.place.sequence + 1
             if following == self._segment or not self._segments.has(following):
+                if is_new and not self.size_bytes and self._segments.first() > self._segment:
+                    self._segment, self.place = 0, Place(0, NO_DIGEST)  # the segment was removed meanwhile
+                    return self.read(take)
                 if 0 < self.place.sequence < self._after:
                     raise self._foreign()
                 self._require_present(at_once=False)
-                return
+                return None
             if at < len(content):
                 raise self._damaged("expected the end of the segment, because another one follows, found more bytes")
             self._segment, self._offset = following, 0

@@ -6,6 +6,7 @@ first, so that after an interruption the rest is a log, too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 
 from service.errors import BundleError
@@ -32,9 +33,12 @@ def prune_log(store: Store, without: Collection[str] = (), dry_run: bool = False
         return
     with segments.exclusive():
         contained, listed = _contained(store, without), segments.listed()
-        for segment, following in zip(listed, listed[1:], strict=False):
-            if following.first > contained + 1 or not segment.is_removable:
-                return
+        pairs = zip(listed, listed[1:], strict=False)
+        is_unneeded = ((segment, following.first) for segment, following in pairs)
+        removable = [*itertools.takewhile(lambda pair: pair[1] <= contained + 1 and pair[0].is_removable, is_unneeded)]
+        if removable and not dry_run:
+            segments.set_first(removable[-1][1])
+        for segment, _ in removable:
             if not dry_run:
                 segments.remove(segment.first)
             yield segment

@@ -4,7 +4,8 @@
 
 In a folder, groups are appended to the last segment until the segment is large. In an object store, each segment is one
 object with one group: an object cannot be appended to, but its creation fails if it exists. In both, a reader computes
-the name of the next segment from its last sequence number, so it needs no listing.
+the name of the next segment from its last sequence number, so it needs no listing. If older segments were removed, the
+file `FIRST` has the number of the first one that is left, for a plain web server, which cannot list a folder.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _MIN_AGE_SECONDS = 3_600.0
 _CHECK_SECONDS = 60.0
 
 MEMORY = "memory"
+_FIRST = "FIRST"
 
 
 class SegmentFile(NamedTuple):
@@ -87,6 +89,13 @@ class Segments(Protocol):
 
     def listed(self) -> list[SegmentFile]:
         """All segments, the oldest first."""
+
+    def set_first(self, segment: int) -> None:
+        """Write durably that no reader needs the segments before this one.
+
+        Raises:
+            MemoryLogError, StoreError: If the file cannot be written.
+        """
 
     def remove(self, segment: int) -> None:
         """Remove a segment durably.
@@ -195,6 +204,19 @@ class FolderSegments:
         names = (path.name for path in self._folder.iterdir()) if self._folder.is_dir() else ()
         return [SegmentFile(first, self._size(first), True) for first in _numbers(names)]
 
+    def set_first(self, segment: int) -> None:
+        path, aside = self._folder / _FIRST, self._folder / f".{_FIRST}-incoming"
+        try:
+            aside.write_text(f"{segment}\n", encoding="ascii")
+            flush(aside)
+            aside.replace(path)
+            flush(self._folder)
+        except OSError as error:
+            raise MemoryLogError(
+                f"{path}: expected a file that can be written, found: {error.strerror}; no segment was removed: check "
+                "the disk and the permissions"
+            ) from None
+
     def remove(self, segment: int) -> None:
         path = self._path(segment)
         try:
@@ -269,8 +291,10 @@ class ObjectSegments:
         return contextlib.nullcontext()
 
     def first(self) -> int:
-        # A plain web server cannot list a folder; there, the first segment begins with the first entry.
-        return 1 if self._grows or self.has(1) else _first(self._remote.files(self._folder))
+        if self._grows:  # a plain web server cannot list a folder
+            content = self._remote.read(f"{self._folder}/{_FIRST}") or b"1"
+            return max(1, int(content[:20])) if content[:20].strip().isdigit() else 1
+        return 1 if self.has(1) else _first(self._remote.files(self._folder))
 
     def is_unchanged(self, segment: int, offset: int, following: int) -> bool:
         return False  # the question would cost a request, as reading does
@@ -294,6 +318,9 @@ class ObjectSegments:
         files, before = self._remote.files(self._folder), time.time() - _MIN_AGE_SECONDS
         found = ((first, files[segment_name(first)]) for first in _numbers(files))
         return [SegmentFile(first, file.size_bytes, file.modified.timestamp() < before) for first, file in found]
+
+    def set_first(self, segment: int) -> None:
+        self._remote.write(f"{self._folder}/{_FIRST}", f"{segment}\n".encode())
 
     def remove(self, segment: int) -> None:
         self._remote.delete(self._path(segment))

@@ -200,7 +200,7 @@ class _Compactions:
             self._pause = _MIN_PAUSE_SECONDS
             self._metrics.compactions.labels("published").inc()
             log.info("compaction_published", version=compaction.last_line("stdout"), seconds=seconds)
-        elif self._is_superseded(compaction):
+        elif status > 0 and self._is_superseded(compaction):  # a killed compaction leaves its own lease behind
             log.info("compaction_superseded", error=error, seconds=seconds)
         else:
             self._not_before = time.monotonic() + self._pause

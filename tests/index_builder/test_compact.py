@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import recollect
+from index_builder.errors import CheckFailed
+from index_builder.live_memory import compact as compact_module
 from service.memory.entries import (
     Entry,
     PutCorrection,
@@ -17,8 +19,10 @@ from service.memory.entries import (
     PutLabel,
     RemoveInstance,
     RemoveLabel,
+    subject_of,
 )
 from service.memory_log.log import MemoryLog, number
+from service.memory_log.retention import last_entry
 from service.memory_log.segments import segment_name
 from service.model import Model, open_model
 from service.store.store import Store
@@ -137,6 +141,35 @@ def test_compacted_version_answers_as_the_live_memory_and_can_be_compacted_again
     assert status == 0, errors
     assert store.current() == second
     assert_same_answers(live_model(store, second), live_model(store, built.version))
+
+
+def test_failed_compaction_does_not_change_the_log_and_changes_during_a_compaction_stay(
+    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = open_model(store.root)
+    entries = changes(base.predictor.encode)
+    write(store, *entries)
+
+    def fail(*_: object) -> None:
+        raise CheckFailed("a check fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compact_module, "require_passed", fail)
+        assert compact(None)[0] == 1
+    assert last_entry(store) == len(entries)
+
+    def write_meanwhile(*_: object) -> None:
+        write(store, RemoveInstance("heavy"), RemoveLabel("Medicine"), *entries[4:5])
+
+    monkeypatch.setattr(compact_module, "require_passed", write_meanwhile)
+    status, version, errors = compact(None, "--activate")
+    assert status == 0, errors
+    assert [subject_of(each.entry)[1] for each in MemoryLog.of(store, store.manifest(version)).read()] == [
+        "heavy",
+        "Medicine",
+        "Medicine",
+    ]
+    assert_same_answers(live_model(store, version), live_model(store, built.version))
 
 
 def test_compaction_without_a_run_reads_exact_keys_from_the_bundle(

@@ -13,9 +13,10 @@ from huggingface_hub import constants
 
 import recollect
 from index_builder.errors import BuildError
-from index_builder.hub.checksums import CHECKSUMS, sum_files
+from index_builder.hub.checksums import CHECKSUMS, files_to_upload
 from index_builder.hub.download import local_run
 from tests.index_builder.hub_server import TOKEN, Hub, running_hub
+from trainer.memory.memory import open_memory
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in sum_files(folder).files}
+    files = files_to_upload(folder)
+    return {name: content if isinstance(content, bytes) else content.read_bytes() for name, content in files.items()}
 
 
 def push(run: Path, capsys: pytest.CaptureFixture[str], *flags: str, to: str = "me/bills") -> str:
@@ -66,6 +68,17 @@ def test_pushed_run_is_downloaded_unchanged(hub: Hub, run: Path, capsys: pytest.
     for name in (address, "hf://me/bills", "hf://me/bills@main"):
         assert files_of(local_run(Path(name))) == files_of(run)
     assert f"Bearer {TOKEN}" in hub.tokens
+
+
+def test_pushed_files_do_not_contain_the_folders_of_the_author(
+    hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = open_memory(run / "memory").plan.encoder["name"]
+    assert Path(encoder).is_absolute()
+    push(run, capsys)
+    uploaded = hub.repositories["me/bills"]["main"]
+    assert not [name for name, content in uploaded.items() if str(Path(encoder).parent).encode() in content]
+    assert open_memory(local_run(Path("hf://me/bills")) / "memory").plan.encoder["name"] == Path(encoder).name
 
 
 def test_revision_pins_the_commit(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +169,8 @@ def test_wrong_address_is_refused(hub: Hub, capsys: pytest.CaptureFixture[str], 
     ("token", "to", "message"),
     [
         ("wrong", "me/bills", r"--to me/bills: .*HF_TOKEN"),
+        ("hf_s\u00e9cret", "me/bills", r"HF_TOKEN: expected printable ASCII characters, found others"),
+        ("hf_s\x01cret", "me/bills", r"HF_TOKEN: expected printable ASCII characters, found others"),
         (TOKEN, "bills", "--to bills: expected user/name"),
         (TOKEN, "me/bills/x", "--to me/bills/x: expected user/name"),
     ],
@@ -167,6 +182,7 @@ def test_push_that_the_hub_refuses_names_the_next_step(
     with pytest.raises(BuildError, match=message) as refusal:
         recollect.push(run, to=to)
     assert "\n" not in str(refusal.value)
+    assert "cret" not in str(refusal.value)
     assert hub.repositories == {}
 
 
@@ -177,7 +193,7 @@ def test_hub_that_does_not_answer_is_named(hub: Hub, run: Path, monkeypatch: pyt
 
 
 def test_unfinished_run_is_not_pushed(hub: Hub, run: Path) -> None:
-    (run / "training.json").write_text('{"done": false}')
+    (run / "training.json").write_text('{"format_version": 1, "recipe": {"seed": 0}, "done": false, "progress": null}')
     with pytest.raises(BuildError, match="expected a finished training; finish it with `recollect train --resume`"):
         recollect.push(run, to="me/bills")
     assert hub.repositories == {}
@@ -208,6 +224,14 @@ class TestModelCard:
     def test_card_does_not_show_the_folders_of_the_author(self, hub: Hub, run: Path) -> None:
         assert str(Path.home()) not in self.card(run)
         assert "/tmp" not in self.card(run)
+
+    def test_training_without_validation_has_no_figure_of_it(self, hub: Hub, run: Path) -> None:
+        progress = {"step": 4, "best": None, "best_step": 4, "seconds": 12.4}
+        training = {"format_version": 1, "recipe": {"seed": 0}, "done": True, "progress": progress}
+        (run / "training.json").write_text(json.dumps(training))
+        card = self.card(run)
+        assert "| seconds of training | 12 |" in card
+        assert "held-out" not in card
 
     def test_licence_is_one_word(self, hub: Hub, run: Path) -> None:
         with pytest.raises(recollect.UsageError, match="license: expected"):

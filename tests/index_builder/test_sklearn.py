@@ -168,6 +168,11 @@ class TestTargets:
         again = as_form(targets.form, targets.classes, targets.matrix)
         assert (read_targets(again, 2).matrix != targets.matrix).nnz == 0
 
+    def test_sparse_matrix_of_the_user_does_not_change(self) -> None:
+        y = sparse.csr_array((np.array([0, 1, 1]), np.array([1, 0, 1]), np.array([0, 2, 3])), shape=(2, 2))
+        assert read_targets(y, 2).matrix.nnz == 2
+        assert (y.nnz, y.data.tolist(), y.indptr.tolist()) == (3, [0, 1, 1], [0, 2, 3])
+
     def test_labels_that_fit_did_not_see_are_left_out(self) -> None:
         aligned = align(read_targets([["c", "a"], ["b"]], 2), np.array(["a", "b"], dtype=object))
         assert aligned.toarray().tolist() == [[1, 0], [0, 1]]

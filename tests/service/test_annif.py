@@ -149,6 +149,15 @@ class TestLearning:
         assert self.suggested(client).items() >= {WHALES["uri"]: "whales"}.items()
         assert known in self.suggested(client, "A quite different text")
 
+    def test_new_subject_needs_its_name_in_one_of_the_documents(self, client: httpx.Client) -> None:
+        seals = {"uri": "http://example.org/seals", "label": "seals"}
+        documents = (
+            {"text": "seals", "subjects": [seals]},
+            {"text": "seals sleep", "subjects": [{"uri": seals["uri"]}]},
+        )
+        assert self.learn(client, *documents).status_code == 204
+        assert self.suggested(client, "seals")[seals["uri"]] == "seals"
+
     def test_document_that_is_learned_again_replaces_its_subjects(self, client: httpx.Client) -> None:
         first, second = self.suggested(client, QUERY), {"text": QUERY, "subjects": [WHALES]}
         self.learn(client, {"text": QUERY, "subjects": [{"uri": uri} for uri in first]}, second)

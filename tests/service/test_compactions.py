@@ -11,16 +11,19 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from service.errors import CompactionRunningError, SettingsError
 from service.memory.entries import PutCorrection, PutInstance, RemoveInstance
 from service.memory_log.log import number
 from service.model import open_model
+from service.process import compactions
 from service.process.compactions import require_builder
 from service.serve_settings import ServeSettings, require_consistent
 from service.storage.control_files import FolderFiles
 from service.store.compaction_lease import compaction_holder, compaction_lease
 from service.store.store import Store
+from service.telemetry.metrics import Metrics
 from tests.conftest import Built
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
 from tests.service.light_stores import until_serves
@@ -136,6 +139,33 @@ def test_damaged_lease_is_no_lease(tmp_path: Path, content: str) -> None:
     (tmp_path / "COMPACTION").write_text(content)
     with compaction_lease(FolderFiles(tmp_path)):
         pass
+
+
+def test_killed_compaction_has_failed_although_its_lease_has_not_ended(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(copy_store(built.store, tmp_path / "store"))
+    program = (
+        "import os, signal; from pathlib import Path; from service.storage.control_files import FolderFiles; "
+        "from service.store.compaction_lease import compaction_lease; "
+        "lease = compaction_lease(FolderFiles(Path(os.environ['RECOLLECT_STORE']))); lease.__enter__(); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    monkeypatch.setattr(compactions, "_PROGRAM", program)
+    metrics = Metrics()
+    open_versions: Any = None  # a started compaction does not need them
+    running = compactions._Compactions(ServeSettings(store=store.root), 1, store, open_versions, metrics)
+    record = store.activation()
+    assert record is not None
+    with capture_logs() as logs:
+        running._start(record.generation)
+        assert running._running is not None
+        running._running.process.wait()
+        running.step()
+    assert compaction_holder(store.files) is not None
+    assert [each["event"] for each in logs] == ["compaction_started", "compaction_failed"]
+    assert logs[1]["status"] == -signal.SIGKILL
+    assert metrics.compactions.labels("failed")._value.get() == 1
 
 
 def test_weighted_instances_and_corrections_are_no_reason_to_compact(built: Built) -> None:

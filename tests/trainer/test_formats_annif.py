@@ -124,6 +124,15 @@ def test_rdf_xml_in_one_language_needs_no_language(folder: Path, name: str) -> N
     assert open_dataset(folder).labels.texts.to_pylist() == ["cats", "dogs"]
 
 
+def test_turtle_may_begin_with_a_byte_order_mark_and_have_blank_nodes_and_wrong_dates(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra = '[] a skos:Concept ; skos:prefLabel "x"@en ; rdfs:seeAlso "x"^^<http://www.w3.org/2001/XMLSchema#date> .\n'
+    use_skos(folder, f"\ufeff{TURTLE}{extra}")
+    assert open_dataset(folder, label_language="en").labels.uids.to_pylist() == [CATS, DOGS]
+    assert not caplog.records
+
+
 def test_n_triples_are_read(folder: Path) -> None:
     skos = "http://www.w3.org/2004/02/skos/core#"
     kind = f"<{CATS}> <http://www.w3.org/1999/02/22-rdf-syntax-ns#type> <{skos}Concept> .\n"
@@ -158,6 +167,15 @@ def test_language_must_be_one_of_the_vocabulary(folder: Path, language: str | No
         ("a.ttl", b"<http://a> a\n\n oops .", r"a\.ttl:3: expected Turtle, found: "),
         ("a.ttl", b'\n<http://a> <http://b> "caf\xe9" .', r"a\.ttl:2: expected UTF-8, found byte 0xe9"),
         ("a.ttl", b"", r"a\.ttl: expected instances of skos:Concept that are not deprecated, found none"),
+        ("a.ttl", b'<http://a> <http://b> "c', r"a\.ttl: expected Turtle, found: .*; correct the file"),
+        ("a.ttl", b"<http://a> a", r"a\.ttl: expected Turtle, found: .*; correct the file"),
+        ("a.ttl", b'<http://a> <http://b> "c"@1 .', r"a\.ttl: expected Turtle, found: .*; correct the file"),
+        ("a.ttl", b"<http://a> <http://b> " + b"[" * 5_000, r"a\.ttl: expected Turtle, found: .*; correct the file"),
+        (
+            "a.ttl",
+            rb'<http://\uD800> a <http://www.w3.org/2004/02/skos/core#Concept> ; <http://b> "x" .',
+            r"a\.ttl: URI of a concept: the text contains half of a surrogate pair",
+        ),
         ("a.rdf", b"<rdf>\n</oops>", r"a\.rdf:2: expected RDF/XML, found: mismatched tag"),
         ("a.rdf", b"<html/>", r"a\.rdf: expected instances of skos:Concept|a\.rdf.*: expected RDF/XML"),
         ("a.ttl.gz", b"plain", r"a\.ttl\.gz: the gzip stream breaks"),

@@ -23,7 +23,7 @@ from service.store.remote import RemoteStore
 from service.store.store import Store
 from tests.service.http_helpers import add_version
 from tests.service.memory_log.logs import append, is_same, uids
-from tests.service.store.servers import create_bucket, s3_server
+from tests.service.store.servers import WebServer, create_bucket, s3_server
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +93,32 @@ def test_segments_that_no_version_needs_are_removed(folder: Store, tmp_path: Pat
     assert follower.read() == []
     append(follower, *[PutLabel("e", "text", np.full(folder.manifest("new").dim, 0.1, dtype=np.float32))])
     assert uids(log_of(folder, "new").read()) == ["d", "e"]
+
+
+def test_replica_of_a_store_at_a_web_server_finds_the_first_segment_that_is_left(folder: Store, tmp_path: Path) -> None:
+    write(folder, "a", "b", "c", "d")
+    add_version(folder.root, "v3", "new", containing(2))
+    assert names(list(prune_log(folder, others(folder, "new")))) == [1, 2]
+    with WebServer(folder.root).running() as server:
+        web = RemoteStore(server.url, cache=tmp_path / "cache")
+        new = folder.manifest("new")
+        follower = MemoryLog.of(web, new)
+        assert uids(follower.read()) == ["c", "d"]
+        append(MemoryLog.of(folder, new), *labels(folder, "e"))
+        assert uids(follower.read()) == ["e"]
+        with pytest.raises(MemoryLogError, match="found that entries 1 to 2 were removed"):
+            log_of(web).read()
+
+
+def test_log_is_complete_if_its_first_segment_is_removed_while_it_is_opened(
+    folder: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, "a", "b", "c", "d")
+    add_version(folder.root, "v3", "new", containing(2))
+    assert names(list(prune_log(folder, others(folder, "new")))) == [1, 2]
+    first, before = FolderSegments.first, iter([1])  # the answer before the removal
+    monkeypatch.setattr(FolderSegments, "first", lambda segments: next(before, None) or first(segments))
+    assert uids(log_of(folder, "new").read()) == ["c", "d"]
 
 
 def test_replica_that_was_away_during_the_removal_is_told_and_cannot_write(folder: Store) -> None:

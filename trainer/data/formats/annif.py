@@ -31,7 +31,7 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
         raise DatasetError(f"{path}: --text-fields: expected {', '.join(FIELDS)}, found {', '.join(wrong)}")
     uids, texts = StringColumn(), StringColumn()
     for subject in read_vocabulary(path, rule.label_language):
-        uids.append(subject.uri)
+        uids.append(rule.check(subject.uri, f"{path}: URI of a concept"))
         texts.append(rule.check(subject.text(rule.fields or TEXT_FIELDS), subject.where))
     return path, Entries(uids.build(), texts.build())
 

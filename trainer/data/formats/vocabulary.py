@@ -1,7 +1,7 @@
 """Subject vocabularies of Annif: the subjects and their names, as TSV or as SKOS.
 
     vocab.tsv | *-vocab.tsv        uri <TAB> name [<TAB> notation]; a subject without a name is deprecated
-    *.ttl | *.nt | *.rdf           SKOS in Turtle, N-Triples or RDF/XML: the instances of skos:Concept
+    *.ttl | *.nt | *.rdf           SKOS in Turtle, N-Triples or RDF/XML: the instances of skos:Concept with a URI
 
 All of them may end in `.gz`. A concept with `owl:deprecated true` is deprecated. A deprecated subject is not a label.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import logging
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -90,13 +91,15 @@ def _read_tsv(path: Path) -> Iterator[Subject]:
 
 
 def _read_skos(path: Path, syntax: str, language: str | None) -> Iterator[Subject]:
+    from rdflib import URIRef
     from rdflib.namespace import OWL, RDF, SKOS
 
     graph = _parse(path, syntax)
     concepts = sorted(
         concept
         for concept in set(graph.subjects(RDF.type, SKOS.Concept))
-        if not any(value.toPython() is True for value in graph.objects(concept, OWL.deprecated))
+        if isinstance(concept, URIRef)  # rdflib gives a blank node another name each time
+        and not any(value.toPython() is True for value in graph.objects(concept, OWL.deprecated))
     )
     if not concepts:
         raise DatasetError(f"{path}: expected instances of skos:Concept that are not deprecated, found none")
@@ -147,23 +150,30 @@ def _parse(path: Path, syntax: str) -> Any:
     import rdflib
     from rdflib.plugins.parsers.notation3 import BadSyntax
 
-    graph = rdflib.Graph()
+    content, expected = _read_text(path), "RDF/XML" if syntax == "xml" else "Turtle"
+    # rdflib logs a traceback for each value with a wrong datatype, such as a date. No such value is used here.
+    logging.getLogger("rdflib.term").setLevel(logging.ERROR)
+    try:
+        return rdflib.Graph().parse(data=content, format=syntax, publicID=path.absolute().as_uri())
+    except BadSyntax as error:
+        # `error.lines` counts some lines twice, so count them up to the place of the error.
+        rest = content[error._i :].lstrip()
+        line = content.count("\n", 0, len(content) - len(rest)) + 1
+        raise DatasetError(f"{path}:{line}: expected {expected}, found: {error._why}, at {rest[:40]!r}") from None
+    except xml.sax.SAXParseException as error:
+        found = error.getMessage()
+        raise DatasetError(f"{path}:{error.getLineNumber()}: expected {expected}, found: {found}") from None
+    except Exception as error:  # for other wrong content, rdflib raises errors of many types
+        found = f"{type(error).__name__}: {error}"[:200]
+        raise DatasetError(f"{path}: expected {expected}, found: {found}; correct the file") from None
+
+
+def _read_text(path: Path) -> str:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read().decode()
-        return graph.parse(data=content, format=syntax, publicID=path.absolute().as_uri())
+            return file.read().decode().removeprefix("\ufeff")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DatasetError(f"{path}: the gzip stream breaks ({error}); copy the file again") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DatasetError(f"{path}:{line}: expected UTF-8, found byte 0x{error.object[error.start]:02x}") from None
-    except BadSyntax as error:
-        # `error.lines` counts some lines twice, so count them up to the place of the error.
-        rest = content[error._i :].lstrip()
-        line = content.count("\n", 0, len(content) - len(rest)) + 1
-        raise DatasetError(f"{path}:{line}: expected Turtle, found: {error._why}, at {rest[:40]!r}") from None
-    except xml.sax.SAXParseException as error:
-        found = error.getMessage()
-        raise DatasetError(f"{path}:{error.getLineNumber()}: expected RDF/XML, found: {found}") from None
-    except rdflib.exceptions.ParserError as error:
-        raise DatasetError(f"{path}: expected {syntax}, found: {error}") from None
