@@ -18,9 +18,9 @@ the training. A figure is the mean of the seeds, with the lowest and the highest
 percent.
 
 A claim *holds* if the order of the two figures is as stated with every seed. Otherwise it *does not hold here*. Small
-data, a small encoder or a short training may be the reason. The rule is no test of significance, because the seeds share
-their training texts and some of their test texts. The figures of the papers are from their own, larger datasets. A
-figure is missing (-) where the paper could not be read for this page.
+data, a small encoder or a short training may be the reason. The rule is no test of significance, because the seeds
+share their training texts and some of their test texts. The figures of the papers are from their own, larger datasets.
+A figure is missing (-) where the paper could not be read for this page.
 """
 
 

@@ -154,7 +154,11 @@ def test_each_rank_encodes_its_share_and_searches_its_instances() -> None:
 
 
 def test_training_with_a_time_limit_takes_at_most_this_time() -> None:
-    assert hours(recipe(max_seconds=1_800.0))["steps"] == 0.5
+    found, without_limit = hours(recipe(max_seconds=1_800.0, steps=10**9)), hours(recipe())
+    assert found["steps"] == pytest.approx(0.5, rel=0.01)
+    share = found["steps"] / without_limit["steps"]
+    assert found["validate"] / without_limit["validate"] == pytest.approx(share, abs=0.2)
+    assert found["mine"] / without_limit["mine"] == pytest.approx(share, abs=0.2)
 
 
 def run_in_new_process(*words: str) -> str:
@@ -184,7 +188,7 @@ def test_listing_sums_small_parts_and_counts_single_things_in_the_singular() -> 
     sizes = changed(ranks=1, instances=20)
     plan = Plan(recipe(steps=1, epochs=1), sizes, "cpu", 10**9, 10**9, 0, 4 * 10**8, found, {"steps": 0.001})
     lines = listing(plan)
-    assert "1 step of 8,192 queries (1 epoch), 1 process on CPU cores" in lines[1]
+    assert lines[1] == "rae, full: 1 step (1 epoch) of 8,192 queries, 1 process on the CPU"
     start = lines.index("memory of one process by part") + 1
     assert [line.split() for line in lines[start : start + 3]] == [
         ["keys,", "in", "a", "validation", "or", "mining", "600.0", "MB"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.plan.plan import Plan
+from trainer.recipe import Recipe
 from trainer.training.memory_check import free_bytes
 
 # Parts below this share of the memory are one line.
@@ -14,8 +15,8 @@ def listing(plan: Plan) -> list[str]:
     recipe, sizes, gpu = plan.recipe, plan.sizes, plan.device == "cuda"
     lines = [
         f"{sizes.instances:,} instances, {sizes.labels:,} labels, {sizes.pairs:,} pairs of an instance and a label",
-        f"{recipe.method}, {recipe.train}: {_count(recipe.steps, 'step')} of {recipe.batch_size:,} queries "
-        f"({_count(recipe.epochs, 'epoch')}), {_count(sizes.ranks, 'process')} on {'GPUs' if gpu else 'CPU cores'}",
+        f"{recipe.method}, {recipe.train}: {_steps(recipe)} of {recipe.batch_size:,} queries, "
+        f"{_count(sizes.ranks, 'process')} {'with a GPU each' if gpu else 'on the CPU'}",
         "",
         f"memory of one process    {_size(plan.rank_bytes)}",
         f"memory of all processes  {_size(plan.host_bytes)}; this machine has {_size(free_bytes())} free",
@@ -40,6 +41,12 @@ def _parts(plan: Plan) -> list[tuple[str, int]]:
 def _rows(rows: list[tuple[str, str]]) -> list[str]:
     width = max(len(name) for name, _ in rows)
     return [f"  {name:{width}}  {value:>10}" for name, value in rows]
+
+
+def _steps(recipe: Recipe) -> str:
+    if recipe.max_seconds:
+        return f"steps for {_time(recipe.max_seconds / 3_600)}"
+    return f"{_count(recipe.steps, 'step')} ({_count(recipe.epochs, 'epoch')})"
 
 
 def _count(number: int, noun: str) -> str:
