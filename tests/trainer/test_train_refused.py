@@ -28,7 +28,8 @@ from trainer.training.validation import Validation
 
 
 @pytest.mark.parametrize(
-    "where", ["trainer.training.train.Objective.backward", "trainer.training.train.mine", "trainer.run.write_memory"]
+    "where",
+    ["trainer.training.train.Objective.backward", "trainer.training.train.mine", "trainer.run_memory.write_memory"],
 )
 def test_gpu_without_enough_memory_is_reported_in_one_line(
     train: Train, monkeypatch: pytest.MonkeyPatch, where: str
