@@ -259,7 +259,7 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
     "limit no number": (["--max-length", "long"], "--max-length: expected a valid integer"),
     "epochs": (["--epochs", -1], "--epochs: expected greater than or equal to 0; found '-1'"),
     "weight above 1": (["--label-key-alpha", 1.5], "--label-key-alpha: expected less than or equal to 1; found '1.5'"),
-    "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean' or 'cls'; found 'max'"),
+    "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean', 'cls' or 'last'; found 'max'"),
     "unknown format": (
         ["--format", "csv"],
         "--format: expected 'auto', 'native', 'xmc', 'pecos', 'xclib', 'attentionxml' or 'parquet'",
