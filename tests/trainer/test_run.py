@@ -262,7 +262,7 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
     "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean', 'cls' or 'last'; found 'max'"),
     "unknown format": (
         ["--format", "csv"],
-        "--format: expected 'auto', 'native', 'xmc', 'pecos', 'xclib', 'attentionxml' or 'parquet'",
+        "--format: expected 'auto', 'native', 'xmc', 'pecos', 'xclib', 'attentionxml', 'parquet' or 'annif'",
     ),
     "format of other files": (["--format", "pecos"], "expected Y.txt or label_map.txt or output-items.txt"),
 }

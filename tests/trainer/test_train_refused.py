@@ -216,7 +216,10 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
         ["--method", "svm"],
         "--method: expected 'rae', 'dexml', 'softtopk', 'prime', 'unidec', 'supcon', 'infonce' or 'ova'; found 'svm'",
     ),
-    "unknown flag": (["--learning-rat", 1], "unrecognized arguments: --learning-rat 1; see `recollect train --help`"),
+    "unknown flag": (
+        ["--learning-rat", 1],
+        "unrecognized arguments: --learning-rat 1; did you mean --learning-rate? see `recollect train --help`",
+    ),
     "what to train": (["--train", "head"], "--train: expected 'adapter' or 'full'; found 'head'"),
     "learning rate": (["--learning-rate", 0], "--learning-rate: expected greater than 0; found '0'"),
     "learning rate no number": (["--learning-rate", "nan"], "--learning-rate: expected a finite number; found 'nan'"),
@@ -226,7 +229,7 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "fraction": (["--validation-fraction", 0.6], "--validation-fraction: expected less than or equal to 0.5"),
     "mine top": (["--mine-top", 0], "--mine-top: expected greater than or equal to 1; found '0'"),
     "search": (["--mine-search", "fast"], "'exact' or 'approximate'; found 'fast'"),
-    "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32' or 'bf16'; found 'fp8'"),
+    "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32', 'tf32' or 'bf16'; found 'fp8'"),
     "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
     "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
     "resume and overwrite": (
