@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from trainer.data.dataset import Dataset, open_dataset
 from trainer.data.formats.fields import print_note
-from trainer.data.split import Entries, Split, fingerprint
-from trainer.distributed import Ranks, process_group
+from trainer.data.split import Split, fingerprint
+from trainer.distributed import process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
-from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
-from trainer.encoding.shared_tokens import share_tokens
-from trainer.encoding.tokens import TokenTable, VectorTable
-from trainer.errors import MemoryFolderError, TrainingError
-from trainer.heads.adapter import Adapter, Side
+from trainer.encoding.keys import AdaptedKeys
+from trainer.encoding.tokens import VectorTable
+from trainer.errors import TrainingError
+from trainer.heads.adapter import Adapter
 from trainer.heads.head import Head
 from trainer.memory.label_keys import LabelInputs
-from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
-from trainer.memory.memory_writer import write_memory
-from trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
+from trainer.memory.memory import Memory
+from trainer.memory.reuse import open_earlier
 from trainer.memory.tune import tune
 from trainer.methods import METHODS
 from trainer.recipe import Recipe
 from trainer.run_folder import RunFolder, TrainingResult
+from trainer.run_memory import Run
 from trainer.settings import STATIC, TuneSettings
 from trainer.shared_inputs import check_same_dataset, check_shared_folder
 from trainer.static.pretrained import make_static
@@ -46,49 +40,6 @@ from trainer.training.validation import Validation, hold_out
 _ADAPTER_HIDDEN = 1_024
 # Weight of the instances in the adapter's inputs for labels.
 _INPUT_ALPHA = 0.5
-
-
-@dataclass(frozen=True)
-class Run:
-    """The objects that all steps of one `recollect train` share."""
-
-    settings: TrainSettings
-    dataset: Dataset
-    instances: Split
-    encoder: Encoder
-    folder: RunFolder
-    ranks: Ranks
-
-    def plan(self, encoder: Encoder, key_dtype: KeyDtype) -> MemoryPlan:
-        return MemoryPlan.of(self.dataset.labels, self.instances, encoder, encoder_digest(encoder), key_dtype)
-
-    def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
-        return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
-
-    def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
-        return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)
-
-    def reusable(self, encoder: Encoder, plan: MemoryPlan) -> ReusableKeys | None:
-        """The keys of --vectors for the texts of this dataset; None without the flag.
-
-        Raises:
-            MemoryFolderError: If the same encoder did not write them.
-        """
-        given = self.settings.vectors
-        if given is None:
-            return None
-        memory = open_earlier(given, encoder, plan.encoder_sha256, plan.key_dtype)
-        found = find_reusable(memory, plan, encoder, self.dataset.labels, self.instances.entries)
-        self.report(
-            f"--vectors {given}: {plan.keys - found.missing:,} of {plan.keys:,} texts are unchanged, "
-            f"{found.missing:,} texts to encode"
-        )
-        return found
-
-    def report(self, message: str) -> None:
-        """Print a progress line on the first rank."""
-        if self.ranks.first:
-            print(message, file=sys.stderr)  # noqa: T201
 
 
 def write_run(settings: TrainSettings) -> None:
@@ -202,7 +153,7 @@ def _run_without_training(run: Run) -> None:
         resumed = folder.begin_untrained(plan, run.settings.overwrite)
         if not resumed or not folder.checkpoint.is_dir():
             save_checkpoint(run.encoder, folder.checkpoint)
-    _write_memory(run, plan, run.texts(run.encoder, reusable))
+    run.write_memory(plan, run.texts(run.encoder, reusable))
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
@@ -225,7 +176,7 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, encoder.device)
-    _write_memory(run, run.plan(best, run.settings.key_dtype), run.texts(best))
+    run.write_memory(run.plan(best, run.settings.key_dtype), run.texts(best))
 
 
 def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
@@ -234,13 +185,13 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     The frozen encoder encodes each text once.
     """
     must_train = _begin_training(run, recipe)
-    if not must_train and _has_intact_memory(run, run.folder.memory):
+    if not must_train and run.has_intact_memory(run.folder.memory):
         best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
-        _report_existing_memory(run, run.plan(best, run.settings.key_dtype))
+        run.report_existing_memory(run.plan(best, run.settings.key_dtype))
         return
     frozen, watch = run.encoder.without_adapter(), Stopwatch()
     with watch("encode"):
-        vectors = _frozen_vectors(run, frozen)
+        vectors = run.frozen_vectors(frozen)
     label_inputs = _label_inputs(run, recipe, vectors, held_out)
     if must_train:
         adapter = run.encoder.model.adapter or _create_adapter(run, frozen.dim)
@@ -257,7 +208,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
     source = AdaptedKeys(best.vector_model(), vectors.instance_keys, label_inputs, best.device, run.ranks)
-    _write_memory(run, run.plan(best, run.settings.key_dtype), source)
+    run.write_memory(run.plan(best, run.settings.key_dtype), source)
 
 
 def _begin_training(run: Run, recipe: Recipe) -> bool:
@@ -282,21 +233,6 @@ def _create_head(run: Run, recipe: Recipe) -> Head | None:
         return None
     torch.manual_seed(run.settings.seed)
     return create(run.encoder.model.dim, len(run.dataset.labels), recipe.options)
-
-
-def _frozen_vectors(run: Run, frozen: Encoder) -> Memory:
-    """The frozen encoder's vectors of all texts: those of --vectors, and those that are computed now.
-
-    If --vectors has exactly the texts of the dataset, its memory is used as it is.
-    """
-    plan = run.plan(frozen, "float32")
-    if not _has_intact_memory(run, run.folder.frozen):
-        reusable = run.reusable(frozen, plan)
-        if reusable is not None and (reusable.rows == np.arange(plan.keys)).all():
-            return reusable.memory
-        source = run.texts(frozen, reusable)
-        write_memory(run.folder.frozen, plan, run.dataset.labels, run.instances, source, run.ranks)
-    return open_memory(run.folder.frozen)
 
 
 def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
@@ -329,43 +265,6 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     run.report(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")
     shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.shares().items())
     run.report(f"train: {shares}; peak memory {peak_memory_bytes() / 2**20:,.0f} MiB")
-
-
-def _write_memory(run: Run, plan: MemoryPlan, source: KeySource) -> None:
-    memory = run.folder.memory
-    if _has_intact_memory(run, memory):
-        _report_existing_memory(run, plan)
-        return
-    start = time.monotonic()
-    computed = write_memory(memory, plan, run.dataset.labels, run.instances, source, run.ranks, run.settings.alpha)
-    rate = computed / (time.monotonic() - start)
-    run.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")
-
-
-def _has_intact_memory(run: Run, memory: Path) -> bool:
-    """Return whether the memory is finished.
-
-    Remove a finished memory that cannot be opened: the run then rewrites it.
-    """
-    if run.ranks.first and is_complete(memory):
-        try:
-            open_memory(memory)
-        except MemoryFolderError:
-            run.report(f"{memory}: damaged; writing it again")
-            shutil.rmtree(memory)
-    return bool(run.ranks.broadcast_object(is_complete(memory)))
-
-
-def _report_existing_memory(run: Run, plan: MemoryPlan) -> None:
-    """Check a finished memory, but do not write it again: `recollect tune` may have changed its defaults.
-
-    Raises:
-        MemoryFolderError: If its plan differs.
-    """
-    memory = open_memory(run.folder.memory)
-    check_same_plan(memory.folder, plan, memory.plan)
-    alpha = memory.defaults["label_key_alpha"]
-    run.report(f"{memory.folder}: already done, {plan.keys:,} keys, label_key_alpha {alpha:g}")
 
 
 def _tune_memory(run: Run, held_out: np.ndarray) -> None:

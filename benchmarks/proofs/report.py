@@ -11,13 +11,16 @@ _HEAD = """\
 
 `python -m benchmarks.proofs table` writes this page from recorded measurements. Do not edit it.
 
-Each command trains and measures on small data on a CPU, with three seeds. A dataset is cut to 2,000 training texts with
-their labels. A seed draws 500 test texts, and all random numbers of the training. A figure is the mean of the seeds,
-with the lowest and the highest value in brackets. Metrics are in percent.
+Each command trains and measures on small data on a CPU, with three seeds. A dataset is cut to 2,000 training texts,
+which are the same for all seeds. Only the labels of these texts stay, and only test texts with such a label. Each label
+thus has a training text, which favours the votes of instances. A seed draws 500 test texts, and all random numbers of
+the training. A figure is the mean of the seeds, with the lowest and the highest value in brackets. Metrics are in
+percent.
 
 A claim *holds* if the order of the two figures is as stated with every seed. Otherwise it *does not hold here*. Small
-data, a small encoder or a short training may be the reason. The figures of the papers are from their own, larger
-datasets. A figure is missing (-) where the paper could not be read for this page.
+data, a small encoder or a short training may be the reason. The rule is no test of significance, because the seeds
+share their training texts and some of their test texts. The figures of the papers are from their own, larger datasets.
+A figure is missing (-) where the paper could not be read for this page.
 """
 
 

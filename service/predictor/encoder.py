@@ -94,7 +94,8 @@ class QueryEncoder:
         others = [text for text, each in zip(texts, found, strict=True) if each is None]
         encodings: Iterator[Encoding] = iter(self._tokenizer.encode_batch_fast(others) if others else [])
         rows = [each or _ids(next(encodings)) for each in found]
-        return Tokens([ids for ids, _ in rows], [truncated for _, truncated in rows])
+        # A text without tokens gets a padding token, as in training.
+        return Tokens([ids or [self._pad_id] for ids, _ in rows], [truncated for _, truncated in rows])
 
     def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
         """Encode a tokenised batch as unit vectors; `checkpoint` is called before each batch of the encoder."""

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel
 
-from index_builder.onnx_export import _export_graph
+from index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from service.bundle.manifest import Precision
+from service.predictor.encoder import QueryEncoder
 from tests.trainer.conftest import TinyEncoder, Train
 from trainer.encoding.checkpoint import load_checkpoint
 from trainer.encoding.encoder import Encoder
@@ -58,13 +59,29 @@ def test_vector_of_a_text_depends_on_its_first_word(decoder: Encoder) -> None:
     assert first @ second < 0.9999
 
 
-def test_exported_graph_agrees_with_pytorch_for_padded_batches(decoder: Encoder, tmp_path: Path) -> None:
-    _export_graph(decoder.model, tmp_path / "decoder.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "decoder.onnx"), providers=["CPUExecutionProvider"])
-    for rows in ([0], [0, 1, 2, 3], [1, 3]):
-        ids, mask, *_ = inputs(decoder).batch(np.array(rows), "cpu")
-        found: Any = session.run(["vectors"], {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
-        np.testing.assert_allclose(found, decoder.encode([TEXTS[row] for row in rows], 32), atol=1e-4)
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_served_vectors_equal_those_of_the_trainer_also_of_a_text_without_tokens(
+    tiny_llama: TinyEncoder, tmp_path: Path, precision: Precision
+) -> None:
+    decoder = load_pretrained(str(tiny_llama.folder), "last", 32, 16, "cpu")
+    decoder.tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])  # no special tokens
+    texts = ["", *TEXTS]
+    vectors = decoder.encode(texts, 32)
+    assert np.isfinite(vectors).all()
+    info = describe_encoder(decoder, precision)
+    export_encoder(decoder, tmp_path, info, Sample(TEXTS, vectors[1:]))
+    served = QueryEncoder.open(tmp_path, info, threads=1)
+    for each in (served.encode_texts(texts), np.concatenate([served.encode_texts([text]) for text in texts])):
+        np.testing.assert_allclose(each[0], vectors[0], atol=1e-3)
+        assert (each[1:] * vectors[1:]).sum(axis=1).min() > (0.9999 if precision == "fp32" else 0.98)
+
+
+def test_truncated_text_keeps_its_last_special_token(decoder: Encoder) -> None:
+    ids, starts = (
+        getattr(decoder.tokenise(["garden chair red blue paint " * 9, "x"], 8), name) for name in ("ids", "starts")
+    )
+    assert ids[starts[1] - 1] == ids[starts[2] - 1] == decoder.tokenizer.token_to_id("[SEP]")
+    assert starts[1] == 8
 
 
 def test_decoder_is_trained_and_its_pooling_is_saved(train: Train, tiny_llama: TinyEncoder, run_folder: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 import recollect
 from tests.trainer.runs import USUAL, training
 from trainer.plan.hours import estimate_hours
-from trainer.plan.memory import Sizes, parts, peak_bytes
+from trainer.plan.listing import listing
+from trainer.plan.memory import Part, Sizes, parts, peak_bytes
+from trainer.plan.plan import Plan
 from trainer.plan.trial import STEPS, Trial
 from trainer.recipe import Recipe
 
@@ -152,7 +154,11 @@ def test_each_rank_encodes_its_share_and_searches_its_instances() -> None:
 
 
 def test_training_with_a_time_limit_takes_at_most_this_time() -> None:
-    assert hours(recipe(max_seconds=1_800.0))["steps"] == 0.5
+    found, without_limit = hours(recipe(max_seconds=1_800.0, steps=10**9)), hours(recipe())
+    assert found["steps"] == pytest.approx(0.5, rel=0.01)
+    # The steps within the limit are less than an epoch: two validations instead of seven, one mining instead of six.
+    assert found["validate"] / without_limit["validate"] == pytest.approx(2 / 7)
+    assert found["mine"] / without_limit["mine"] == pytest.approx(1 / 6)
 
 
 def run_in_new_process(*words: str) -> str:
@@ -175,6 +181,36 @@ def test_plan_of_a_small_training_agrees_with_its_peak_memory(
     assert (found["steps"], found["epochs"]) == (real["recipe"]["steps"], real["recipe"]["epochs"])
     assert found["rank_bytes"] == pytest.approx(real["measured"]["peak_memory_bytes"], rel=0.5)
     assert found["total_hours"] == sum(found["hours"].values()) > 0
+
+
+def test_listing_sums_small_parts_and_counts_single_things_in_the_singular() -> None:
+    found = [Part("keys", 6 * 10**8, "keys"), Part("clusters", 100), Part("mined negatives", 200_000)]
+    sizes = changed(ranks=1, instances=20)
+    plan = Plan(recipe(steps=1, epochs=1), sizes, "cpu", 10**9, 10**9, 0, 4 * 10**8, found, {"steps": 0.001})
+    lines = listing(plan)
+    assert lines[1] == "rae, full: 1 step (1 epoch) of 8,192 queries, 1 process on the CPU"
+    start = lines.index("memory of one process by part") + 1
+    assert [line.split() for line in lines[start : start + 3]] == [
+        ["keys,", "in", "a", "validation", "or", "mining", "600.0", "MB"],
+        ["program,", "encoder,", "micro-batch", "(measured)", "400.0", "MB"],
+        ["other", "parts", "together", "0.2", "MB"],
+    ]
+    assert lines[-1].split() == ["steps", "3.6", "s"]
+
+
+def test_plan_reads_the_dataset_with_the_flags_of_the_training(
+    tmp_path: Path, tiny_bert: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subject = "<http://example.org/{}>"
+    names = ["red", "green", "blue"]
+    (tmp_path / "vocab.tsv").write_text("".join(f"{subject.format(name)}\t{name}\n" for name in names))
+    rows = [f"a {name} thing\t{subject.format(name)} {subject.format('unknown')}\n" for name in names * 4]
+    (tmp_path / "train.tsv").write_text("".join(rows))
+    words = [str(word) for word in ("plan", tmp_path, *USUAL, "--encoder", tiny_bert.folder)]
+    assert recollect.main(words) == 2
+    assert "--unknown-labels drop" in capsys.readouterr().err
+    assert recollect.main([*words, "--unknown-labels", "drop"]) == 0
+    assert "12 instances, 3 labels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flag", ["--best", "--epochs=0"])

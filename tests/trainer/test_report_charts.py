@@ -70,9 +70,16 @@ def test_chart_without_points_is_valid() -> None:
         assert texts(svg)[-1] == "t" or "t" in texts(svg)
 
 
+def test_legend_of_a_single_line_does_not_repeat_the_title() -> None:
+    for name, count in (("Loss", 1), ("other", 2)):
+        found = texts(line_chart("Loss", [Line(name, [(0, 1), (1, 2)])], Axis("step"), Axis("mean")))
+        assert found.count("Loss") + found.count("other") == count
+
+
 def test_text_is_never_markup() -> None:
-    svg = line_chart(HOSTILE, [Line(HOSTILE, [(1, 2)])], Axis(HOSTILE), Axis(HOSTILE))
-    assert texts(svg).count(HOSTILE) == 4
+    svg = line_chart(HOSTILE, [Line(f"a {HOSTILE}", [(1, 2)])], Axis(HOSTILE), Axis(HOSTILE))
+    assert texts(svg).count(HOSTILE) == 3
+    assert f"a {HOSTILE}" in texts(svg)
     table = Table(HOSTILE, [HOSTILE, HOSTILE], [[Cell(HOSTILE), Cell(HOSTILE, best=True)]], texts=(1,))
     page = html_page(HOSTILE, {HOSTILE: HOSTILE}, [Section(HOSTILE, HOSTILE, tables=[table], folded=[table])])
     assert "<script" not in page

@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.trainer.helpers import Clock
+from trainer.errors import TrainingError
 from trainer.training import run_log
 from trainer.training.run_log import RunLog
 from trainer.training.training_state import Progress
@@ -47,6 +48,16 @@ def test_log_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path:
         assert lines(tmp_path) == [{"step": 3, "loss": 3.0, "learning_rate": 0.5, "examples_per_second": 2.0}]
         take_step(log, progress, clock, 4, 30.0)
     assert [line["loss"] for line in lines(tmp_path)] == [3.0, 20.0]
+
+
+def test_page_that_cannot_be_written_does_not_hide_the_error_of_the_training(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress()
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(TrainingError, match="disk"), RunLog(tmp_path, 2, progress, first=True):
+        raise TrainingError("disk")
+    assert "the page of the training cannot be written" in capsys.readouterr().err
 
 
 def test_time_between_steps_does_not_change_the_logged_speed(tmp_path: Path, clock: Clock) -> None:

@@ -113,7 +113,7 @@ class TestKilled:
         [
             Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state still exists
             Moment("trainer.encoding.keys.AdaptedKeys.keys", 2),
-            Moment("trainer.run._write_memory", 1, after=True),
+            Moment("trainer.run_memory.Run.write_memory", 1, after=True),
         ],
         ids=["before the memory", "in the memory", "after the memory"],
     )

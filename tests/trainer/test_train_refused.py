@@ -28,7 +28,8 @@ from trainer.training.validation import Validation
 
 
 @pytest.mark.parametrize(
-    "where", ["trainer.training.train.Objective.backward", "trainer.training.train.mine", "trainer.run.write_memory"]
+    "where",
+    ["trainer.training.train.Objective.backward", "trainer.training.train.mine", "trainer.run_memory.write_memory"],
 )
 def test_gpu_without_enough_memory_is_reported_in_one_line(
     train: Train, monkeypatch: pytest.MonkeyPatch, where: str
@@ -215,7 +216,10 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
         ["--method", "svm"],
         "--method: expected 'rae', 'dexml', 'softtopk', 'prime', 'unidec', 'supcon', 'infonce' or 'ova'; found 'svm'",
     ),
-    "unknown flag": (["--learning-rat", 1], "unrecognized arguments: --learning-rat 1; did you mean --learning-rate?"),
+    "unknown flag": (
+        ["--learning-rat", 1],
+        "unrecognized arguments: --learning-rat 1; did you mean --learning-rate? see `recollect train --help`",
+    ),
     "what to train": (["--train", "head"], "--train: expected 'adapter' or 'full'; found 'head'"),
     "learning rate": (["--learning-rate", 0], "--learning-rate: expected greater than 0; found '0'"),
     "learning rate no number": (["--learning-rate", "nan"], "--learning-rate: expected a finite number; found 'nan'"),

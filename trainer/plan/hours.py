@@ -41,21 +41,21 @@ def estimate_hours(
     step = seconds["gradient"] + seconds.get("batch", 0)
     step *= _own_texts(sizes) / _own_texts(of_trial)
     step += seconds["optimizer"] * sizes.trained_bytes / of_trial.trained_bytes
-    training = recipe.steps * step / STEPS
-    if recipe.max_seconds:
-        training = min(training, recipe.max_seconds)
+    step /= STEPS
+    steps = min(recipe.steps, math.ceil(recipe.max_seconds / step)) if recipe.max_seconds else recipe.steps
+    epochs = math.ceil(steps / per_epoch)
 
     encoding = rows * seconds["validate"] / _TRIAL_VALIDATIONS / in_trial
-    validations = 1 + math.ceil(recipe.steps / (recipe.validate_every or per_epoch)) if held_out else 0
-    minings = math.ceil(recipe.steps / recipe.mine_every) if recipe.mines else 0
-    clusterings = math.ceil(recipe.epochs / recipe.cluster_every) if recipe.clusters else 0
+    validations = 1 + math.ceil(steps / (recipe.validate_every or per_epoch)) if held_out else 0
+    minings = math.ceil(max(0, steps - recipe.mine_from) / recipe.mine_every) if recipe.mines else 0
+    clusterings = math.ceil(max(0, epochs - recipe.cluster_from) / recipe.cluster_every) if recipe.clusters else 0
     # Minings and clusterings at the end of an epoch use the keys of the validation.
     alone = minings if recipe.mine_every % per_epoch else 0
     mined = own_instances * sizes.labels * _SEARCHED_SHARE[recipe.mine_search] / comparisons_per_second
     answered = held_out * rows / comparisons_per_second
     found = {
         "encode with the frozen encoder": rows * seconds.get("encode", 0) / in_trial,
-        "steps": training,
+        "steps": steps * step,
         "validate": validations * (encoding + answered),
         "mine": alone * encoding + minings * mined,
         "cluster": clusterings * seconds.get("cluster", 0) * own_instances / trial.instances,

@@ -97,7 +97,12 @@ def make_plan(settings: PlanSettings) -> Plan:
         raise TrainingError(f"{found}: expected one training to plan, found none or several; omit the flag")
     device = choose_device(settings.device)
     dataset = open_dataset(
-        settings.dataset, settings.format, text_fields=settings.text_fields, empty_texts=settings.empty_texts
+        settings.dataset,
+        settings.format,
+        text_fields=settings.text_fields,
+        empty_texts=settings.empty_texts,
+        label_language=settings.label_language,
+        unknown_labels=settings.unknown_labels,
     )
     instances = dataset.read_split("train")
     reading, shared = peak_memory_bytes(), mapped_memory_bytes()

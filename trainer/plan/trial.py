@@ -29,7 +29,8 @@ STEPS = 6
 _FEWEST_INSTANCES, _MOST_LABELS = 256, 4_096
 # Flags that the trial sets itself, or that suit only the whole dataset.
 _NOT_PASSED_ON = {
-    *("dataset", "out", "format", "text_fields", "empty_texts", "epochs", "max_steps", "max_seconds", "batch_size"),
+    *("dataset", "out", "format", "text_fields", "empty_texts", "label_language", "unknown_labels"),
+    *("epochs", "max_steps", "max_seconds", "batch_size"),
     *("validate_every", "mine_from", "mine_every", "clusters", "cluster_from", "cluster_every", "cluster_double_at"),
     *("bank", "vectors", "tune", "rank", "save_minutes", "resume", "overwrite", "gpus", "json_", "preset", "scale"),
     *("query_encoder", "best", "minutes"),

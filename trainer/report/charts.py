@@ -146,7 +146,7 @@ def _axes(x_title: str, y: Axis, up: Scale, ticks: Sequence[tuple[float, str]]) 
 
 
 def _chart(title: str, marks: Sequence[str], colours: dict[str, str]) -> str:
-    legend, lines = _legend(colours)
+    legend, lines = _legend(colours, title)
     height = _HEIGHT + lines * _LEGEND_LINE
     return "\n".join(
         [
@@ -160,12 +160,14 @@ def _chart(title: str, marks: Sequence[str], colours: dict[str, str]) -> str:
     )
 
 
-def _legend(colours: dict[str, str]) -> tuple[list[str], int]:
-    """The legend, and its number of lines."""
+def _legend(colours: dict[str, str], title: str) -> tuple[list[str], int]:
+    """The legend, and its number of lines. A single entry that repeats the title of the chart is left out."""
+    if list(colours) == [title]:
+        return [], 0
     entries, left, line = [], float(_LEFT), 0
     for name, colour in colours.items():
-        # An estimate: the widths of the reader's font are unknown.
-        width = 24 + sum(10 if letter.isupper() or letter in "@%" else 7.6 for letter in name)
+        # An estimate: the widths of the reader's font are unknown. A narrow screen has the largest font.
+        width = 24 + sum(12 if letter.isupper() or letter in "@%" else 9.2 for letter in name)
         if left > _LEFT and left + width > _WIDTH - _RIGHT:
             left, line = float(_LEFT), line + 1
         height = _HEIGHT + line * _LEGEND_LINE + 8

@@ -46,8 +46,9 @@ summary { cursor: pointer; color: var(--strong); }
 figure summary { font-size: 0.85rem; }
 section > details { border: 1px solid var(--rule); border-radius: 0.6rem; padding: 0.5rem 0.75rem; }
 @media (max-width: 44rem) {
-  .chart text:not(.legend, .title) { font-size: 16px; }
-  .prose, .prose tbody, .prose tr, .prose th, .prose td { display: block; }
+  figure .chart text { font-size: 16px; }
+  figure .chart .title { font-size: 20px; }
+  .prose, .prose caption, .prose tbody, .prose tr, .prose th, .prose td { display: block; }
   .prose thead { display: none; }
   .prose tr { border-bottom: 1px solid var(--rule); padding: 0.6rem 0; }
   .prose th, .prose td { border: 0; min-width: 0; padding: 0.1rem 0; text-align: left; white-space: pre-line; }

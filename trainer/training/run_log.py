@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -45,9 +46,16 @@ class RunLog:
         self._bar.close()
         if self._first:
             self._file.close()
-            write_training_page(self._folder)
+            self._write_page()
             if self._board is not None:
                 self._board.close()
+
+    def _write_page(self) -> None:
+        """Write `report.html`. A failure stops no training, and does not hide the error that stopped one."""
+        try:
+            write_training_page(self._folder)
+        except OSError as error:
+            print(f"{self._folder}: the page of the training cannot be written: {error}", file=sys.stderr)  # noqa: T201
 
     def step(self, loss: float, learning_rate: float, examples: int, seconds: float, last: bool) -> None:
         """Log a finished step. At most one line is written in ten seconds; the last step is always logged.

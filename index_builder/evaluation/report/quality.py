@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,7 @@ def _recall_chart(subject: Subject, comparison: Comparison | None) -> Chart:
 
 def decile_section(subject: Subject) -> Section:
     deciles = subject.answering.deciles(subject.truth)
-    groups = [_range(each) for each in deciles]
+    groups, short = ([_range(each, form) for each in deciles] for form in ("{:,}".format, _short))
     recall = {name: [each[name] for each in deciles] for name in ("R@10", "R@100")}
     sources = {"training texts": "instance_keys", "label texts": "label_keys"}
     votes = {name: [each[field] for each in deciles] for name, field in sources.items()}
@@ -151,20 +151,28 @@ def decile_section(subject: Subject) -> Section:
         "of the true labels among the first 10 and 100. Second chart: the retrieved keys that vote for a true label.",
         [
             Chart(
-                bar_chart("Recall by label frequency", groups, recall, x_title, Axis("percent", most=100)),
+                bar_chart("Recall by label frequency", short, recall, x_title, Axis("percent", most=100)),
                 Table("Quality by label frequency", headings, [row[: len(headings)] for row in rows]),
             ),
             Chart(
-                bar_chart("Votes for a true label", groups, votes, x_title, Axis("keys")),
+                bar_chart("Votes for a true label", short, votes, x_title, Axis("keys")),
                 Table("Votes for a true label", [headings[0], *sources], [[row[0], *row[-2:]] for row in rows]),
             ),
         ],
     )
 
 
-def _range(decile: dict[str, Any]) -> str:
-    least, most = decile["least"], decile["most"]
-    return f"{least:,}" if least == most else f"{least:,}–{most:,}"
+def _range(decile: dict[str, Any], form: Callable[[int], str]) -> str:
+    least, most = form(decile["least"]), form(decile["most"])
+    return least if least == most else f"{least}–{most}"
+
+
+def _short(count: int) -> str:
+    """A count of at most four characters, because the axis of a chart has little room: 12,345 is 12k."""
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count // size}{unit}"
+    return f"{count}"
 
 
 def _number(value: float | None) -> str:

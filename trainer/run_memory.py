@@ -1,0 +1,121 @@
+"""A run: the objects that its steps share, the texts and vectors they read, and the memory they write."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data.dataset import Dataset
+from trainer.data.split import Entries, Split
+from trainer.distributed import Ranks
+from trainer.encoding.checkpoint import encoder_digest
+from trainer.encoding.encoder import Encoder
+from trainer.encoding.keys import EncodedTexts, KeySource
+from trainer.encoding.shared_tokens import share_tokens
+from trainer.encoding.tokens import TokenTable
+from trainer.errors import MemoryFolderError
+from trainer.heads.adapter import Side
+from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
+from trainer.memory.memory_writer import write_memory
+from trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
+from trainer.run_folder import RunFolder
+from trainer.train_settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Run:
+    """The objects that all steps of one `recollect train` share."""
+
+    settings: TrainSettings
+    dataset: Dataset
+    instances: Split
+    encoder: Encoder
+    folder: RunFolder
+    ranks: Ranks
+
+    def plan(self, encoder: Encoder, key_dtype: KeyDtype) -> MemoryPlan:
+        return MemoryPlan.of(self.dataset.labels, self.instances, encoder, encoder_digest(encoder), key_dtype)
+
+    def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
+        return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
+
+    def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
+        return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)
+
+    def reusable(self, encoder: Encoder, plan: MemoryPlan) -> ReusableKeys | None:
+        """The keys of --vectors for the texts of this dataset; None without the flag.
+
+        Raises:
+            MemoryFolderError: If the same encoder did not write them.
+        """
+        given = self.settings.vectors
+        if given is None:
+            return None
+        memory = open_earlier(given, encoder, plan.encoder_sha256, plan.key_dtype)
+        found = find_reusable(memory, plan, encoder, self.dataset.labels, self.instances.entries)
+        self.report(
+            f"--vectors {given}: {plan.keys - found.missing:,} of {plan.keys:,} texts are unchanged, "
+            f"{found.missing:,} texts to encode"
+        )
+        return found
+
+    def report(self, message: str) -> None:
+        """Print a progress line on the first rank."""
+        if self.ranks.first:
+            print(message, file=sys.stderr)  # noqa: T201
+
+    def frozen_vectors(self, frozen: Encoder) -> Memory:
+        """The frozen encoder's vectors of all texts: those of --vectors, and those that are computed now.
+
+        If --vectors has exactly the texts of the dataset, its memory is used as it is.
+        """
+        plan = self.plan(frozen, "float32")
+        if not self.has_intact_memory(self.folder.frozen):
+            reusable = self.reusable(frozen, plan)
+            if reusable is not None and (reusable.rows == np.arange(plan.keys)).all():
+                return reusable.memory
+            source = self.texts(frozen, reusable)
+            write_memory(self.folder.frozen, plan, self.dataset.labels, self.instances, source, self.ranks)
+        return open_memory(self.folder.frozen)
+
+    def write_memory(self, plan: MemoryPlan, source: KeySource) -> None:
+        """Write the memory, unless the run has it."""
+        memory = self.folder.memory
+        if self.has_intact_memory(memory):
+            self.report_existing_memory(plan)
+            return
+        start = time.monotonic()
+        computed = write_memory(
+            memory, plan, self.dataset.labels, self.instances, source, self.ranks, self.settings.alpha
+        )
+        rate = computed / (time.monotonic() - start)
+        self.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")
+
+    def has_intact_memory(self, memory: Path) -> bool:
+        """Return whether the memory is finished.
+
+        Remove a finished memory that cannot be opened: the run then rewrites it.
+        """
+        if self.ranks.first and is_complete(memory):
+            try:
+                open_memory(memory)
+            except MemoryFolderError:
+                self.report(f"{memory}: damaged; writing it again")
+                shutil.rmtree(memory)
+        return bool(self.ranks.broadcast_object(is_complete(memory)))
+
+    def report_existing_memory(self, plan: MemoryPlan) -> None:
+        """Check a finished memory, but do not write it again: `recollect tune` may have changed its defaults.
+
+        Raises:
+            MemoryFolderError: If its plan differs.
+        """
+        memory = open_memory(self.folder.memory)
+        check_same_plan(memory.folder, plan, memory.plan)
+        alpha = memory.defaults["label_key_alpha"]
+        self.report(f"{memory.folder}: already done, {plan.keys:,} keys, label_key_alpha {alpha:g}")
