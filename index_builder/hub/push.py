@@ -22,7 +22,8 @@ def push(settings: PushSettings) -> str:
         The address of the uploaded commit, or with `--dry-run` the model card.
 
     Raises:
-        BuildError: If the training is unfinished, the evaluation cannot be read, or the hub refuses the upload.
+        BuildError: If the training is unfinished, the evaluation cannot be read, the hub refuses the upload, or the
+            repository is public without `--public`.
         MemoryFolderError, EncoderError, TrainingError: If the run cannot be read.
     """
     check_repository(settings.to, f"--to {settings.to}")
@@ -46,5 +47,10 @@ def push(settings: PushSettings) -> str:
     with explain_hub_errors(f"--to {settings.to}"):
         hub = HfApi()
         hub.create_repo(settings.to, private=not settings.public, exist_ok=True)
+        if not settings.public and not hub.model_info(settings.to).private:
+            raise BuildError(
+                f"--to {settings.to}: expected a private repository, because a run contains the texts of its memory, "
+                "found a public one; make it private, or allow this with --public"
+            )
         commit = hub.create_commit(settings.to, operations, commit_message="Upload a run of Recollect")
     return f"hf://{settings.to}@{commit.oid}"

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import structlog
 
+import service
 from service.errors import SettingsError
 from service.serve_settings import ServeSettings
 from service.settings import ENV_PREFIX, SHARED_METRICS
@@ -163,7 +164,7 @@ class _Compactions:
         folder = Path(tempfile.mkdtemp(prefix="recollect-compact-"))
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM],
+                [sys.executable, "-P", "-c", _PROGRAM],  # -P: never import from the working directory
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -189,8 +190,9 @@ class _Compactions:
             "device": "cpu",
         }
         variables = {name: value for name, value in os.environ.items() if name != SHARED_METRICS}
+        sources = filter(None, (str(Path(service.__file__).parents[1]), os.environ.get("PYTHONPATH")))
         own = {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in settings.items() if value is not None}
-        return {**variables, **own, "TMPDIR": str(folder)}
+        return {**variables, **own, "PYTHONPATH": os.pathsep.join(sources), "TMPDIR": str(folder)}
 
     def _report(self, compaction: _Compaction) -> None:
         seconds = round(time.monotonic() - compaction.started, 1)

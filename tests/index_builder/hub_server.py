@@ -52,6 +52,10 @@ def running_hub() -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             hub.tokens.add(self.headers["Authorization"])
+            if (facts := re.fullmatch(r"/api/models/([^/]+/[^/?]+)", self.path)) and facts[1] in hub.repositories:
+                content = {"id": facts[1], "private": facts[1] in hub.private}
+                self.answer(200, json.dumps(content).encode())
+                return
             found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
             commits = hub.repositories.get(found[1], {}) if found else {}
             if not found or not commits:

@@ -81,6 +81,17 @@ def test_pushed_files_do_not_contain_the_folders_of_the_author(
     assert open_memory(local_run(Path("hf://me/bills")) / "memory").plan.encoder["name"] == Path(encoder).name
 
 
+def test_texts_are_not_uploaded_to_a_public_repository_without_public(
+    hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories["me/bills"] = {}  # public
+    assert recollect.main(["push", str(run), "--to", "me/bills"]) == 2
+    assert "expected a private repository" in capsys.readouterr().err
+    assert hub.repositories["me/bills"] == {}
+    push(run, capsys, "--public")
+    assert "main" in hub.repositories["me/bills"]
+
+
 def test_revision_pins_the_commit(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, before = push(run, capsys), files_of(run)
     labels = run / "memory" / "labels.jsonl"
