@@ -229,10 +229,10 @@ def test_compacted_bundle_takes_up_live_entries_and_answers_as_the_live_memory(
     before = build_compact(repetitive.run, tmp_path, *methods)
     model = open_model(tmp_path, live="write")
     bundle = model.predictor.bundle
-    texts = [bundle.instance_texts[row] for row in (0, 5)]
+    texts = [bundle.instances.texts[row] for row in (0, 5)]
     model.add(labels=[{"uid": "Whales", "text": "Whales"}])
     model.add(instances=[{"uid": f"new {text}", "text": text, "labels": ["Whales", "Law"]} for text in texts])
-    model.remove(instances=[bundle.instance_uids[3]], labels=["Cooking"])
+    model.remove(instances=[bundle.instances.uids[3]], labels=["Cooking"])
     live = {lambda_: scores(model, lambda_) for lambda_ in (0.0, 0.5, 1.0)}
     counts = label_counts(model)
     command = ["compact", str(tmp_path), "--index", "flat", "--max-drop", "100", "--activate"]
