@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import torch
 
-from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_named
 from trainer.data.formats.fields import print_note
 from trainer.data.split import Split, fingerprint
 from trainer.distributed import process_group
@@ -53,15 +53,7 @@ def write_run(settings: TrainSettings) -> None:
     """
     device = choose_device(settings.device)
     with explain_out_of_memory(), process_group(device) as ranks:
-        dataset = open_dataset(
-            settings.dataset,
-            settings.format,
-            text_fields=settings.text_fields,
-            empty_texts=settings.empty_texts,
-            label_language=settings.label_language,
-            unknown_labels=settings.unknown_labels,
-            note=print_note if ranks.first else lambda _: None,
-        )
+        dataset = open_named(settings, note=print_note if ranks.first else lambda _: None)
         instances = dataset.read_split("train")
         encoder = _load_encoder(settings, dataset, instances, device)
         check_query_encoder(settings, encoder, instances)

@@ -16,7 +16,7 @@ from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.ranking.rank import rank_run
 from index_builder.settings import RankSettings
-from trainer.data.dataset import open_dataset
+from trainer.data.dataset import open_named
 from trainer.distributed import require_single_process
 from trainer.encoding.checkpoint import load_encoder
 from trainer.encoding.encoder import choose_device
@@ -81,14 +81,7 @@ def _prepare(out: Path, overwrite: bool) -> None:
 
 def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contestant]:
     """The contestants that fit into the time limit."""
-    train = open_dataset(
-        settings.dataset,
-        settings.format,
-        text_fields=settings.text_fields,
-        empty_texts=settings.empty_texts,
-        label_language=settings.label_language,
-        unknown_labels=settings.unknown_labels,
-    ).read_split("train")
+    train = open_named(settings).read_split("train")
     device = choose_device(settings.device)
     encoder = load_encoder(settings.encoder, settings.pooling, settings.max_length, settings.label_max_length, device)
     encoding = estimate_seconds(encoder, train.entries.texts, settings.max_length)

@@ -16,7 +16,7 @@ from index_builder.compare.tables import quality_table
 from index_builder.compare.training import train_and_tune
 from index_builder.console import print_status
 from index_builder.settings import CompareSettings
-from trainer.data.dataset import open_dataset
+from trainer.data.dataset import open_named
 from trainer.data.split import fingerprint
 from trainer.distributed import require_single_process
 from trainer.encoding.encoder import choose_device
@@ -40,14 +40,7 @@ def compare(settings: CompareSettings) -> str:
     require_single_process("recollect compare")
     device = choose_device(settings.device)
     runs = plan_runs(settings)
-    dataset = open_dataset(
-        settings.dataset,
-        settings.format,
-        text_fields=settings.text_fields,
-        empty_texts=settings.empty_texts,
-        label_language=settings.label_language,
-        unknown_labels=settings.unknown_labels,
-    )
+    dataset = open_named(settings)
     train, test = dataset.read_split("train"), dataset.read_split("test")
     check_sizes(runs, settings, train, len(dataset.labels), device)
     folder = ComparisonFolder(settings.out)

@@ -18,7 +18,7 @@ from index_builder.evaluation.report.write import check_report_folder, write_rep
 from index_builder.settings import EvaluateSettings
 from service.model import open_model
 from service.predictor.predictor import Predictor
-from trainer.data.dataset import open_dataset
+from trainer.data.dataset import open_dataset, open_named
 from trainer.metrics import report
 
 
@@ -62,14 +62,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         check_report_folder(settings.report)
     predictor = _open(settings, settings.version)
     other = None if settings.compare is None else _open(settings, settings.compare)
-    dataset = open_dataset(
-        settings.dataset,
-        settings.format,
-        text_fields=settings.text_fields,
-        empty_texts=settings.empty_texts,
-        label_language=settings.label_language,
-        unknown_labels=settings.unknown_labels,
-    )
+    dataset = open_named(settings)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)

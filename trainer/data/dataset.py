@@ -97,6 +97,36 @@ class Dataset:
         return split
 
 
+class DatasetFlags(Protocol):
+    """Settings that name a dataset folder and state how it is read: the flags of every verb that reads one."""
+
+    @property
+    def dataset(self) -> Path: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def text_fields(self) -> Sequence[str]: ...
+    @property
+    def empty_texts(self) -> EmptyTexts: ...
+    @property
+    def label_language(self) -> str | None: ...
+    @property
+    def unknown_labels(self) -> UnknownLabels: ...
+
+
+def open_named(settings: DatasetFlags, note: Callable[[str], None] = print_note) -> Dataset:
+    """Open the dataset that settings name; see `open_dataset`."""
+    return open_dataset(
+        settings.dataset,
+        settings.format,
+        text_fields=settings.text_fields,
+        empty_texts=settings.empty_texts,
+        label_language=settings.label_language,
+        unknown_labels=settings.unknown_labels,
+        note=note,
+    )
+
+
 def open_dataset(
     folder: Path,
     format_name: str = "auto",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.dataset import Dataset, open_named
 from trainer.data.split import Split
 from trainer.distributed import require_single_process
 from trainer.encoding.checkpoint import load_encoder
@@ -96,14 +96,7 @@ def make_plan(settings: PlanSettings) -> Plan:
         found = "--best" if settings.best else "--epochs 0"
         raise TrainingError(f"{found}: expected one training to plan, found none or several; omit the flag")
     device = choose_device(settings.device)
-    dataset = open_dataset(
-        settings.dataset,
-        settings.format,
-        text_fields=settings.text_fields,
-        empty_texts=settings.empty_texts,
-        label_language=settings.label_language,
-        unknown_labels=settings.unknown_labels,
-    )
+    dataset = open_named(settings)
     instances = dataset.read_split("train")
     reading, shared = peak_memory_bytes(), mapped_memory_bytes()
     if len(dataset.labels) < 2 or not len(instances.labels.indices):
