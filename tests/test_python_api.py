@@ -239,7 +239,7 @@ def test_keyword_that_is_not_given_comes_from_its_environment_variable(
         ("train", {"out": "r", "methud": "rae"}, "recollect.train: unknown keyword methud; known: bank, batch_size,"),
         ("train", {"out": "r", "epochs": -1}, "recollect.train: epochs: expected greater than or equal to 0; found -1"),
         ("train", {"out": "r", "method": "bert"}, "recollect.train: method: expected 'rae', "),
-        ("tune", {"lambda": [2]}, "recollect.tune: unknown keyword lambda; known: label_key_alpha, lambda_, metric,"),
+        ("tune", {"lambda": [2]}, "recollect.tune: unknown keyword lambda; known: device, label_key_alpha, lambda_,"),
         ("tune", {"lambda_": [2]}, "recollect.tune: lambda_: expected less than or equal to 1; found 2"),
         (
             "build",

@@ -170,4 +170,4 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     if not where and error["type"] not in _LIST_ERRORS:
         return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
-    return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS] or "body", "message": message}
+    return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS] if where else "body", "message": message}

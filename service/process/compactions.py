@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import structlog
 
-import service
 from service.errors import SettingsError
 from service.serve_settings import ServeSettings
 from service.settings import ENV_PREFIX, SHARED_METRICS
@@ -190,7 +189,7 @@ class _Compactions:
             "device": "cpu",
         }
         variables = {name: value for name, value in os.environ.items() if name != SHARED_METRICS}
-        sources = filter(None, (str(Path(service.__file__).parents[1]), os.environ.get("PYTHONPATH")))
+        sources = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
         own = {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in settings.items() if value is not None}
         return {**variables, **own, "PYTHONPATH": os.pathsep.join(sources), "TMPDIR": str(folder)}
 
