@@ -41,6 +41,7 @@ def test_train_and_ask_answers_the_queries(
     assert re.match(r"  [01]\.\d{3}  Electric lawn mower\n", mower)
 
 
+@pytest.mark.slow
 def test_evaluate_and_compare_accepts_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

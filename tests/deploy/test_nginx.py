@@ -198,7 +198,7 @@ def stores(built: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return store("v1"), store("v2")
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_no_request_fails_while_a_replica_restarts(
     stores: tuple[Path, Path], tmp_path: Path, stop: signal.Signals
 ) -> None:

@@ -18,7 +18,9 @@ pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 CHECKS = "status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance"
 
 
-@pytest.mark.parametrize("keys", [False, True], ids=["anyone", "with keys"])
+@pytest.mark.parametrize(
+    "keys", [pytest.param(False, marks=pytest.mark.slow, id="anyone"), pytest.param(True, id="with keys")]
+)
 def test_every_response_is_documented_and_no_response_is_a_server_error(
     store: Path, tmp_path: Path, keys: bool
 ) -> None:

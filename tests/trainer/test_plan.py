@@ -169,8 +169,9 @@ def run_in_new_process(*words: str) -> str:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--method", "prime"], pytest.param(["--train", "full", "--method", "unidec"], marks=pytest.mark.slow)],
+    [["--method", "prime"], ["--train", "full", "--method", "unidec"]],
 )
+@pytest.mark.slow
 def test_plan_of_a_small_training_agrees_with_its_peak_memory(
     lesson: Path, tiny_bert: Any, tmp_path: Path, flags: list[object]
 ) -> None:
