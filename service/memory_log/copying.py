@@ -6,7 +6,7 @@ from service.errors import MemoryLogError
 from service.memory_log.group_log import GroupLog
 from service.memory_log.groups import Group, Place
 from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import segments_of
+from service.memory_log.store_segments import segments_of
 from service.store.store import Store
 
 # Groups are written together until they have this size: an object store gets fewer and larger segments.

@@ -33,7 +33,8 @@ from service.memory_log.entry_encoding import decode_entries, encode_entry
 from service.memory_log.group_log import GroupLog
 from service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
 from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import Segments, segments_of
+from service.memory_log.segments import Segments
+from service.memory_log.store_segments import segments_of
 from service.store.store import Store
 
 EncodeTexts = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]

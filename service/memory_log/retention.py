@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator
 from service.errors import BundleError
 from service.memory_log.group_log import GroupLog
 from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import SegmentFile, segments_of
+from service.memory_log.segments import SegmentFile
+from service.memory_log.store_segments import segments_of
 from service.store.store import Store
 
 

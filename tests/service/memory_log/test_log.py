@@ -16,10 +16,9 @@ import structlog
 
 from service.errors import MemoryLogError
 from service.memory.entries import Entry, PutCorrection, PutInstance, RemoveCorrection, RemoveInstance, RemoveLabel
-from service.memory_log import segments as segments_module
+from service.memory_log.folder_segments import FolderSegments
 from service.memory_log.groups import EncoderOfGroup
 from service.memory_log.log import MemoryLog
-from service.memory_log.segments import FolderSegments
 from tests.service.memory_log.logs import (
     DIM,
     append,
@@ -107,7 +106,7 @@ def test_section_reads_the_entries_of_other_processes_first(tmp_path: Path) -> N
 
 
 def test_large_log_goes_on_in_another_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
     reader = folder_log(tmp_path / "memory")
     for number in range(5):
         append(folder_log(tmp_path / "memory"), label(f"{number}"), label(f"{number}!"))
@@ -119,7 +118,7 @@ def test_large_log_goes_on_in_another_segment(tmp_path: Path, monkeypatch: pytes
 
 
 def test_log_begins_later_if_old_segments_were_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
     for uid in "abcd":
         append(folder_log(tmp_path / "memory"), label(uid))
     segment(tmp_path / "memory", 1).unlink()
@@ -191,7 +190,7 @@ def test_damage_is_an_error_that_names_file_place_and_next_step(tmp_path: Path) 
 
 
 def test_missing_and_shortened_segments_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
     log, reader = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
     for uid in "abc":
         append(log, label(uid))

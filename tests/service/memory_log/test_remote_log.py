@@ -10,7 +10,8 @@ import pytest
 
 from service.errors import LogConflictError, StoreError
 from service.memory_log.log import MemoryLog, number
-from service.memory_log.segments import ObjectSegments, segment_name
+from service.memory_log.object_segments import ObjectSegments
+from service.memory_log.segments import segment_name
 from service.storage.object_folder import ObjectFolder
 from tests.service.memory_log.logs import ENCODER, append, apply, folder_log, instance, is_same, label, uids, writer
 from tests.service.store.servers import WebServer, create_bucket, s3_server

@@ -15,9 +15,11 @@ from service.errors import MemoryLogError
 from service.memory.entries import LoggedEntry, PutLabel
 from service.memory_log import segments as segments_module
 from service.memory_log.copying import copy_log
+from service.memory_log.folder_segments import FolderSegments
 from service.memory_log.log import MemoryLog
+from service.memory_log.object_segments import ObjectSegments
 from service.memory_log.retention import last_entry, prune_log, removed_entries
-from service.memory_log.segments import FolderSegments, ObjectSegments, SegmentFile
+from service.memory_log.segments import SegmentFile
 from service.storage.object_folder import ObjectFolder
 from service.store.remote import RemoteStore
 from service.store.store import Store

@@ -1,0 +1,15 @@
+"""The segments of the log of a store: in its folder, or at its URL."""
+
+from __future__ import annotations
+
+from service.memory_log.folder_segments import FolderSegments
+from service.memory_log.object_segments import ObjectSegments
+from service.memory_log.segments import MEMORY, Segments
+from service.storage.object_folder import ObjectFolder
+from service.store.store import Store
+
+
+def segments_of(store: Store) -> Segments:
+    """The segments of the log of a store."""
+    files = store.files
+    return ObjectSegments(files, MEMORY) if isinstance(files, ObjectFolder) else FolderSegments(store.root / MEMORY)
