@@ -25,6 +25,7 @@ import torch
 from pydantic import ValidationError
 from transformers import BertConfig, BertModel
 
+from benchmarks.arguments import positive_int
 from benchmarks.synthetic_memory import SyntheticMemory
 from index_builder.build import usable_device, write_bundle
 from index_builder.compaction.served_memory import ServedMemory
@@ -219,25 +220,18 @@ def _anonymous_bytes() -> int:
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
 
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {number}")
-    return number
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.index_costs", description=__doc__)
-    parser.add_argument("--keys", type=_positive_int, required=True, help="number of instances and labels together")
-    parser.add_argument("--dim", type=_positive_int, required=True, help="dimension of a key")
-    parser.add_argument("--labels", type=_positive_int, required=True, help="number of labels among the keys")
+    parser.add_argument("--keys", type=positive_int, required=True, help="number of instances and labels together")
+    parser.add_argument("--dim", type=positive_int, required=True, help="dimension of a key")
+    parser.add_argument("--labels", type=positive_int, required=True, help="number of labels among the keys")
     parser.add_argument(
         "--labels-per-instance",
-        type=_positive_int,
+        type=positive_int,
         default=22,
         help="approximate mean number of labels of an instance; default: 22",
     )
-    parser.add_argument("--queries", type=_positive_int, default=500, help="number of queries; default: 500")
+    parser.add_argument("--queries", type=positive_int, default=500, help="number of queries; default: 500")
     parser.add_argument("--index", default="auto", help="see `recollect build`; default: auto")
     parser.add_argument("--recall-target", default=0.98, help="see `recollect build`; default: 0.98")
     parser.add_argument("--memory-budget", help="see `recollect build`; default: none")
@@ -246,7 +240,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="see `recollect build`; default: cpu")
     parser.add_argument("--threads", type=int, default=0, help="threads that build; default: one for each core")
     parser.add_argument("--folder", type=Path, help="working folder, kept afterwards; default: a temporary folder")
-    parser.add_argument("--seed", type=_positive_int, default=1, help="random seed; default: 1")
+    parser.add_argument("--seed", type=positive_int, default=1, help="random seed; default: 1")
     given = parser.parse_args(arguments)
     with contextlib.ExitStack() as scratch:
         folder = given.folder or Path(scratch.enter_context(tempfile.TemporaryDirectory()))

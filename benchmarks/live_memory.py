@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
+from benchmarks.arguments import positive_int
 from index_builder.build import describe_bundle, new_version, write_indexes, write_manifest
 from index_builder.bundle_tables import read_field, write_bundle_tables
 from index_builder.compaction.served_memory import ServedMemory
@@ -253,19 +254,12 @@ def _percent(values: Float[np.ndarray, " query"]) -> float:
     return round(100 * float(values.mean()), 2)
 
 
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {number}")
-    return number
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live_memory", description=__doc__)
     parser.add_argument("store", type=Path, help="bundle store; its current version has a flat index")
     parser.add_argument("dataset", type=Path, help="dataset folder from which the version was made")
-    parser.add_argument("--queries", type=_positive_int, default=2_000, help="number of test texts; default: 2000")
-    parser.add_argument("--labels", type=_positive_int, default=500, help="number of new labels; default: 500")
+    parser.add_argument("--queries", type=positive_int, default=2_000, help="number of test texts; default: 2000")
+    parser.add_argument("--labels", type=positive_int, default=500, help="number of new labels; default: 500")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of new labels; default: 0")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

@@ -46,6 +46,7 @@ from service.bundle.manifest import (
     Counts,
     Defaults,
     EncoderInfo,
+    Engine,
     FileInfo,
     Indexes,
     IndexInfo,
@@ -123,7 +124,7 @@ def build(settings: BuildSettings) -> str:
             folder, served, before, project(served, sample), points, settings, threads, device, engine=patient(settings)
         )
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
-        manifest = manifest.model_copy(update=checked | {"memory_sequence": settings.memory_sequence})
+        manifest = manifest.model_copy(update=checked)
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
@@ -197,8 +198,10 @@ def write_bundle(
         files = describe_files(folder, names=expected_files((), with_engine=True))
         version = new_version(files)
         engine, indexes, points, curves = write_engine(served, version, settings, collections)
-    manifest = describe_bundle(served, version, files, info, indexes, curves, defaults, probabilities, measured)
-    manifest = manifest.model_copy(update={"engine": engine})
+    sequence = settings.memory_sequence
+    manifest = describe_bundle(
+        served, version, files, info, indexes, curves, defaults, probabilities, measured, sequence, engine
+    )
     write_manifest(folder, manifest)
     return manifest, points
 
@@ -295,6 +298,7 @@ def describe_bundle(
     probabilities: Probabilities | None,
     metrics: dict[str, float],
     memory_sequence: int = 0,
+    engine: Engine | None = None,
 ) -> Manifest:
     """The manifest of a bundle whose files are written."""
     memory = served.memory
@@ -310,6 +314,7 @@ def describe_bundle(
         dim=memory.plan.dim,
         encoder=encoder,
         index=indexes,
+        engine=engine,
         defaults=defaults,
         probabilities=probabilities,
         compaction=served.compaction,

@@ -41,9 +41,7 @@ def check_same_dataset(folder: Path, sha256: str, ranks: Ranks, device: str) -> 
         TrainingError: On every rank, if the digests differ.
     """
     digest = np.frombuffer(bytes.fromhex(sha256), dtype=np.uint8)[None].copy()
-    different = int((ranks.all_gather_arrays(digest, ranks.size, device) != digest).any(axis=1).sum())
-    differ = int(ranks.all_reduce_array(np.array([different], dtype=np.int64), device)[0])
-    if differ:
+    if (ranks.all_gather_arrays(digest, ranks.size, device) != digest).any():
         raise TrainingError(
             f"{folder}: expected the same dataset on all hosts, found different labels or instances; "
             "copy one dataset to all hosts"
