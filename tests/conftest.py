@@ -1,14 +1,27 @@
-"""Fixtures of all tests: a small dataset of topics, and a store with a bundle that is built from it."""
+"""Fixtures of all tests: a small dataset of topics, and a store with a bundle that is built from it.
+
+While tests run, the shapes and types in the signatures of the trainer, `service.bundle` and `service.predictor` are
+checked. The checks begin here because they apply only to modules that are imported later.
+"""
 
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from jaxtyping import install_import_hook
+
+import trainer
+
+# The methods cannot be checked: they import torch's types for mypy only.
+_TRAINER = [f"trainer.{module.name}" for module in pkgutil.iter_modules(trainer.__path__) if module.name != "methods"]
+_METHODS = ["trainer.methods.losses", "trainer.methods.scored"]
+install_import_hook([*_TRAINER, *_METHODS, "service.bundle", "service.predictor"], "beartype.beartype")
 
 # Labels with their sentences: four training instances and one test query for each label. The last label has none.
 TOPICS: dict[str, tuple[str, ...]] = {

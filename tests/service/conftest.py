@@ -1,8 +1,4 @@
-"""Fixtures of the service's tests: small bundles that are written quickly, and one real bundle, which is opened once.
-
-While these tests run, the array shapes and types in the signatures of `service.bundle` and `service.predictor` are
-checked.
-"""
+"""Fixtures of the service's tests: small bundles that are written quickly, and a real bundle that is opened once."""
 
 from __future__ import annotations
 
@@ -14,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
     from tests.service.redis_server import RedisServer
-
-install_import_hook(["service.bundle", "service.predictor"], "beartype.beartype")
 
 INSTANCE_KEYS, LABEL_KEYS = np.eye(3, 4, dtype=np.float32), np.eye(2, 4, dtype=np.float32)
 VOTES = ([0], [0, 1], [])

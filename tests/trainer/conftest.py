@@ -1,28 +1,18 @@
-"""Fixtures of the trainer's tests: real dataset folders, and small real encoders saved as Hugging Face folders.
-
-The shapes and types in the trainer's signatures are checked while its tests run.
-"""
+"""Fixtures of the trainer's tests: real dataset folders, and small real encoders saved as Hugging Face folders."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import pkgutil
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from jaxtyping import install_import_hook
 
 import recollect
-import trainer
 from tests.trainer.runs import USUAL, Outcome, Train
-
-# Check shapes and types at run time. The methods cannot be checked: they import torch's types for mypy only.
-_CHECKED = [f"trainer.{module.name}" for module in pkgutil.iter_modules(trainer.__path__) if module.name != "methods"]
-install_import_hook([*_CHECKED, "trainer.methods.losses", "trainer.methods.scored"], "beartype.beartype")
 
 # Words for the tiny tokenizers. Upper case and accents show in the vectors how a tokenizer normalises text.
 CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc", "paint lawn garden chair red blue")
