@@ -29,7 +29,7 @@ class ChangeThreads:
         self._changes = 0
 
     async def run(self, change: Callable[[], _Result]) -> _Result:
-        """Run a change. It is completed also if the client disconnects.
+        """Run a change to its end, even if the client disconnects.
 
         Raises:
             OverloadError: If too many changes wait.

@@ -85,6 +85,6 @@ class Scale:
 
 
 def _round_step(least: Number) -> float:
-    """The smallest of 1, 2, 5, 10, 20, ... and their tenths that is not less than `least`."""
+    """The smallest round number that is at least `least`. A round number is 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
