@@ -13,7 +13,9 @@ _Item = TypeVar("_Item")
 _SECONDS_IN_LOG = 10.0
 
 
-def progress_bar(total: int, unit: str, name: str, done: int = 0, shown: bool = True) -> tqdm[Any]:
+def progress_bar(
+    total: float, unit: str, name: str, done: float = 0, shown: bool = True, counts: bool = True
+) -> tqdm[Any]:
     """Show the progress of a task on standard error. A task that takes less than ten seconds writes nothing to a log.
 
     Args:
@@ -22,6 +24,7 @@ def progress_bar(total: int, unit: str, name: str, done: int = 0, shown: bool = 
         name: Name of the task.
         done: Number of units that an earlier run has done.
         shown: Whether to show anything.
+        counts: Whether to show the number of units and the rate, or only the percentage and the time.
     """
     on_terminal = sys.stderr.isatty()
     options: dict[str, Any] = {"dynamic_ncols": True}
@@ -34,6 +37,7 @@ def progress_bar(total: int, unit: str, name: str, done: int = 0, shown: bool = 
         desc=name,
         initial=done,
         disable=not shown,
+        bar_format=None if counts else "{l_bar}{bar}| [{elapsed}<{remaining}{postfix}]",
         file=sys.stderr if on_terminal else _Lines(),
         **options,
     )

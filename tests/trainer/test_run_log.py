@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.trainer.helpers import Clock
+from trainer import progress_bar
 from trainer.errors import TrainingError
 from trainer.training import run_log
 from trainer.training.run_log import RunLog
@@ -75,6 +76,21 @@ def test_last_step_is_always_logged(tmp_path: Path, clock: Clock) -> None:
         take_step(log, progress, clock, 0.25)
         take_step(log, progress, clock, 0.25)
     assert lines(tmp_path) == [{"step": 2, "loss": 1.0, "learning_rate": 0.5, "examples_per_second": 32.0}]
+
+
+def test_training_with_a_time_limit_shows_the_share_of_its_time_and_no_number_of_all_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_bar, "_SECONDS_IN_LOG", 0.0)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    progress = Progress()
+    with RunLog(tmp_path, 1_000_000, progress, first=True, max_seconds=60) as log:
+        progress.step, progress.seconds = 1, 15.0
+        log.step(1.0, learning_rate=0.5, examples=8, seconds=15.0, last=True)
+    last = stream.getvalue().splitlines()[-1]
+    assert last.startswith("train:  25%")
+    assert "step 1, loss 1.000" in last
+    assert "1.00M" not in last
 
 
 def test_logged_values_have_the_number_of_the_step_and_are_readable_at_once(tmp_path: Path) -> None:

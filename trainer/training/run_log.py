@@ -23,11 +23,23 @@ class RunLog:
     line), `learning_rate` and `examples_per_second`, or `validation_ndcg_5` (percent) and `seconds` (training time so
     far). A resumed run first removes the lines after its saved state. At the end, also of an interrupted training,
     `report.html` shows the lines as charts.
+
+    Args:
+        folder: Run folder.
+        steps: Number of steps, at most.
+        progress: The progress of the training.
+        first: Whether this is the first rank.
+        max_seconds: Time limit of the training; 0: none. With a limit, the bar shows the larger share: that of the
+            steps or that of the time.
     """
 
-    def __init__(self, folder: Path, steps: int, progress: Progress, first: bool) -> None:
+    def __init__(self, folder: Path, steps: int, progress: Progress, first: bool, max_seconds: float = 0.0) -> None:
         self._folder, self._first, self._progress = folder, first, progress
-        self._bar = progress_bar(steps, "step", "train", done=progress.step, shown=first)
+        self._steps, self._max_seconds = steps, max_seconds
+        if max_seconds:
+            self._bar = progress_bar(1.0, "training", "train", self._share(), shown=first, counts=False)
+        else:
+            self._bar = progress_bar(steps, "step", "train", progress.step, shown=first)
         self._last_line = time.monotonic()
         self._reset_means()
         if first:
@@ -70,11 +82,12 @@ class RunLog:
         self._losses.append(loss)
         self._examples += examples
         self._seconds += seconds
-        self._bar.update()
+        self._bar.update(self._share() - self._bar.n if self._max_seconds else 1)
         if time.monotonic() - self._last_line < _SECONDS_BETWEEN_LINES and not last:
             return
         mean, rate = sum(self._losses) / len(self._losses), self._examples / self._seconds
-        self._bar.set_postfix_str(f"loss {mean:.3f}, {rate:,.0f} examples/s")
+        steps = f"step {self._progress.step:,}, " if self._max_seconds else ""
+        self._bar.set_postfix_str(f"{steps}loss {mean:.3f}, {rate:,.0f} examples/s", refresh=False)
         self.write(loss=mean, learning_rate=learning_rate, examples_per_second=rate)
         self._last_line = time.monotonic()
         self._reset_means()
@@ -89,6 +102,10 @@ class RunLog:
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+
+    def _share(self) -> float:
+        """The share of a training with a time limit that is done."""
+        return min(1.0, max(self._progress.step / self._steps, self._progress.seconds / self._max_seconds))
 
     def _reset_means(self) -> None:
         self._losses: list[float] = []

@@ -127,7 +127,10 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     progress = load_state(folder / "state", learner, ranks)
     saved = time.monotonic()
 
-    with RunLog(folder, recipe.steps, progress, ranks.first) as log, _matrix_products(recipe.precision):
+    with (
+        RunLog(folder, recipe.steps, progress, ranks.first, recipe.max_seconds) as log,
+        _matrix_products(recipe.precision),
+    ):
         if progress.step == 0:
             with watch("start"):
                 tick = time.monotonic()
