@@ -13,9 +13,7 @@ _Item = TypeVar("_Item")
 _SECONDS_IN_LOG = 10.0
 
 
-def progress_bar(
-    total: float, unit: str, name: str, done: float = 0, shown: bool = True, counts: bool = True
-) -> tqdm[Any]:
+def progress_bar(total: int, unit: str, name: str, done: int = 0, shown: bool = True, counts: bool = True) -> tqdm[Any]:
     """Show the progress of a task on standard error. A task that takes less than ten seconds writes nothing to a log.
 
     Args:

@@ -29,17 +29,13 @@ class RunLog:
         steps: Number of steps, at most.
         progress: The progress of the training.
         first: Whether this is the first rank.
-        max_seconds: Time limit of the training; 0: none. With a limit, the bar shows the larger share: that of the
-            steps or that of the time.
+        max_seconds: Time limit of the training; 0: none.
     """
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool, max_seconds: float = 0.0) -> None:
         self._folder, self._first, self._progress = folder, first, progress
         self._steps, self._max_seconds = steps, max_seconds
-        if max_seconds:
-            self._bar = progress_bar(1.0, "training", "train", self._share(), shown=first, counts=False)
-        else:
-            self._bar = progress_bar(steps, "step", "train", progress.step, shown=first)
+        self._bar = progress_bar(steps, "step", "train", self._done(), shown=first, counts=not max_seconds)
         self._last_line = time.monotonic()
         self._reset_means()
         if first:
@@ -82,7 +78,7 @@ class RunLog:
         self._losses.append(loss)
         self._examples += examples
         self._seconds += seconds
-        self._bar.update(self._share() - self._bar.n if self._max_seconds else 1)
+        self._bar.update(self._done() - self._bar.n)
         if time.monotonic() - self._last_line < _SECONDS_BETWEEN_LINES and not last:
             return
         mean, rate = sum(self._losses) / len(self._losses), self._examples / self._seconds
@@ -103,9 +99,12 @@ class RunLog:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
-    def _share(self) -> float:
-        """The share of a training with a time limit that is done."""
-        return min(1.0, max(self._progress.step / self._steps, self._progress.seconds / self._max_seconds))
+    def _done(self) -> int:
+        """The number of finished steps. With a time limit, the share of the time counts if it is larger."""
+        step, seconds = self._progress.step, self._progress.seconds
+        if self._max_seconds:
+            step = max(step, int(self._steps * min(1.0, seconds / self._max_seconds)))
+        return step
 
     def _reset_means(self) -> None:
         self._losses: list[float] = []
