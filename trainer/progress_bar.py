@@ -28,6 +28,12 @@ def progress_bar(total: int, unit: str, name: str, done: int = 0, shown: bool = 
     options: dict[str, Any] = {"dynamic_ncols": True}
     if not on_terminal:
         options = {"mininterval": _SECONDS_IN_LOG, "delay": _SECONDS_IN_LOG, "ncols": 0}
+    if not counts:
+        bar = "{bar}" if on_terminal else ""
+        options |= {
+            "ncols": None,
+            "bar_format": "{desc}: {percentage:3.0f}%" + bar + " [{elapsed}<{remaining}{postfix}]",
+        }
     return tqdm(
         total=total,
         unit=unit,
@@ -35,7 +41,6 @@ def progress_bar(total: int, unit: str, name: str, done: int = 0, shown: bool = 
         desc=name,
         initial=done,
         disable=not shown,
-        bar_format=None if counts else "{l_bar}{bar}| [{elapsed}<{remaining}{postfix}]",
         file=sys.stderr if on_terminal else _Lines(),
         **options,
     )
