@@ -17,11 +17,12 @@ import pytest
 from jaxtyping import install_import_hook
 
 import trainer
+from tests import type_checks
 
 # The methods cannot be checked: they import torch's types for mypy only.
 _TRAINER = [f"trainer.{module.name}" for module in pkgutil.iter_modules(trainer.__path__) if module.name != "methods"]
 _METHODS = ["trainer.methods.losses", "trainer.methods.scored"]
-install_import_hook([*_TRAINER, *_METHODS, "service.bundle", "service.predictor"], "beartype.beartype")
+install_import_hook([*_TRAINER, *_METHODS, "service.bundle", "service.predictor"], f"{type_checks.__name__}.checked")
 
 # Labels with their sentences: four training instances and one test query for each label. The last label has none.
 TOPICS: dict[str, tuple[str, ...]] = {

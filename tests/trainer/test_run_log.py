@@ -84,7 +84,7 @@ def test_training_with_a_time_limit_shows_the_share_of_its_time_and_no_number_of
     monkeypatch.setattr(progress_bar, "_SECONDS_IN_LOG", 0.0)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     progress = Progress()
-    with RunLog(tmp_path, 1_000_000, progress, first=True, max_seconds=60.0) as log:
+    with RunLog(tmp_path, 1_000_000, progress, first=True, max_seconds=60) as log:
         progress.step, progress.seconds = 1, 15.0
         log.step(1.0, learning_rate=0.5, examples=8, seconds=15.0, last=True)
     last = stream.getvalue().splitlines()[-1]
