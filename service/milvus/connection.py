@@ -51,7 +51,8 @@ class Connection:
     def __init__(self, settings: EngineSettings) -> None:
         if settings.engine_uri is None:
             raise SettingsError(
-                "--engine-uri: required for a version whose keys are in Milvus; set it or RECOLLECT_ENGINE_URI"
+                "--engine-uri: required for a version whose keys are in Milvus; set RECOLLECT_ENGINE_URI, which all "
+                "commands read"
             )
         if importlib.util.find_spec("pymilvus") is None:
             raise SettingsError("--engine-uri: needs pymilvus, which is not installed; pip install 'recollect[milvus]'")
