@@ -27,7 +27,7 @@ from service.bundle.manifest import Collection, Engine
 from service.errors import EngineError
 from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
 from service.milvus.connection import Connection
-from service.milvus.removal import drop
+from service.milvus.removal import PREFIX, drop
 from service.settings import EngineSettings
 from trainer.memory.memory import Memory
 from trainer.progress_bar import progress_bar
@@ -84,7 +84,7 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         """
         named: dict[str, Collection] = {}
         for part, collection in (("instances", engine.instances), ("labels", engine.labels)):
-            name = f"recollect_{version.replace('-', '_')}_{part}"
+            name = f"{PREFIX}{version.replace('-', '_')}_{part}"
             self.connection.call("rename_collection", collection.name, new_name=name)
             self._created[self._created.index(collection.name)] = name
             named[part] = collection.model_copy(update={"name": name})
@@ -103,7 +103,7 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             BuildError: If a row does not fit into Milvus.
             EngineError: If Milvus does not answer, or refuses a call.
         """
-        call, name = self.connection.call, f"recollect_unfinished_{_digest(served, part, index)}_{part}"
+        call, name = self.connection.call, f"{PREFIX}unfinished_{_digest(served, part, index)}_{part}"
         self._created.append(name)
         first = self._create(name, part, keys.shape[1], index)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:

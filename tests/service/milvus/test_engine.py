@@ -23,7 +23,7 @@ from service.memory.entries import PutInstance, RemoveInstance
 from service.memory_log.log import number
 from service.milvus.collection import KeyCollection, search_parameters
 from service.milvus.connection import Connection
-from service.milvus.removal import Removal
+from service.milvus.removal import Removal, drop
 from service.model import Model
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
@@ -284,7 +284,14 @@ def test_removal_drops_the_collections_of_a_version_alone(
         store.publish_copy(folder, read_manifest(folder, None).version)
     assert {*connection.collections()} - {*before} == {"recollect_old_instances", "recollect_old_labels"}
     with Removal(store, engine_at(milvus_uri)) as removal:
+        assert {"recollect_old_instances", "recollect_old_labels"}.isdisjoint(removal.leftover())
         removal.drop("old")
+    other = Store(tmp_path / "other")
+    other.publish_copy(milvus_predictor.bundle.folder, milvus_predictor.version)
+    write_milvus_bundle(built, tmp_path / "lost", milvus_uri, "lost")
+    with Removal(other, engine_at(milvus_uri)) as removal:
+        assert {"recollect_lost_instances", "recollect_lost_labels"} <= {*removal.leftover()}
+        drop(connection, ["recollect_lost_instances", "recollect_lost_labels"])
     assert sorted(connection.collections()) == sorted(before)
     connection.close()
 
