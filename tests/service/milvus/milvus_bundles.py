@@ -23,7 +23,8 @@ from service.settings import EngineSettings
 
 
 def engine_at(uri: str, **changes: Any) -> EngineSettings:
-    return EngineSettings(engine_uri=SecretStr(uri), **changes)
+    """The connection, with a time limit that a busy machine does not exceed."""
+    return EngineSettings(engine_uri=SecretStr(uri), **{"engine_seconds": 60} | changes)
 
 
 def build_settings(built: Any, uri: str, **changes: Any) -> BuildSettings:

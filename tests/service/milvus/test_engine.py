@@ -247,7 +247,7 @@ def test_version_that_may_not_be_served_leaves_no_connection(
         raise BundleError("expected unit vectors")
 
     closed: list[Connection] = []
-    monkeypatch.setattr(Connection, "close", closed.append)
+    monkeypatch.setattr(Connection, "close", lambda connection: closed.append(connection))
     monkeypatch.setattr(Predictor, "warm_up", fail)
     with pytest.raises(BundleError):
         Predictor.open(open_bundle(milvus_predictor.bundle.folder), 1, engine=engine_at(milvus_uri))
