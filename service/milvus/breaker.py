@@ -1,7 +1,7 @@
 """A circuit breaker: while Milvus does not answer, calls fail at once instead of waiting.
 
-The breaker opens after a call that could not reach Milvus, and after several failed calls in a row. A thread then asks
-Milvus every second. The breaker closes when Milvus answers.
+The breaker opens after a call that could not reach Milvus, or needs a collection that is not loaded, and after several
+failed calls in a row. A thread then asks Milvus every second. The breaker closes when Milvus answers.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import structlog
 
 log = structlog.get_logger(__name__)
 
-# Number of failed calls in a row before the breaker opens.
-_FAILED_CALLS = 3
+# Why a call failed. `wrong_call`: Milvus refuses its arguments. `refused`: another error of Milvus.
+Failure = Literal["unreachable", "timeout", "not_loaded", "wrong_call", "refused"]
+
+# Failures that open the breaker at once, and the number of others in a row that open it.
+_AT_ONCE, _FAILED_CALLS = ("unreachable", "not_loaded"), 3
 _PROBE_SECONDS = 1.0
 
 
@@ -38,12 +42,14 @@ class Breaker:
     def succeeded(self) -> None:
         self._failures = 0
 
-    def failed(self, problem: str, at_once: bool) -> None:
-        """Count a failed call, and open the breaker at once, or if several calls in a row have failed."""
+    def failed(self, problem: str, failure: Failure) -> None:
+        """Count a failed call, and open the breaker if Milvus does not answer, or several calls in a row failed."""
+        if failure == "wrong_call":
+            return
         with self._lock:
             self._failures += 1
             is_open = self.problem is not None or self._closed.is_set()
-            if is_open or not (at_once or self._failures >= _FAILED_CALLS):
+            if is_open or not (failure in _AT_ONCE or self._failures >= _FAILED_CALLS):
                 return
             self.problem = problem
         log.warning("engine_down", why=problem)

@@ -9,7 +9,7 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from service.milvus.connection import Failure
+from service.milvus.breaker import Failure
 from service.settings import EngineSettings
 
 # Errors of a call.

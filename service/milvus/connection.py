@@ -8,11 +8,11 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from service.errors import EngineError, SettingsError
-from service.milvus.breaker import Breaker
+from service.milvus.breaker import Breaker, Failure
 from service.settings import EngineSettings
 
 # Waits before a call is repeated after the connection was lost.
@@ -21,9 +21,6 @@ _RETRY_SECONDS = (0.05, 0.2, 0.5)
 _LOAD_SECONDS = 600.0
 # The oldest release of Milvus that has all calls and filters that are used.
 _LEAST_VERSION = (2, 4)
-
-# Why a call failed. `wrong_call`: Milvus refuses its arguments. `refused`: another error of Milvus.
-Failure = Literal["unreachable", "timeout", "not_loaded", "wrong_call", "refused"]
 
 
 class CallObserver(Protocol):
@@ -172,8 +169,7 @@ class Connection:
                 message = f"{self.name}: expected Milvus to accept {called}, found: {reason(error)}"
         if self.observer is not None:
             self.observer.failed(method, kind)
-        if kind != "wrong_call":
-            self._breaker.failed(message, at_once=kind in ("unreachable", "not_loaded"))
+        self._breaker.failed(message, kind)
         return EngineError(message)
 
     def _answers(self) -> bool:

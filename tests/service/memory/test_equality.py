@@ -73,7 +73,7 @@ def test_answers_equal_those_of_a_rebuilt_bundle(open_tables: Open, ranker: str,
         assert_equal(live, rebuilt, 2, dataclasses.replace(OPTIONS, lambda_=lambda_, **options))
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_answers_equal_without_a_lexical_index_and_a_ranker(
     open_on_engine: Open, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from service.errors import EngineError
 from service.http.app import create_app
+from service.milvus.breaker import Breaker
 from service.milvus.connection import Connection
 from service.milvus.removal import drop
 from service.model import Model
@@ -105,14 +106,17 @@ def test_breaker_stays_open_while_milvus_answers_but_a_collection_does_not(
     keys.close()
 
 
-def test_breaker_opens_only_after_failed_calls_in_a_row(server: LiteServer) -> None:
-    connection = Connection(engine_at(server.uri))
-    connection._breaker.failed("a", at_once=False)
-    connection._breaker.failed("b", at_once=False)
-    connection._breaker.succeeded()
-    connection._breaker.failed("c", at_once=False)
-    assert connection.problem is None
-    connection.close()
+def test_breaker_opens_only_after_several_failures_in_a_row() -> None:
+    breaker = Breaker("milvus", lambda: False)
+    for failure in ("timeout", "refused", "wrong_call"):
+        breaker.failed(failure, failure)  # type: ignore[arg-type]
+    breaker.succeeded()
+    breaker.failed("slow", "timeout")
+    breaker.failed("slow", "timeout")
+    assert breaker.problem is None
+    breaker.failed("too slow", "timeout")
+    assert breaker.problem == "too slow"
+    breaker.close()
 
 
 def test_unreachable_server_is_named_without_the_credentials_of_its_uri() -> None:
