@@ -125,11 +125,13 @@ def build(settings: BuildSettings) -> str:
         )
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         manifest = manifest.model_copy(update=checked)
+        require_passed(verification.checks, settings.force)
+        check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
+        if collections is not None and manifest.engine is not None:
+            manifest = manifest.model_copy(update={"engine": collections.finish(manifest.engine, manifest.version)})
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
-        require_passed(verification.checks, settings.force)
-        check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
         store.publish(folder, manifest.version)
         if collections is not None:
             collections.keep()
@@ -197,7 +199,7 @@ def write_bundle(
     else:
         files = describe_files(folder, names=expected_files((), with_engine=True))
         version = new_version(files)
-        engine, indexes, points, curves = write_engine(served, version, settings, collections)
+        engine, indexes, points, curves = write_engine(served, settings, collections)
     sequence = settings.memory_sequence
     manifest = describe_bundle(
         served, version, files, info, indexes, curves, defaults, probabilities, measured, sequence, engine

@@ -233,6 +233,11 @@ def prune(settings: PruneSettings) -> None:
             _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
             pruned_versions.add(pruned.version)
             size_bytes += pruned.size_bytes
+        if collections is not None and (left := collections.leftover()):
+            _print_error(
+                f"{', '.join(left)}: collections in Milvus of no version of this store; drop them if neither another "
+                "store nor a build uses them"
+            )
     verb = "would remove" if settings.dry_run else "removed"
     _print_error(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
     if settings.memory_log:

@@ -225,6 +225,11 @@ def require_consistent(settings: ServeSettings) -> None:
             f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a request may "
             f"wait so long for one block of its batch; found {settings.hang_seconds:g}"
         )
+    if settings.engine_uri is not None and settings.hang_seconds <= 4 * settings.engine_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than four times --engine-seconds ({settings.engine_seconds:g}), because "
+            f"a block of a batch may wait for several calls of Milvus; found {settings.hang_seconds:g}"
+        )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
         raise SettingsError(f"{given}: needs {missing}, which is not set")

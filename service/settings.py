@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -71,7 +71,15 @@ def _require_strong_redis_secret(secret: SecretStr) -> SecretStr:
 
 
 def _check_engine_uri(uri: SecretStr) -> SecretStr:
-    if not re.match(r"https?://[^/]", uri.get_secret_value()) and not uri.get_secret_value().endswith(".db"):
+    given = uri.get_secret_value()
+    try:
+        parts = urlsplit(given)
+        is_server = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:  # for example, a port that is not a number
+        is_server = False
+    if not is_server and ("://" in given or not given.endswith(".db")):
         raise SettingsError("--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file that ends in .db")
     return uri
 

@@ -107,6 +107,11 @@ def _activate(store: Store, version: str, before: ActivationRecord) -> None:
 def _compact(store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int) -> str:
     """Publish a bundle with the current version's memory and all live entries; return its version."""
     bundle = store.open(current)
+    if bundle.manifest.engine is not None:
+        raise BuildError(
+            f"version {current}: expected a version with its keys in files, found one whose keys are in Milvus; run "
+            "`recollect export`, `recollect train --epochs 0` and `recollect build --engine milvus`"
+        )
     if bundle.manifest.compaction is not None and settings.run is not None:
         raise BuildError(
             f"--run: expected none, because version {current} was built with --compact, so its run has other keys, "

@@ -37,13 +37,12 @@ def check_settings(memory: Memory, settings: BuildSettings) -> None:
 
 
 def write_engine(
-    served: ServedMemory, version: str, settings: BuildSettings, collections: NewCollections
+    served: ServedMemory, settings: BuildSettings, collections: NewCollections
 ) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
-    """Write, check and measure the collections of a version.
+    """Write, check and measure the collections of a version. `NewCollections.finish` gives them their names later.
 
     Args:
         served: The memory.
-        version: The version, which is a part of the names of the collections.
         settings: Settings of the index.
         collections: Writes the collections.
 
@@ -66,11 +65,7 @@ def write_engine(
         written[part] = collections.write(served, part, keys, index)
         infos[part], points[part], curves[part] = choose_effort(connection, written[part], index, keys, queries, target)
         check_rows(served, part, keys, KeyCollection(connection, written[part], infos[part], memory.plan.dim))
-    prefix = f"recollect_{version.replace('-', '_')}"
     engine = Engine(
-        name="milvus",
-        instances=collections.finish(written["instances"], f"{prefix}_instances"),
-        labels=collections.finish(written["labels"], f"{prefix}_labels"),
-        counted=served.counts is not None,
+        name="milvus", instances=written["instances"], labels=written["labels"], counted=served.counts is not None
     )
     return engine, Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

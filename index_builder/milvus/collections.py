@@ -23,11 +23,11 @@ from index_builder.console import print_status
 from index_builder.errors import BuildError
 from index_builder.faiss_index import Keys, select_units
 from index_builder.milvus.index_types import IndexType
-from service.bundle.manifest import Collection
+from service.bundle.manifest import Collection, Engine
 from service.errors import EngineError
 from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
 from service.milvus.connection import Connection
-from service.milvus.removal import drop
+from service.milvus.removal import PREFIX, drop
 from service.settings import EngineSettings
 from trainer.memory.memory import Memory
 from trainer.progress_bar import progress_bar
@@ -74,15 +74,21 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         """Keep the collections, because their version is published."""
         self._created = []
 
-    def finish(self, collection: Collection, name: str) -> Collection:
-        """Give a complete collection its name.
+    def finish(self, engine: Engine, version: str) -> Engine:
+        """Give complete collections the names of their version, right before it is published.
+
+        A build that is killed earlier leaves unfinished collections, where the next build of the memory continues.
 
         Raises:
-            EngineError: If Milvus does not answer, or refuses the call.
+            EngineError: If Milvus does not answer, or refuses a call.
         """
-        self.connection.call("rename_collection", collection.name, new_name=name)
-        self._created[self._created.index(collection.name)] = name
-        return collection.model_copy(update={"name": name})
+        named: dict[str, Collection] = {}
+        for part, collection in (("instances", engine.instances), ("labels", engine.labels)):
+            name = f"{PREFIX}{version.replace('-', '_')}_{part}"
+            self.connection.call("rename_collection", collection.name, new_name=name)
+            self._created[self._created.index(collection.name)] = name
+            named[part] = collection.model_copy(update={"name": name})
+        return engine.model_copy(update=named)
 
     def write(self, served: ServedMemory, part: str, keys: Keys, index: IndexType) -> Collection:
         """Write the keys of one kind, and load the collection.
@@ -97,7 +103,7 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             BuildError: If a row does not fit into Milvus.
             EngineError: If Milvus does not answer, or refuses a call.
         """
-        call, name = self.connection.call, f"recollect_unfinished_{_digest(served, part, index)}_{part}"
+        call, name = self.connection.call, f"{PREFIX}unfinished_{_digest(served, part, index)}_{part}"
         self._created.append(name)
         first = self._create(name, part, keys.shape[1], index)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +16,9 @@ class UidFinder(Protocol):
 
     def find(self, uid: str) -> int | None:
         """The row of a uid: the first one if there are several, None if there is none."""
+
+    def expect(self, uids: Sequence[str]) -> None:
+        """Prepare for `find` of these uids: an engine reads all of them together."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,8 +141,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ServiceError)
     async def on_service_error(request: Request, error: ServiceError) -> Response:
-        kind = EngineError if isinstance(error, EngineError) else type(error)
-        status, code = _SERVICE_ERRORS.get(kind, (500, None))
+        status, code = _SERVICE_ERRORS.get(type(error), (500, None))
         headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
         return problem_response(status, str(error), code, headers=headers)
 

@@ -142,9 +142,9 @@ class Routes:
         if self.versions.draining:
             raise DrainingError
         self._require_no_hung_batch()
-        with self.versions.lease() as predictor:
-            if predictor.keys is not None and predictor.keys.problem is not None:
-                raise EngineError(predictor.keys.problem)
+        self.versions.require_current()
+        if (problem := self.versions.engine_problem()) is not None:
+            raise EngineError(problem)
         degraded = [self.redis.problem] if self.redis and self.redis.problem else None
         return Health(status="ready", degraded=degraded)
 

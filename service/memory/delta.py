@@ -81,6 +81,13 @@ class Delta:
         for each in entries:
             self._check(each.entry)
         instances, labels = len(self._instances), len(self._labels)
+        self._uids.expect(
+            [
+                each.entry.uid
+                for each in entries
+                if each.sequence > self._sequence and isinstance(each.entry, PutInstance | RemoveInstance)
+            ]
+        )
         for logged in entries:
             if logged.sequence <= self._sequence:
                 continue

@@ -9,12 +9,14 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from service.milvus.breaker import Failure
 from service.settings import EngineSettings
 
 # Errors of a call.
 CALL_ERRORS = (MilvusException, grpc.RpcError)
-# Milvus's codes of errors: the server does not answer, and a collection is not loaded.
-_CONNECT_FAILED, _NOT_LOADED = 2, 101
+# Milvus's codes of errors: the server does not answer, a collection is not loaded (at all, or not completely), and a
+# parameter of the call is wrong.
+_CONNECT_FAILED, _NOT_LOADED, _WRONG_PARAMETERS = 2, (101, 103), range(1100, 1200)
 _CONNECT_SECONDS = 10.0
 
 
@@ -36,20 +38,21 @@ def open_client(settings: EngineSettings) -> MilvusClient:
     return MilvusClient(uri, token=token, timeout=seconds, dedicated=True, **options)
 
 
-def is_unreachable(error: Exception) -> bool:
-    """Whether the connection was refused or lost."""
+def failure(error: Exception) -> Failure:
+    """The kind of an error of a call."""
     if isinstance(error, MilvusException):
-        return not isinstance(error.code, int) or error.code == _CONNECT_FAILED
-    return isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAVAILABLE
-
-
-def is_out_of_time(error: Exception) -> bool:
-    """Whether the time limit of the call passed."""
-    return isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def is_not_loaded(error: Exception) -> bool:
-    return isinstance(error, MilvusException) and error.code == _NOT_LOADED
+        if not isinstance(error.code, int) or error.code == _CONNECT_FAILED:
+            return "unreachable"
+        if error.code in _NOT_LOADED:
+            return "not_loaded"
+        return "wrong_call" if error.is_input_error or error.code in _WRONG_PARAMETERS else "refused"
+    assert isinstance(error, grpc.RpcError), "CALL_ERRORS has these two kinds"
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return "unreachable"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "timeout"
+    return "refused"
 
 
 def reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ collection does not change after its version was published.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from service.bundle.manifest import Collection, IndexInfo
-from service.errors import BundleError
+from service.errors import BundleError, EngineError
 from service.milvus.connection import Connection
 
 # Names of the fields. Label keys have neither labels nor counts.
@@ -22,6 +23,8 @@ ROW, VECTOR, UID, TEXT, LABELS, COUNT = "row", "vector", "uid", "text", "labels"
 MOST_HITS = 16_384
 # Number of rows that are named in one filter.
 _NAMED_ROWS = 2_048
+# Limits of a call that searches: its queries, and its hits, because their labels come with them.
+_MOST_QUERIES, _CALL_HITS = 1_024, 131_072
 
 
 class KeyCollection:
@@ -42,6 +45,7 @@ class KeyCollection:
         self.name, self.keys = collection.name, collection.rows
         self._connection, self._index = connection, index
         self._check(dim)
+        self._lists = self._number_of_lists() if index.kind == "ivf" else 0
 
     def search(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int
@@ -58,27 +62,38 @@ class KeyCollection:
             Similarities and rows, -inf and -1 for missing keys, and pymilvus's hits of each query with the fields.
         """
         top_b = min(top_b, self.keys, MOST_HITS)
-        found = self._connection.call(
-            "search",
-            self.name,
-            data=np.ascontiguousarray(vectors, dtype=np.float32).tolist(),
-            anns_field=VECTOR,
-            limit=top_b,
-            output_fields=list(fields),
-            search_params={"metric_type": "IP", "params": search_parameters(self._index, top_b)},
-        )
+        parameters = {"metric_type": "IP", "params": search_parameters(self._index, top_b, self.keys, self._lists)}
+        step, found = max(1, min(_MOST_QUERIES, _CALL_HITS // top_b)), []
+        for start in range(0, len(vectors), step):
+            found += self._connection.call(
+                "search",
+                self.name,
+                data=np.ascontiguousarray(vectors[start : start + step], dtype=np.float32).tolist(),
+                anns_field=VECTOR,
+                limit=top_b,
+                output_fields=list(fields),
+                search_params=parameters,
+            )
         similarities = np.full((len(vectors), top_b), -np.inf, dtype=np.float32)
         rows = np.full((len(vectors), top_b), -1, dtype=np.int64)
         for query, hits in enumerate(found):
             similarities[query, : len(hits)], rows[query, : len(hits)] = hits.distances, hits.ids
-        return similarities, rows, list(found)
+        if rows.max(initial=-1) >= self.keys:
+            raise self.changed(f"rows below {self.keys:,}", f"row {rows.max():,}")
+        return similarities, rows, found
+
+    def changed(self, expected: str, found: str) -> EngineError:
+        """The error for a collection that somebody changed after its version was published."""
+        return EngineError(
+            f"{self._connection.name}: {self.name}: expected {expected}, as the build wrote them, found {found}; "
+            "the collection was changed: build the version again"
+        )
 
     def rows(self, rows: Sequence[int], *fields: str) -> dict[int, dict[str, Any]]:
         """The fields of some rows.
 
         Raises:
-            EngineError: If Milvus does not answer.
-            BundleError: If a row is missing.
+            EngineError: If Milvus does not answer, or a row is missing.
         """
         wanted = list(dict.fromkeys(rows))
         found: dict[int, dict[str, Any]] = {}
@@ -87,7 +102,7 @@ class KeyCollection:
             found |= {hit[ROW]: hit for hit in self.query(f"{ROW} in {block}", *fields)}
         if len(found) < len(wanted):
             missing = next(row for row in wanted if row not in found)
-            raise BundleError(f"{self.name}: expected row {missing:,} in Milvus, found none; build the bundle again")
+            raise self.changed(f"row {missing:,}", "none")
         return found
 
     def query(self, filter_: str, *fields: str) -> list[dict[str, Any]]:
@@ -101,7 +116,7 @@ class KeyCollection:
             "query_iterator", self.name, filter=filter_, output_fields=[ROW, *fields], batch_size=MOST_HITS
         )
         try:
-            while page := self._connection.guard(found.next):
+            while page := self._connection.guard(found.next, "query", f"query of {self.name}"):
                 yield from page
         finally:
             found.close()
@@ -138,18 +153,27 @@ class KeyCollection:
                 f"{name}: {self.name}: expected vectors of {dim} dimensions, as in the manifest, found {found}; "
                 "build the bundle again"
             )
+        self._connection.load(self.name)
         if (rows := self.count()) != self.keys:
             raise BundleError(
                 f"{name}: {self.name}: expected {self.keys:,} rows, as in the manifest, found {rows:,}; "
                 "build the bundle again"
             )
 
+    def _number_of_lists(self) -> int:
+        """Milvus's number of inverted lists of a segment; 0 if it does not say."""
+        found = self._connection.call("describe_index", self.name, index_name=VECTOR) or {}
+        return int(found.get("nlist", 0))
 
-def search_parameters(index: IndexInfo, top_b: int) -> dict[str, int]:
-    """Milvus's search parameters for an effort. A graph must visit at least as many keys as a search returns."""
+
+def search_parameters(index: IndexInfo, top_b: int, keys: int, lists: int) -> dict[str, int]:
+    """Milvus's search parameters for an effort.
+
+    A graph must visit at least as many keys as a search returns, and of inverted lists, all keys need all lists.
+    """
     match index.kind:
         case "ivf":
-            return {"nprobe": index.effort}
+            return {"nprobe": max(index.effort, math.ceil(lists * top_b / keys))}
         case "hnsw":
             return {"ef": max(index.effort, top_b)}
         case "diskann":

@@ -1,36 +1,36 @@
-"""A connection to Milvus: calls have a time limit, lost calls are repeated, and a circuit breaker limits the waiting.
-
-The breaker opens after a call that fails although it was repeated, and after several calls in a row that take too long.
-Further calls then fail at once. A thread asks Milvus every second. The breaker closes when Milvus answers.
-"""
+"""A connection to Milvus: calls have a time limit, lost calls are repeated, and a circuit breaker limits waiting."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import structlog
-
 from service.errors import EngineError, SettingsError
+from service.milvus.breaker import Breaker, Failure
 from service.settings import EngineSettings
-
-log = structlog.get_logger(__name__)
 
 # Waits before a call is repeated after the connection was lost.
 _RETRY_SECONDS = (0.05, 0.2, 0.5)
-# Number of calls in a row that take too long before the breaker opens.
-_SLOW_CALLS = 3
-_PROBE_SECONDS = 1.0
 # Loading a large collection takes longer than a call of a query.
 _LOAD_SECONDS = 600.0
 # The oldest release of Milvus that has all calls and filters that are used.
 _LEAST_VERSION = (2, 4)
+
+
+class CallObserver(Protocol):
+    """Gets the calls of a connection; called by the threads that call."""
+
+    def called(self, method: str, seconds: float) -> None:
+        """Milvus answered a call after this time."""
+
+    def failed(self, method: str, reason: str) -> None:
+        """A call failed."""
 
 
 class Connection:
@@ -38,24 +38,27 @@ class Connection:
 
     Attributes:
         name: The address, without credentials, for messages.
-        problem: The reason why calls fail at once; None while the breaker is closed.
+        observer: Gets the calls that answers make; None if nothing does.
 
     Raises:
-        SettingsError: If no URI is given, or pymilvus is not installed.
+        SettingsError: If no URI is given, the URI does not fit to the other settings, or pymilvus is not installed.
         EngineError: If Milvus does not answer.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         if settings.engine_uri is None:
             raise SettingsError(
-                "--engine-uri: required for a version whose keys are in Milvus; set it or RECOLLECT_ENGINE_URI"
+                "--engine-uri: required for a version whose keys are in Milvus; set RECOLLECT_ENGINE_URI, which all "
+                "commands read"
             )
         if importlib.util.find_spec("pymilvus") is None:
             raise SettingsError("--engine-uri: needs pymilvus, which is not installed; pip install 'recollect[milvus]'")
-        self.name = _public_name(settings.engine_uri.get_secret_value())
-        self.problem: str | None = None
-        self._seconds, self._slow, self._lock = settings.engine_seconds, 0, threading.Lock()
-        self._closed = threading.Event()
+        uri = settings.engine_uri.get_secret_value()
+        self.name = _public_name(uri)
+        self.observer: CallObserver | None = None
+        _check_address(settings, uri)
+        self._seconds, self._breaker = settings.engine_seconds, Breaker(self.name, self._answers)
+        self._in_use: list[str] = []
         from service.milvus.client import CALL_ERRORS, open_client, reason
 
         try:
@@ -65,122 +68,128 @@ class Connection:
             if self.name.endswith(".db"):
                 advice = "a file .db can be open in one process only, so several processes need milvus-lite server"
             raise EngineError(f"{self.name}: expected Milvus to answer, found: {reason(error)}; {advice}") from None
-        self._require_version()
+        try:
+            self._require_version()
+        except BaseException:
+            self.close()
+            raise
 
-    def call(self, method: str, collection: str, seconds: float | None = None, **options: Any) -> Any:
-        """Call a method of pymilvus's client for a collection. A collection that is not loaded is loaded first.
+    @property
+    def problem(self) -> str | None:
+        """The reason why calls fail at once; None while the circuit breaker is closed."""
+        return self._breaker.problem
+
+    def load(self, collection: str) -> None:
+        """Load a collection, which may take minutes, and use it from now on.
+
+        Raises:
+            EngineError: If Milvus does not answer, or refuses the call.
+        """
+        self.call("load_collection", collection, seconds=_LOAD_SECONDS)
+        if collection not in self._in_use:
+            self._in_use.append(collection)
+
+    def call(self, method: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
+        """Call a method of pymilvus's client.
 
         Args:
             method: Name of the method.
-            collection: Name of the collection.
+            arguments: Its arguments; usually the name of a collection.
             seconds: Time limit of the call; None means that of the settings.
             options: Further arguments of the method.
 
         Raises:
             EngineError: If Milvus does not answer, or refuses the call.
         """
-        from service.milvus.client import is_not_loaded
+        limit = seconds or self._seconds
+        function = functools.partial(getattr(self._client, method), *arguments, timeout=limit, **options)
+        return self.guard(function, method, " of ".join([method, *map(str, arguments)]), limit)
 
-        try:
-            return self._call_client(method, collection, seconds=seconds, **options)
-        except _RefusedError as refused:
-            if not is_not_loaded(refused.error):
-                raise
-        self._call_client("load_collection", collection, seconds=_LOAD_SECONDS)
-        return self._call_client(method, collection, seconds=seconds, **options)
-
-    def collections(self) -> list[str]:
-        """The names of all collections."""
-        found: list[str] = self._call_client("list_collections")
-        return found
-
-    def close(self) -> None:
-        self._closed.set()
-        self._client.close()
-
-    def _require_version(self) -> None:
-        version = str(self._call_client("get_server_version"))
-        found = re.match(r"v?(\d+)\.(\d+)", version)
-        if found is not None and (int(found[1]), int(found[2])) < _LEAST_VERSION:
-            self.close()
-            raise EngineError(
-                f"{self.name}: expected Milvus {'.'.join(map(str, _LEAST_VERSION))} or later, found {version}; "
-                "upgrade the server"
-            )
-
-    def _call_client(self, method: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
-        """Call a method of pymilvus's client."""
-        function = functools.partial(getattr(self._client, method), *arguments, timeout=seconds or self._seconds)
-        return self.guard(functools.partial(function, **options), " of ".join([method, *map(str, arguments)]))
-
-    def guard(self, function: Callable[[], Any], called: str = "a query") -> Any:
+    def guard(self, function: Callable[[], Any], method: str, called: str, limit: float | None = None) -> Any:
         """Call a function that calls Milvus; call it again if the connection was lost.
 
         Args:
             function: The function.
+            method: Name of the method that it calls.
             called: Description of the call, for error messages.
+            limit: Its time limit, for error messages; None means that of the settings.
 
         Raises:
             EngineError: If Milvus does not answer, or refuses the call.
         """
-        from service.milvus.client import CALL_ERRORS, is_unreachable
+        from service.milvus.client import CALL_ERRORS, failure
 
-        for wait in (*_RETRY_SECONDS, None):
+        start, repeated = time.monotonic(), iter(_RETRY_SECONDS)
+        while True:
             if self.problem is not None:
                 raise EngineError(self.problem)
             try:
                 found = function()
             except CALL_ERRORS as error:
-                if wait is None or not is_unreachable(error) or self._closed.wait(wait):
-                    raise self._failed(error, called) from None
+                kind = failure(error)
+                wait = next(repeated, None) if kind == "unreachable" else None
+                if wait is None or self._breaker.wait(wait):
+                    raise self._failed(error, kind, method, called, limit or self._seconds) from None
             else:
-                self._slow = 0
+                self._breaker.succeeded()
+                if self.observer is not None:
+                    self.observer.called(method, time.monotonic() - start)
                 return found
-        raise AssertionError("the last attempt returns or raises")
 
-    def _failed(self, error: Exception, called: str) -> EngineError:
+    def collections(self) -> list[str]:
+        """The names of all collections."""
+        found: list[str] = self.call("list_collections")
+        return found
+
+    def close(self) -> None:
+        self._breaker.close()
+        self._client.close()
+
+    def _require_version(self) -> None:
+        version = str(self.call("get_server_version"))
+        found = re.match(r"v?(\d+)\.(\d+)", version)
+        if found is not None and (int(found[1]), int(found[2])) < _LEAST_VERSION:
+            raise EngineError(
+                f"{self.name}: expected Milvus {'.'.join(map(str, _LEAST_VERSION))} or later, found {version}; "
+                "upgrade the server"
+            )
+
+    def _failed(self, error: Exception, kind: Failure, method: str, called: str, limit: float) -> EngineError:
         """Count a failure, and return the error that a caller gets."""
-        from service.milvus.client import is_out_of_time, is_unreachable, reason
+        from service.milvus.client import reason
 
-        if is_unreachable(error):
-            return EngineError(self._open_breaker(f"{self.name}: Milvus does not answer; try again shortly"))
-        if not is_out_of_time(error):
-            return _RefusedError(f"{self.name}: expected Milvus to accept {called}, found: {reason(error)}", error)
-        with self._lock:
-            self._slow += 1
-        message = f"{self.name}: {called} took longer than {self._seconds:g} s (--engine-seconds); try again shortly"
-        return EngineError(self._open_breaker(message) if self._slow >= _SLOW_CALLS else message)
+        match kind:
+            case "unreachable":
+                message = f"{self.name}: Milvus does not answer; try again shortly"
+            case "timeout":
+                message = f"{self.name}: {called} took longer than {limit:g} s (--engine-seconds); try again shortly"
+            case "not_loaded":
+                message = f"{self.name}: {called}: Milvus loads the collection; try again shortly"
+            case _:
+                message = f"{self.name}: expected Milvus to accept {called}, found: {reason(error)}"
+        if self.observer is not None:
+            self.observer.failed(method, kind)
+        self._breaker.failed(message, kind)
+        return EngineError(message)
 
-    def _open_breaker(self, problem: str) -> str:
-        with self._lock:
-            if self.problem is None and not self._closed.is_set():
-                self.problem = problem
-                log.warning("engine_down", why=problem)
-                threading.Thread(target=self._probe, name="engine-probe", daemon=True).start()
-        return problem
+    def _answers(self) -> bool:
+        """Whether Milvus reads a row of each collection in use. A collection that is not loaded is loaded first."""
+        from service.milvus.client import CALL_ERRORS, failure
 
-    def _probe(self) -> None:
-        """Ask Milvus every second, until it answers."""
-        from service.milvus.client import CALL_ERRORS
-
-        since = time.monotonic()
-        while not self._closed.wait(_PROBE_SECONDS):
-            try:
-                self._client.list_collections(timeout=self._seconds)
-            except (*CALL_ERRORS, ValueError):
-                continue
-            with self._lock:
-                self._slow, self.problem = 0, None
-            log.info("engine_up", engine=self.name, seconds=round(time.monotonic() - since, 1))
-            return
-
-
-class _RefusedError(EngineError):
-    """Milvus answered with an error."""
-
-    def __init__(self, message: str, error: Exception) -> None:
-        super().__init__(message)
-        self.error = error
+        try:
+            self._client.list_collections(timeout=self._seconds)
+            for name in self._in_use:
+                read = functools.partial(self._client.query, name, filter="row == 0", timeout=self._seconds)
+                try:
+                    read()
+                except CALL_ERRORS as error:
+                    if failure(error) != "not_loaded":
+                        return False
+                    self._client.load_collection(name, timeout=_LOAD_SECONDS)
+                    read()
+        except (*CALL_ERRORS, ValueError):  # ValueError: the connection was closed
+            return False
+        return True
 
 
 def _public_name(uri: str) -> str:
@@ -188,3 +197,13 @@ def _public_name(uri: str) -> str:
         return uri
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _check_address(settings: EngineSettings, uri: str) -> None:
+    if uri.endswith(".db") and not Path(uri).parent.is_dir():
+        raise SettingsError(f"--engine-uri: expected a file in an existing folder, found {uri}; create the folder")
+    if settings.engine_ca is not None and not uri.startswith("https://"):
+        raise SettingsError(
+            "--engine-ca: expected an --engine-uri that begins with https://, because only TLS has certificates; "
+            "change the URI, or leave --engine-ca out"
+        )

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.instances import Instances
+from service.bundle.instances import Instances, UidFinder
 from service.bundle.values import Values, Voters
 from service.milvus.collection import COUNT, LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
 
 # Number of instances whose labels are kept.
 _KEPT_INSTANCES = 100_000
+# Number of uids that are named in one filter.
+_NAMED_UIDS = 512
 
 
 class InstanceCollection(Values):
@@ -26,11 +28,14 @@ class InstanceCollection(Values):
         collection: The collection.
         labels: Number of labels of the memory.
         counted: Whether some instance counts as several.
+
+    Attributes:
+        fields: The fields of a row that `keep` reads.
     """
 
     def __init__(self, collection: KeyCollection, labels: int, counted: bool) -> None:
-        self.keys, self.labels = collection.keys, labels
-        self._collection, self._fields = collection, (LABELS, COUNT) if counted else (LABELS,)
+        self.keys, self.labels, self.fields = collection.keys, labels, (LABELS, COUNT) if counted else (LABELS,)
+        self._collection = collection
         self._recent: OrderedDict[int, tuple[np.ndarray, float]] = OrderedDict()
         self._lock = threading.Lock()
         self.similarities = collection.similarities
@@ -43,17 +48,22 @@ class InstanceCollection(Values):
         self, vectors: Float[np.ndarray, "query dim"], top_b: int
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]]:
         """Find the nearest instances of each query."""
-        similarities, rows, hits = self._collection.search_with(vectors, top_b, *self._fields)
-        self._keep((row, hit.get("entity", hit)) for found in hits for row, hit in zip(found.ids, found, strict=True))
+        similarities, rows, hits = self._collection.search_with(vectors, top_b, *self.fields)
+        self.keep((row, hit.get("entity", hit)) for found in hits for row, hit in zip(found.ids, found, strict=True))
         return similarities, rows
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         labels = [own for own, _ in self._fetch(rows.tolist())]
         place = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
-        return place, np.concatenate([np.empty(0, dtype=np.int32), *labels])
+        found = np.concatenate([np.empty(0, dtype=np.int32), *labels])
+        if len(found) and not 0 <= found.min() <= found.max() < self.labels:
+            raise self._collection.changed(
+                f"labels from 0 to {self.labels - 1:,}", f"{found.min():,} to {found.max():,}"
+            )
+        return place, found
 
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        if COUNT not in self._fields:
+        if COUNT not in self.fields:
             return 0.0
         found, is_instance = np.zeros(keys.shape), (keys >= 0) & (keys < self.instances)
         found[is_instance] = np.log([count for _, count in self._fetch(keys[is_instance].tolist())])
@@ -64,10 +74,11 @@ class InstanceCollection(Values):
         with self._lock:
             found = {row: self._recent[row] for row in rows if row in self._recent}
         if missing := [row for row in rows if row not in found]:
-            found |= self._keep(self._collection.rows(missing, *self._fields).items())
+            found |= self.keep(self._collection.rows(missing, *self.fields).items())
         return [found[row] for row in rows]
 
-    def _keep(self, rows: Iterable[tuple[int, Any]]) -> dict[int, tuple[np.ndarray, float]]:
+    def keep(self, rows: Iterable[tuple[int, Any]]) -> dict[int, tuple[np.ndarray, float]]:
+        """Keep the labels and counts of some rows, from their fields."""
         read = {row: (np.array(hit[LABELS], dtype=np.int32), float(hit.get(COUNT) or 1)) for row, hit in rows}
         with self._lock:
             for row, facts in read.items():
@@ -130,16 +141,32 @@ class CollectionStrings:
         return [found[row][self._field] for row in rows]
 
 
-class CollectionUids:
+class CollectionUids(UidFinder):
     """Finds instances by their uids."""
 
-    def __init__(self, collection: KeyCollection) -> None:
-        self._collection = collection
+    def __init__(self, collection: KeyCollection, instances: InstanceCollection) -> None:
+        self._collection, self._instances = collection, instances
+        self._expected: dict[str, int | None] = {}
 
     def find(self, uid: str) -> int | None:
-        """The row of a uid: the first one if there are several, None if there is none."""
-        quoted = json.dumps(uid, ensure_ascii=False)
-        return min((hit[ROW] for hit in self._collection.query(f"{UID} == {quoted}")), default=None)
+        expected = self._expected  # a thread that applies entries may replace it
+        return expected[uid] if uid in expected else self._look_up([uid])[uid]
+
+    def expect(self, uids: Sequence[str]) -> None:
+        found: dict[str, int | None] = {}
+        for start in range(0, len(uids), _NAMED_UIDS):
+            found |= self._look_up(uids[start : start + _NAMED_UIDS])
+        self._expected = found
+
+    def _look_up(self, uids: Sequence[str]) -> dict[str, int | None]:
+        """The rows of some uids. Their labels are read too, because a change of an instance needs them."""
+        found: dict[str, int | None] = dict.fromkeys(uids)
+        quoted = ", ".join(json.dumps(uid, ensure_ascii=False) for uid in found)
+        hits = {hit[ROW]: hit for hit in self._collection.query(f"{UID} in [{quoted}]", UID, *self._instances.fields)}
+        for row in sorted(hits, reverse=True):
+            found[hits[row][UID]] = row
+        self._instances.keep(hits.items())
+        return found
 
 
 def instances_of(found: InstanceCollection, collection: KeyCollection, counts: Int[np.ndarray, " label"]) -> Instances:
@@ -155,5 +182,5 @@ def instances_of(found: InstanceCollection, collection: KeyCollection, counts: I
         voters=CollectionVoters(collection, counts),
         uids=CollectionStrings(collection, UID),
         texts=CollectionStrings(collection, TEXT),
-        finder=CollectionUids(collection),
+        finder=CollectionUids(collection, found),
     )

@@ -12,6 +12,9 @@ from service.milvus.connection import Connection
 from service.settings import EngineSettings
 from service.store.store import Store
 
+# The names of all collections that builds create begin with this.
+PREFIX = "recollect_"
+
 
 class Removal(AbstractContextManager["Removal"]):
     """Drops the collections of removed versions.
@@ -48,6 +51,19 @@ class Removal(AbstractContextManager["Removal"]):
         if version in self._engines and self._connection is not None:
             engine = self._engines[version]
             drop(self._connection, [engine.instances.name, engine.labels.name])
+
+    def leftover(self) -> list[str]:
+        """The collections of interrupted builds, and of versions that this store does not have.
+
+        Another store, or a build in progress, may use them.
+
+        Raises:
+            EngineError: If Milvus does not answer, or refuses the call.
+        """
+        if self._connection is None:
+            return []
+        named = {each.name for engine in self._engines.values() for each in (engine.instances, engine.labels)}
+        return sorted(name for name in self._connection.collections() if name.startswith(PREFIX) and name not in named)
 
 
 def drop(connection: Connection, names: list[str]) -> None:

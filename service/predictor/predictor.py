@@ -89,7 +89,11 @@ class Predictor:
             EngineError, SettingsError: If the keys are in Milvus, and it does not answer or is not given.
         """
         predictor = cls(bundle, threads, device, engine)
-        predictor.warm_up(pause)
+        try:
+            predictor.warm_up(pause)
+        except BaseException:
+            predictor.close()
+            raise
         return predictor
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ def heartbeats(beat: Callable[[], None], batcher: Batcher, versions: OpenVersion
         while True:
             hung = batcher.hung
             metrics.batcher_hung.set(hung)
+            if metrics.engine is not None:
+                metrics.engine.up.set(versions.engine_problem() is None)
             if not hung or versions.draining:
                 beat()
             if hung and not logged:

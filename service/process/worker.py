@@ -75,7 +75,7 @@ def serve_endpoints(
     """
     if settings.compact_at is not None:
         require_builder()
-    metrics = Metrics(with_redis=settings.redis_url is not None)
+    metrics = Metrics(with_redis=settings.redis_url is not None, with_engine=settings.engine_uri is not None)
     api_keys = admin_token = None
     if settings.api_keys is not None:
         api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
@@ -96,7 +96,7 @@ def serve_endpoints(
         settings.hang_seconds,
     )
     model_manager = ModelManager(
-        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing, settings),
+        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing, settings, metrics.engine),
         replicas_of(store, redis),
         metrics,
         settings.poll_seconds,

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from service.settings import SHARED_METRICS
+from service.telemetry.engine_metrics import EngineMetrics
 from service.telemetry.process_memory import process_memory
 from service.telemetry.version_metrics import MetricsByVersion
 
@@ -36,9 +37,10 @@ class Metrics:
 
     Args:
         with_redis: Whether the service uses Redis; otherwise the metrics of Redis are absent.
+        with_engine: Whether the service uses Milvus; otherwise the metrics of Milvus are absent.
     """
 
-    def __init__(self, with_redis: bool = False) -> None:
+    def __init__(self, with_redis: bool = False, with_engine: bool = False) -> None:
         self._shared = SHARED_METRICS in os.environ
         self._registry = registry = CollectorRegistry()
 
@@ -132,6 +134,19 @@ class Metrics:
             )
             for content in ("cached_answer", "replica_report"):  # as above
                 self.redis_refused.labels(content)
+        self.engine: EngineMetrics | None = None
+        if with_engine:
+            self.engine = EngineMetrics(
+                up=gauge(
+                    "engine_up",
+                    "1 while Milvus answers; 0 while the circuit breaker of the current version is open.",
+                    "livemin",
+                ),
+                seconds=histogram("engine_call_seconds", "Time of each call that Milvus answered.", _SECONDS, "method"),
+                errors=counter(
+                    "engine_errors_total", "Number of calls that Milvus refused or did not answer.", "method", "reason"
+                ),
+            )
         self.by_version = MetricsByVersion(registry)
         self._created: datetime | None = None
 

@@ -202,10 +202,10 @@ class Follower:
         predictor = self._open(record.version)
         try:
             record = self._require_still_desired(record)
-        except CancelledWorkError:
+            _catch_up(predictor)
+        except BaseException:
             predictor.close()
             raise
-        _catch_up(predictor)
         self._versions.replace(predictor)
         return record
 

@@ -141,6 +141,12 @@ class OpenVersions:
         current = self.current
         return current.predictor.version if current else None
 
+    def engine_problem(self) -> str | None:
+        """The reason why the engine of the current version does not answer; None if it answers, or there is none."""
+        current = self.current
+        keys = None if current is None else current.predictor.keys
+        return None if keys is None else keys.problem
+
     def replace(self, predictor: Predictor) -> None:
         """Make a predictor current. The previous version becomes the standby, and the previous standby is retired."""
         opened = self._open_version(predictor)

@@ -9,6 +9,7 @@ import structlog
 
 from service.bundle.signing_key import SigningKey
 from service.memory_log.log import MemoryLog
+from service.milvus.connection import CallObserver
 from service.predictor.golden import check_golden
 from service.predictor.predictor import Predictor
 from service.settings import Device, EngineSettings
@@ -30,6 +31,7 @@ class Opener:
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
         signing: Private key that signs the entries that this process writes to the log of the store.
         engine: The connection to Milvus; None means that of the environment variables.
+        observer: Gets the calls of Milvus.
     """
 
     store: Store
@@ -38,6 +40,7 @@ class Opener:
     workers: int = 1
     signing: SigningKey | None = None
     engine: EngineSettings | None = None
+    observer: CallObserver | None = None
 
     def open(
         self,
@@ -67,8 +70,14 @@ class Opener:
         require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
         predictor = Predictor.open(bundle, self.threads, self.device, pause, self.engine)
-        check_golden(predictor, pause)
-        predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode, self.signing))
+        if predictor.keys is not None:
+            predictor.keys.connection.observer = self.observer
+        try:
+            check_golden(predictor, pause)
+            predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode, self.signing))
+        except BaseException:
+            predictor.close()
+            raise
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)
         return predictor

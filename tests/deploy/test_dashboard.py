@@ -104,7 +104,7 @@ def prometheus(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     open_store(store).activate("v3")
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis(folder))
-        flags = ("--poll-seconds", "0.05", "--redis-url", redis.url)
+        flags = ("--poll-seconds", "0.05", "--redis-url", redis.url, "--engine-uri", "http://127.0.0.1:9")
         server = stack.enter_context(serving(store, *flags))
         client = stack.enter_context(httpx.Client(base_url=server.url))
         prometheus = stack.enter_context(Prometheus(folder, server.url.removeprefix("http://")).running())

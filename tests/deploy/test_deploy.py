@@ -89,7 +89,7 @@ def test_every_metric_named_in_rules_dashboard_adapter_or_runbook_exists() -> No
 
     from service.telemetry.metrics import Metrics
 
-    families = list(text_string_to_metric_families(Metrics(with_redis=True).exposition().decode()))
+    families = list(text_string_to_metric_families(Metrics(with_redis=True, with_engine=True).exposition().decode()))
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     known |= {
         family.name + suffix for family in families if family.type == "histogram" for suffix in HISTOGRAM_SUFFIXES

@@ -113,6 +113,25 @@ def milvus_predictor(built: Any, milvus_uri: str, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
+def move_to_milvus(milvus_uri: str) -> Iterator[Callable[[Path], Any]]:
+    """Moves the keys and instances of a bundle into Milvus, and opens it."""
+    from service.milvus.removal import drop
+    from tests.service.milvus import milvus_bundles
+
+    moved: list[Any] = []
+
+    def move(folder: Path) -> Any:
+        moved.append(milvus_bundles.move_to_milvus(folder, milvus_uri))
+        return moved[-1]
+
+    yield move
+    for predictor in moved:
+        engine = predictor.manifest.engine
+        drop(predictor.keys.connection, [engine.instances.name, engine.labels.name])
+        predictor.keys.close()
+
+
+@pytest.fixture(scope="session")
 def light_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.service.light_stores import light_store
 

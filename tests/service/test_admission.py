@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from service.bundle.manifest import Defaults
 from service.errors import SettingsError
@@ -183,3 +184,6 @@ def test_no_request_within_the_limits_costs_more_than_the_maximum() -> None:
 def test_hang_seconds_must_exceed_max_seconds() -> None:
     with pytest.raises(SettingsError, match=r"--hang-seconds: must be greater than --max-seconds \(30\)"):
         require_consistent(ServeSettings(store=Path("store"), hang_seconds=30))
+    uri = SecretStr("http://127.0.0.1:19530")
+    with pytest.raises(SettingsError, match=r"--hang-seconds: must be greater than four times --engine-seconds \(20\)"):
+        require_consistent(ServeSettings(store=Path("store"), engine_uri=uri, engine_seconds=20))

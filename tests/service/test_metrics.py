@@ -78,6 +78,7 @@ def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
         assert found[f"recollect_stage_seconds_count{{stage={stage}}}"] == 2
     assert found["recollect_queue_queries"] == 0
     assert "recollect_redis_up" not in found
+    assert "recollect_engine_up" not in found
 
 
 def test_metrics_show_the_version_and_count_swaps(client: httpx.Client, store: Path) -> None:
@@ -177,6 +178,9 @@ def test_every_metric_named_in_the_alert_rules_exists(shared_client: httpx.Clien
     exposed = set(re.findall(r"recollect_\w+", shared_client.get("/metrics").text)) | {
         "recollect_redis_up",
         "recollect_redis_errors_total",
+        "recollect_engine_up",
+        "recollect_engine_errors_total",
+        "recollect_engine_call_seconds",
     }
     assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in named} <= {
         re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from index_builder.choose_index import Target
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.errors import BuildError
 from index_builder.milvus import collections as new_collections
+from index_builder.milvus.build import write_engine
 from index_builder.milvus.collections import NewCollections
 from index_builder.milvus.index_types import IndexType, index_type
 from index_builder.milvus.measure import check_rows, choose_effort
 from service.milvus.collection import KeyCollection
+from service.milvus.removal import Removal
 from service.model import open_model
+from service.store.store import Store
 from tests.service.milvus.milvus_bundles import build_settings, engine_at
 from trainer.memory.memory import open_memory
 
@@ -25,7 +29,8 @@ pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("milvus") / "milvus.db")
+    """The server that RECOLLECT_MILVUS_URI names, or a file of milvus-lite."""
+    return os.environ.get("RECOLLECT_MILVUS_URI") or str(tmp_path_factory.mktemp("milvus") / "milvus.db")
 
 
 @pytest.fixture
@@ -39,9 +44,9 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_collections, "_BLOCK_ROWS", 4)
 
 
-def names(uri: str) -> list[str]:
+def unfinished(uri: str) -> list[str]:
     with NewCollections(engine_at(uri)) as collections:
-        return collections.connection.collections()
+        return [name for name in collections.connection.collections() if "_unfinished_" in name]
 
 
 def write(collections: NewCollections, served: ServedMemory, index: IndexType) -> Any:
@@ -58,10 +63,9 @@ def test_collection_has_the_rows_of_the_memory_and_a_measured_recall(
         info, point, _ = choose_effort(
             collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
         )
-        found = collections.finish(found, "recollect_v1_instances")
         check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
     assert (found.rows, info.factory, point.recall) == (28, index.name, 1.0)
-    assert names(uri) == []
+    assert unfinished(uri) == []
 
 
 def test_failed_build_drops_its_collections(uri: str, served: ServedMemory) -> None:
@@ -72,7 +76,21 @@ def test_failed_build_drops_its_collections(uri: str, served: ServedMemory) -> N
 
     with pytest.raises(RuntimeError, match="full disk"):
         build_and_fail()
-    assert names(uri) == []
+    assert unfinished(uri) == []
+
+
+def test_collections_get_the_name_of_the_version_and_are_dropped_if_it_is_not_published(
+    uri: str, served: ServedMemory, built: Any
+) -> None:
+    settings = build_settings(built, uri, index="flat")
+    with NewCollections(settings) as collections:
+        engine, *_ = write_engine(served, settings, collections)
+        assert sorted(unfinished(uri)) == sorted([engine.instances.name, engine.labels.name])
+        named = collections.finish(engine, "20260102-030405-abc")
+        assert (named.instances.name, named.instances.rows) == ("recollect_20260102_030405_abc_instances", 28)
+        assert {named.instances.name, named.labels.name} <= {*collections.connection.collections()}
+    with NewCollections(settings) as collections:
+        assert not {named.instances.name, named.labels.name} & {*collections.connection.collections()}
 
 
 def test_interrupted_build_is_continued_by_the_next_build_of_the_same_memory(
@@ -134,4 +152,9 @@ def test_built_version_answers_as_the_version_with_its_keys_in_files(built: Any,
     for labels, others in zip(in_files, in_milvus, strict=True):
         assert [label.uid for label in labels] == [label.uid for label in others]
         assert [label.score for label in labels] == pytest.approx([label.score for label in others], abs=1e-5)
-    assert f"recollect_{version.replace('-', '_')}_instances" in names(uri)
+    engine = Store(tmp_path / "store").manifest(version).engine
+    assert engine is not None
+    assert engine.instances.name == f"recollect_{version.replace('-', '_')}_instances"
+    assert unfinished(uri) == []
+    with Removal(Store(tmp_path / "store"), settings) as removal:
+        removal.drop(version)

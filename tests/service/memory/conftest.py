@@ -52,6 +52,20 @@ def open_tables(built: Any, tmp_path: Path) -> Open:
     return open_
 
 
+@pytest.fixture(params=["faiss", "milvus"])
+def open_on_engine(request: pytest.FixtureRequest, open_tables: Open) -> Open:
+    """Opens tables with their keys in files, and in Milvus."""
+    if request.param == "faiss":
+        return open_tables
+    move = request.getfixturevalue("move_to_milvus")
+
+    def open_(tables: Tables) -> Predictor:
+        moved: Predictor = move(open_tables(tables).bundle.folder)
+        return moved
+
+    return open_
+
+
 @pytest.fixture(scope="session")
 def ranker() -> str:
     """A ranker whose trees split on all features. No threshold is near a value that rounding could move past it."""

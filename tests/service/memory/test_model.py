@@ -9,14 +9,20 @@ import pytest
 
 from service.errors import ChangeError, QueryError, UnknownUidError
 from service.model import Model, open_model
+from service.predictor.predictor import Predictor
+from tests.service.milvus.milvus_bundles import engine_at
 
 QUERY = "A sourdough loaf needs flour, water and salt"
 BREAD = {"uid": "bread", "text": "Bread and baking"}
 
 
-@pytest.fixture
-def model(built: Any) -> Model:
-    return open_model(built.store, built.version)
+@pytest.fixture(params=["faiss", "milvus"])
+def model(request: pytest.FixtureRequest, built: Any) -> Model:
+    """The same memory, with its keys in files and in Milvus."""
+    if request.param == "faiss":
+        return open_model(built.store, built.version)
+    bundle, uri = request.getfixturevalue("milvus_predictor").bundle, request.getfixturevalue("milvus_uri")
+    return Model(Predictor.open(bundle, 1, engine=engine_at(uri)))
 
 
 def best(model: Model, query: str = QUERY) -> str:

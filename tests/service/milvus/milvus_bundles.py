@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
 
+import faiss
+import numpy as np
 from pydantic import SecretStr
 
+from index_builder.milvus.collections import NewCollections
+from index_builder.milvus.index_types import index_type
 from index_builder.settings import BuildSettings
+from service.bundle.bundle import open_bundle
+from service.bundle.files import MANIFEST, expected_files
+from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
+from service.predictor.predictor import Predictor
 from service.settings import EngineSettings
 
 
 def engine_at(uri: str, **changes: Any) -> EngineSettings:
-    return EngineSettings(engine_uri=SecretStr(uri), **changes)
+    """The connection, with a time limit that a busy machine does not exceed."""
+    return EngineSettings(engine_uri=SecretStr(uri), **{"engine_seconds": 60} | changes)
 
 
 def build_settings(built: Any, uri: str, **changes: Any) -> BuildSettings:
@@ -25,7 +36,6 @@ def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **chan
     from index_builder.build import write_manifest
     from index_builder.compaction.served_memory import ServedMemory
     from index_builder.milvus.build import write_engine
-    from index_builder.milvus.collections import NewCollections
     from service.bundle.files import COMMON_FILES
     from service.bundle.integrity import describe_files, read_manifest
     from service.store.store import Store
@@ -37,12 +47,38 @@ def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **chan
         shutil.copyfile(source / name, folder / name)
     served, settings = ServedMemory.whole(open_memory(built.run / "memory")), build_settings(built, uri, index="flat")
     with NewCollections(settings) as collections:
-        engine, indexes, _, _ = write_engine(served, version, settings, collections)
+        engine, indexes, _, _ = write_engine(served, settings, collections)
+        engine = collections.finish(engine, version)
         collections.keep()
     files = describe_files(folder, names=COMMON_FILES)
     facts = {"version": version, "engine": engine, "index": indexes, "files": files} | changes
     write_manifest(folder, read_manifest(source, None).model_copy(update=facts))
     return folder
+
+
+def move_to_milvus(folder: Path, uri: str) -> Predictor:
+    """Move the keys and instances of a bundle with flat indexes into Milvus, and open it."""
+    bundle, version = open_bundle(folder), f"test_{secrets.token_hex(6)}"
+    engine: dict[str, Any] = {"name": "milvus", "counted": False}
+    with NewCollections(engine_at(uri)) as collections:
+        for part, content in (("instances", bundle.instances), ("labels", bundle.labels)):
+            index, name = faiss.read_index(str(folder / f"{part[:-1]}_keys.faiss")), f"recollect_{version}_{part}"
+            keys = index.reconstruct_n(0, index.ntotal)
+            collections._create(name, part, keys.shape[1], index_type("flat", len(keys)))
+            rows = []
+            for row, key in enumerate(keys):
+                rows.append({ROW: row, VECTOR: key, UID: content.uids[row], TEXT: content.texts[row]})
+                if part == "instances":
+                    rows[-1] |= {LABELS: bundle.instances.values.gather(np.array([row]))[1].tolist(), COUNT: 1.0}
+            collections.connection.call("upsert", name, data=rows)
+            engine[part] = {"name": name, "rows": len(keys)}
+    manifest = json.loads((folder / MANIFEST).read_bytes()) | {"engine": engine}
+    manifest["files"] = {name: manifest["files"][name] for name in expected_files((), with_engine=True)}
+    for path in folder.iterdir():
+        if path.name not in manifest["files"]:
+            path.unlink()
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return Predictor.open(open_bundle(folder), threads=1, engine=engine_at(uri))
 
 
 class LiteServer:

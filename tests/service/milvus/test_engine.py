@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from index_builder.build import write_manifest
 from service.bundle.bundle import open_bundle
-from service.bundle.integrity import read_manifest
+from service.bundle.integrity import describe_files, read_manifest
+from service.bundle.manifest import IndexInfo
+from service.bundle.strings import write_table
 from service.command_settings import ExportSettings
 from service.errors import BundleError, EngineError, QueryError, SettingsError, StoreError
 from service.export import export_version
 from service.memory.entries import PutInstance, RemoveInstance
 from service.memory_log.log import number
-from service.milvus.collection import KeyCollection
+from service.milvus.collection import KeyCollection, search_parameters
 from service.milvus.connection import Connection
-from service.milvus.removal import Removal
+from service.milvus.removal import Removal, drop
 from service.model import Model
 from service.options import resolve_options
 from service.predictor.predictor import Predictor
@@ -143,9 +147,111 @@ def test_bundle_without_the_address_of_milvus_is_refused(
         Predictor.open(open_bundle(milvus_predictor.bundle.folder), 1)
 
 
-def test_wrong_form_of_the_address_is_refused() -> None:
+@pytest.mark.parametrize(
+    "uri",
+    ["localhost:19530", "http://", "http://:19530", "http://host:port", "https://[::1", "tcp://host:1", "s3://x.db"],
+)
+def test_wrong_form_of_the_address_is_refused(uri: str) -> None:
     with pytest.raises(SettingsError, match="--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file"):
-        engine_at("localhost:19530")
+        engine_at(uri)
+
+
+def test_certificates_without_tls_and_a_file_in_no_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--engine-ca: expected an --engine-uri that begins with https://"):
+        Connection(engine_at("http://127.0.0.1:9", engine_ca=tmp_path))
+    with pytest.raises(SettingsError, match="--engine-uri: expected a file in an existing folder"):
+        Connection(engine_at(str(tmp_path / "none" / "milvus.db")))
+
+
+def test_many_queries_are_searched_in_several_calls(
+    milvus_predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, vectors = milvus_predictor.memory.searcher.instances.search, milvus_predictor.encode([*QUERIES, "a", "b"])
+    expected = search(vectors, 5)
+    monkeypatch.setattr("service.milvus.collection._MOST_QUERIES", 2)
+    found = search(vectors, 5)
+    np.testing.assert_array_equal(found.keys, expected.keys)
+    np.testing.assert_allclose(found.similarities, expected.similarities, atol=1e-6)
+
+
+def test_search_for_all_keys_visits_all_inverted_lists() -> None:
+    index = IndexInfo(kind="ivf", factory="IVF_SQ8", keys=1_000, effort=4)
+    assert search_parameters(index, 10, keys=1_000, lists=128) == {"nprobe": 4}
+    assert search_parameters(index, 1_000, keys=1_000, lists=128) == {"nprobe": 128}
+
+
+def test_uids_with_special_characters_are_found(
+    built: Any, milvus_predictor: Predictor, move_to_milvus: Callable[[Path], Predictor], tmp_path: Path
+) -> None:
+    odd = ["it's", 'say "x"', "back\\slash", "a\nb\tc", "%s {x} $1", "\U0001f600", "'; row > 0; '", "\\"]
+    folder = tmp_path / "bundle"
+    shutil.copytree(Store(built.store).path(built.version), folder)
+    uids = Store(built.store).open(built.version).instances.uids
+    write_table(folder, "instance_uids", odd + [uids[row] for row in range(len(odd), len(uids))])
+    manifest = read_manifest(folder, None)
+    write_manifest(folder, manifest.model_copy(update={"files": describe_files(folder)}))
+    finder = move_to_milvus(folder).memory.instances.finder
+    assert finder is not None
+    assert [finder.find(uid) for uid in [*odd, "it"]] == [*range(len(odd)), None]
+    finder.expect([*odd, "it"])
+    assert [finder.find(uid) for uid in [*odd, "it"]] == [*range(len(odd)), None]
+
+
+def test_entries_of_a_log_are_looked_up_together(opened: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(collection: KeyCollection, filter_: str, *fields: str) -> list[dict[str, Any]]:
+        calls.append(filter_)
+        return query(collection, filter_, *fields)
+
+    vector, query = opened[0].predictor.encode(["A tax on boats"])[0], KeyCollection.query
+    monkeypatch.setattr(KeyCollection, "query", counted)
+    changes = [PutInstance(f"Taxation/{nth}", "A tax on boats", ("Law",), vector) for nth in range(4)]
+    removals = [RemoveInstance(f"Cooking/{nth}") for nth in range(4)]
+    opened[1].predictor.apply(number([*changes, *removals], 1))
+    assert len(calls) == 1
+    opened[0].predictor.apply(number([*changes, *removals], 1))
+    require_equal(*opened, explain=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"labels": [999]}, "expected labels from 0 to 7, as the build wrote them, found"),
+        ({"row": 999}, "expected rows below 28, as the build wrote them, found row 999"),
+    ],
+)
+def test_collection_that_was_changed_later_gives_no_answers(
+    built: Any,
+    move_to_milvus: Callable[[Path], Predictor],
+    tmp_path: Path,
+    change: dict[str, Any],
+    expected: str,
+) -> None:
+    shutil.copytree(Store(built.store).path(built.version), tmp_path / "bundle")
+    moved = move_to_milvus(tmp_path / "bundle")
+    assert moved.keys is not None
+    assert moved.manifest.engine is not None
+    connection, name = moved.keys.connection, moved.manifest.engine.instances.name
+    (row,) = connection.call("query", name, filter="row == 3", output_fields=["*"])
+    connection.call("delete", name, ids=[3])
+    connection.call("upsert", name, data=[dict(row) | change])
+    with pytest.raises(EngineError, match=expected):
+        Model(moved).predict(QUERIES, top_b=100)
+
+
+def test_version_that_may_not_be_served_leaves_no_connection(
+    milvus_predictor: Predictor, milvus_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise BundleError("expected unit vectors")
+
+    closed: list[Connection] = []
+    monkeypatch.setattr(Connection, "close", lambda connection: closed.append(connection))
+    monkeypatch.setattr(Predictor, "warm_up", fail)
+    with pytest.raises(BundleError):
+        Predictor.open(open_bundle(milvus_predictor.bundle.folder), 1, engine=engine_at(milvus_uri))
+    assert len(closed) == 1
 
 
 def test_version_whose_keys_are_in_milvus_is_not_copied_to_another_store(
@@ -178,7 +284,14 @@ def test_removal_drops_the_collections_of_a_version_alone(
         store.publish_copy(folder, read_manifest(folder, None).version)
     assert {*connection.collections()} - {*before} == {"recollect_old_instances", "recollect_old_labels"}
     with Removal(store, engine_at(milvus_uri)) as removal:
+        assert {"recollect_old_instances", "recollect_old_labels"}.isdisjoint(removal.leftover())
         removal.drop("old")
+    other = Store(tmp_path / "other")
+    other.publish_copy(milvus_predictor.bundle.folder, milvus_predictor.version)
+    write_milvus_bundle(built, tmp_path / "lost", milvus_uri, "lost")
+    with Removal(other, engine_at(milvus_uri)) as removal:
+        assert {"recollect_lost_instances", "recollect_lost_labels"} <= {*removal.leftover()}
+        drop(connection, ["recollect_lost_instances", "recollect_lost_labels"])
     assert sorted(connection.collections()) == sorted(before)
     connection.close()
 

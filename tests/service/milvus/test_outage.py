@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ from starlette.testclient import TestClient
 
 from service.errors import EngineError
 from service.http.app import create_app
+from service.milvus.breaker import Breaker
 from service.milvus.connection import Connection
+from service.milvus.removal import drop
+from service.model import Model
 from service.serve_settings import ServeSettings
 from service.serving.batcher import Batcher
 from service.store.store import Store
@@ -18,7 +22,7 @@ from service.telemetry.metrics import Metrics
 from service.versions.model_manager import ModelManager
 from service.versions.opening import Opener
 from service.versions.replicas import replicas_of
-from tests.service.milvus.milvus_bundles import LiteServer, engine_at, write_milvus_bundle
+from tests.service.milvus.milvus_bundles import LiteServer, engine_at, move_to_milvus, write_milvus_bundle
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 
@@ -57,6 +61,62 @@ def test_replica_answers_503_while_milvus_is_away_and_recovers_by_itself(
             time.sleep(0.05)
         assert client.post("/predict", json={"query": "bread"}).json()["labels"] == before.json()["labels"]
     manager.close()
+
+
+def test_collection_that_was_released_is_loaded_again_by_the_breaker(
+    built: Any, server: LiteServer, tmp_path: Path
+) -> None:
+    shutil.copytree(Store(built.store).path(built.version), tmp_path / "bundle")
+    model = Model(move_to_milvus(tmp_path / "bundle", server.uri))
+    keys, engine = model.predictor.keys, model.manifest.engine
+    assert keys is not None
+    assert engine is not None
+    before = model.predict("bread")
+    keys.connection.call("release_collection", engine.labels.name)
+    with pytest.raises(EngineError, match="Milvus loads the collection; try again shortly"):
+        model.predict("bread")
+    assert keys.problem is not None
+    while keys.problem is not None:
+        time.sleep(0.05)
+    assert model.predict("bread") == before
+    keys.close()
+
+
+def test_breaker_stays_open_while_milvus_answers_but_a_collection_does_not(
+    built: Any, server: LiteServer, tmp_path: Path
+) -> None:
+    shutil.copytree(Store(built.store).path(built.version), tmp_path / "bundle")
+    model = Model(move_to_milvus(tmp_path / "bundle", server.uri))
+    keys, engine = model.predictor.keys, model.manifest.engine
+    assert keys is not None
+    assert engine is not None
+    metrics = Metrics(with_engine=True)
+    keys.connection.observer = metrics.engine
+    assert keys.connection._answers()
+    drop(keys.connection, [engine.labels.name])
+    for _ in range(3):
+        assert keys.problem is None
+        with pytest.raises(EngineError, match=r"expected Milvus to accept search of .*_labels, found: "):
+            model.predict("bread")
+    assert keys.problem is not None
+    assert not keys.connection._answers()
+    exposed = metrics.exposition().decode()
+    assert 'recollect_engine_errors_total{method="search",reason="refused"} 3.0' in exposed
+    assert 'recollect_engine_errors_total{method="search",reason="timeout"} 0.0' in exposed
+    keys.close()
+
+
+def test_breaker_opens_only_after_several_failures_in_a_row() -> None:
+    breaker = Breaker("milvus", lambda: False)
+    for failure in ("timeout", "refused", "wrong_call"):
+        breaker.failed(failure, failure)  # type: ignore[arg-type]
+    breaker.succeeded()
+    breaker.failed("slow", "timeout")
+    breaker.failed("slow", "timeout")
+    assert breaker.problem is None
+    breaker.failed("too slow", "timeout")
+    assert breaker.problem == "too slow"
+    breaker.close()
 
 
 def test_unreachable_server_is_named_without_the_credentials_of_its_uri() -> None:

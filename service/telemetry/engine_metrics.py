@@ -1,0 +1,35 @@
+"""Metrics of the calls of Milvus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge, Histogram
+
+
+@dataclass(frozen=True, eq=False)
+class EngineMetrics:
+    """Metrics of the calls of Milvus.
+
+    Attributes:
+        up: 1 while Milvus answers.
+        seconds: Time of each call that Milvus answered.
+        errors: Number of calls that failed.
+    """
+
+    up: Gauge
+    seconds: Histogram
+    errors: Counter
+
+    def __post_init__(self) -> None:
+        self.up.set(1)
+        for method in ("search", "query"):  # starts at 0, so that Prometheus sees the first increase
+            self.seconds.labels(method)
+            for reason in ("unreachable", "timeout", "not_loaded", "wrong_call", "refused"):
+                self.errors.labels(method, reason)
+
+    def called(self, method: str, seconds: float) -> None:
+        self.seconds.labels(method).observe(seconds)
+
+    def failed(self, method: str, reason: str) -> None:
+        self.errors.labels(method, reason).inc()
