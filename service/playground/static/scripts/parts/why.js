@@ -47,6 +47,7 @@ function row(term, most, onAsk) {
   const text = term.kind === "instance"
     ? el("button", { type: "button", class: "ask", dir: "auto", onclick: () => onAsk(term.text) }, term.text)
     : el("span", { dir: "auto" }, term.text, el("span", { class: "label-uid" }, " label text"));
-  return el("li", {}, el("span", { class: "score" }, score(term.share)), text,
+  const byWords = term.by === "words" && el("span", { class: "label-uid" }, "shares words with your text");
+  return el("li", {}, el("span", { class: "score" }, score(term.share)), el("div", {}, text, byWords || ""),
     el("span", { class: "bar", "aria-hidden": "true" }, fill));
 }
