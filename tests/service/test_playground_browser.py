@@ -322,16 +322,21 @@ def test_bars_show_the_figure_that_orders_the_labels(page: Page, url: str, order
     assert [float(str(bars.nth(at).get_attribute("style")).split()[1].rstrip("%;")) for at in (0, 1)] == widths
 
 
-def test_explanation_names_the_votes_that_words_found_and_shortens_long_texts(page: Page, url: str) -> None:
+def test_explanation_names_votes_by_words_and_judgements_and_shortens_long_texts(page: Page, url: str) -> None:
     because = [
         {"kind": "instance", "uid": "1", "text": "long text " * 200, "share": 0.3, "by": "words"},
-        {"kind": "instance", "uid": "2", "text": "short text", "share": 0.1},
+        {"kind": "instance", "uid": "2", "text": "short text", "share": 0.15},
+        {"kind": "correction", "uid": "3", "text": "another text", "share": -0.05},
     ]
     label = {"uid": "a", "text": "first", "score": 0.4, "because": because}
     page.route("**/predict", lambda route: route.fulfill(json={"version": "hostile", "labels": [label]}))
     page.goto(address(url, q=QUERY, why="a"))
     expect(page.locator(".terms li").nth(0)).to_contain_text("shares words with your text")
     expect(page.locator(".terms li").nth(1)).not_to_contain_text("shares words with your text")
+    expect(page.locator(".terms li").nth(2)).to_contain_text("another text judged as not relevant")
+    expect(page.locator(".why")).to_contain_text(
+        "2 training texts voted for this label. 1 judgement lowered the score."
+    )
     long, short = (page.locator(".terms .ask").nth(at).bounding_box() for at in (0, 1))
     assert long is not None
     assert short is not None
